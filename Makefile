@@ -1,0 +1,65 @@
+# Every target makes the environment it needs: `make demo` works in a fresh clone.
+#   PYTHON=python3.12   the interpreter the environment is made with
+#   JOBS=0              tests in one process (pdb, prints)
+#   ARGS="-k save"      passed on to pytest
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+# One thread per process: two test processes then use two cores, and sums are repeatable.
+# One inductor compile thread: no pool of compile processes behind each test process.
+# loadfile: a file's tests stay in one process, so they share what they compiled.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint bench clean compiler
+
+help:  ## say what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s%s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP) compiler  ## show what pullback does, on your machine
+	$(BIN)/python -m examples.demo
+
+test: $(STAMP) compiler  ## run the tests, but for the slow ones
+	$(PYTEST) $(ARGS)
+
+test-all: $(STAMP) compiler  ## run every test
+	$(PYTEST) -m "" $(ARGS)
+
+lint: $(STAMP)  ## check style, types and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src
+	$(BIN)/lint-imports
+
+bench: $(STAMP) compiler  ## measure every claim in benchmarks/
+	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do \
+		echo "== $$file"; \
+		$(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; \
+	done
+
+clean:  ## remove the environment, builds and caches
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find tests -name '*.got' -delete
+
+compiler:
+	@command -v "$${CXX:-g++}" >/dev/null || \
+	echo "note: no C++ compiler found (g++, or the one named by CXX): what needs one is skipped"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "error: pullback needs Python 3.10 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "error: $(PYTHON) cannot make environments; install its venv package" >&2; \
+		exit 1; }
+	@echo "making .venv (once, a minute or more)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

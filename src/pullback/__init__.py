@@ -1,0 +1,9 @@
+"""pullback makes custom autograd functions right and fast."""
+
+from pullback.errors import PullbackError as PullbackError
+from pullback.errors import PullbackWarning as PullbackWarning
+from pullback.function.context import AutogradContext as AutogradContext
+from pullback.function.dispatch import below_autograd as below_autograd
+from pullback.function.function import Function as Function
+
+__version__ = "0.1.0"

@@ -1,0 +1,255 @@
+"""Every error and warning of pullback, in one form: the rule that was broken, labelled facts.
+
+An error names the user's thing, shows the value, says what must hold and what to do. Each class is
+also the builtin that PyTorch raises for the same mistake, so that existing `except` clauses keep
+working, and where PyTorch has a sentence of its own for it, the line `torch:` repeats it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PullbackError(Exception):
+    """Base class: a rule that was broken, and up to five labelled facts."""
+
+    code: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        rule: str,
+        *,
+        at: str = "",
+        expected: str = "",
+        got: str = "",
+        fix: str = "",
+        torch: str = "",
+    ) -> None:
+        self.rule = rule
+        self.facts = {"at": at, "expected": expected, "got": got, "fix": fix, "torch": torch}
+        Exception.__init__(self, rule)
+
+    def __str__(self) -> str:
+        return _message(self.code, self.name, self.rule, self.facts)
+
+
+class PullbackWarning(UserWarning):
+    """Base class: something that runs and is surely a slip, said once per Function class."""
+
+    code: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self, rule: str, *, at: str = "", expected: str = "", got: str = "", fix: str = ""
+    ) -> None:
+        self.rule = rule
+        self.facts = {"at": at, "expected": expected, "got": got, "fix": fix}
+        UserWarning.__init__(self, rule)
+
+    def __str__(self) -> str:
+        return _message(self.code, self.name, self.rule, self.facts)
+
+
+def _message(code: str, name: str, rule: str, facts: dict[str, str]) -> str:
+    lines = [f"{code} {name}: {rule}"]
+    for label, fact in facts.items():
+        lines += [f"  {label + ':':<10}{fact}"] if fact else []
+    return "\n".join(lines)
+
+
+# ---- what backward is and returns ----
+
+
+class MissingBackwardError(PullbackError, NotImplementedError):
+    """A gradient was asked of a Function that defines no `backward`.
+
+    Define `backward(ctx, *cotangents)`, or `vjp` under its other name. If the outputs carry no
+    gradient by nature (indices, masks), say so with `ctx.mark_non_differentiable` in `forward`.
+    """
+
+    code = "E101"
+    name = "missing-backward"
+
+
+class GradientNameError(PullbackError, TypeError):
+    """`backward` returned a mapping with a name that is no input of `forward`.
+
+    The keys of the mapping are the parameter names of `forward`, without `ctx`. A name that is
+    left out means no gradient for that input.
+    """
+
+    code = "E102"
+    name = "gradient-name"
+
+
+class BackwardArityError(PullbackError, RuntimeError):
+    """`backward` returned the wrong number of gradients.
+
+    Return exactly one value per input of `forward`, in the same order, and `None` for every input
+    that needs no gradient; or return a mapping from input name to gradient and leave the rest out.
+    """
+
+    code = "E103"
+    name = "backward-arity"
+
+
+class GradientShapeError(PullbackError, RuntimeError):
+    """`backward` returned a gradient whose shape cannot be reduced to its input's.
+
+    A gradient has the shape of its input. One with extra broadcast dimensions is summed down to
+    it; any other shape is a mistake, most often a missing transpose or two gradients swapped.
+    """
+
+    code = "E104"
+    name = "gradient-shape"
+
+
+class NonTensorGradientError(PullbackError, RuntimeError):
+    """`backward` returned a gradient for an input that is not a tensor.
+
+    Numbers, strings, `None` and containers have no gradient: return `None` in their places. A
+    tensor inside a list has none either, unless the class sets `traverse_lists = True`.
+    """
+
+    code = "E105"
+    name = "non-tensor-gradient"
+
+
+class GradientTypeError(PullbackError, RuntimeError):
+    """`backward` returned something that is neither a tensor nor `None` as a gradient.
+
+    Return a tensor or `None` for each input: one value, a tuple of them, or a mapping by name.
+    """
+
+    code = "E106"
+    name = "gradient-type"
+
+
+class BothBackwardAndVjpError(PullbackError, RuntimeError):
+    """A Function defines `backward` and `vjp`, which are two names of one thing.
+
+    Keep one of them.
+    """
+
+    code = "E107"
+    name = "both-backward-and-vjp"
+
+
+class DoubleBackwardError(PullbackError, RuntimeError):
+    """A second derivative needs the history of a saved tensor that has none.
+
+    A tensor computed inside `forward` and saved for `backward` is neither input nor output, so
+    nothing links it to the inputs, and PyTorch differentiates `backward` as if it were a constant:
+    silently wrong. pullback recomputes it from the inputs when they are still there. When they
+    are not, it raises this error. Three ways out:
+
+    1. save the inputs and recompute the tensor from them in `backward`;
+    2. return the tensor as one more output of `forward` and save it as an output;
+    3. decorate `backward` with `torch.autograd.function.once_differentiable`, if no second
+       derivative is meant to exist.
+    """
+
+    code = "E108"
+    name = "double-backward"
+
+
+# ---- forward, apply and the context ----
+
+
+class ApplyArgumentsError(PullbackError, TypeError):
+    """The arguments given to `apply` do not fit the parameters of `forward`."""
+
+    code = "E201"
+    name = "apply-arguments"
+
+
+class DirtyNotReturnedError(PullbackError, RuntimeError):
+    """An input marked dirty is not among the outputs.
+
+    An input that `forward` changes in place is also what `forward` gives back: return it. If it was
+    only scratch space, change a clone instead and do not mark it.
+    """
+
+    code = "E202"
+    name = "dirty-not-returned"
+
+
+class SavedNonTensorError(PullbackError, TypeError):
+    """`save_for_backward` was given something that is neither a tensor nor `None`.
+
+    Numbers, strings and other data go on `ctx` as attributes or into `ctx.saved_data`.
+    """
+
+    code = "E203"
+    name = "saved-non-tensor"
+
+
+class MarkedNonTensorError(PullbackError, RuntimeError):
+    """`mark_dirty` or `mark_non_differentiable` was given something that is no tensor."""
+
+    code = "E204"
+    name = "marked-non-tensor"
+
+
+class ReturnedInputSavedError(PullbackError, RuntimeError):
+    """With `setup_context`, an input was returned as it is and saved as well.
+
+    It is then undecided whether the saved tensor is the input or the output. Return a view of it
+    (`x.view_as(x)`), or write `forward(ctx, ...)` in one piece.
+    """
+
+    code = "E205"
+    name = "returned-input-saved"
+
+
+class InputIndexError(PullbackError, IndexError):
+    """`ctx.needs_input_grad(i)` was asked about an input that does not exist.
+
+    Called as in C++, the index counts the tensor inputs only. Indexed as in Python,
+    `ctx.needs_input_grad[i]` counts every argument of `forward`.
+    """
+
+    code = "E206"
+    name = "input-index"
+
+
+# ---- what runs, and is surely a slip ----
+
+
+class HiddenTensorWarning(PullbackWarning):
+    """A tensor that requires grad sits inside a list, tuple or dict given to `apply`.
+
+    Only tensors passed directly are registered, so no gradient flows to this one.
+    """
+
+    code = "W301"
+    name = "hidden-tensor"
+
+
+class RepeatedSaveWarning(PullbackWarning):
+    """`save_for_backward` was called a second time: it replaces what the first call saved."""
+
+    code = "W302"
+    name = "repeated-save"
+
+
+class RepeatedDirtyWarning(PullbackWarning):
+    """`mark_dirty` was called a second time: it replaces what the first call marked."""
+
+    code = "W303"
+    name = "repeated-dirty"
+
+
+class DirtyNonInputWarning(PullbackWarning):
+    """`mark_dirty` was given a tensor that is not an input of `forward`."""
+
+    code = "W304"
+    name = "dirty-non-input"
+
+
+class GradientDtypeWarning(PullbackWarning):
+    """`backward` returned a gradient of another dtype than its input's: the engine casts it."""
+
+    code = "W305"
+    name = "gradient-dtype"

@@ -1,0 +1,1 @@
+"""Define: `Function` and its context, the whole documented contract in Python."""

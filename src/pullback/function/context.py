@@ -1,0 +1,350 @@
+"""`AutogradContext`: what `ctx` is in `forward` and `backward`, with its traps closed.
+
+It is PyTorch's own context (the node of the autograd graph) with the documented C++ names beside
+the Python ones, and one change of behaviour: a tensor assigned to an attribute, or put into
+`saved_data`, behaves as if it had been given to `save_for_backward`. Such tensors are collected
+while `forward` runs and handed to PyTorch behind the ones the user saved, so in-place checks,
+saved-tensor hooks, early release and the treatment of outputs are PyTorch's own.
+
+Most contexts need none of this, and a call is cheap because they do not pay for it: a context
+becomes a `KeepingContext` only when a tensor is assigned to it, an input is marked dirty, or an
+intermediate is saved. Private state has class-level defaults and is written to the instance only
+when it differs.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from pullback.errors import (
+    InputIndexError,
+    MarkedNonTensorError,
+    RepeatedDirtyWarning,
+    RepeatedSaveWarning,
+)
+from pullback.function.gradients import look_at, settle, user_backward
+from pullback.function.slots import (
+    get_dirty,
+    get_needs,
+    get_non_differentiable,
+    get_saved_tensors,
+    get_to_save,
+    is_built,
+    set_dirty,
+    set_materialize,
+    set_non_differentiable,
+    set_to_save,
+    will_run,
+)
+
+if TYPE_CHECKING:
+    from pullback.function.door import Door
+    from pullback.function.replay import Origin
+
+
+class NeedsInputGrad(tuple[bool, ...]):
+    """Which inputs need a gradient: a tuple as in Python, and a question as in C++.
+
+    `needs[i]` counts every argument and says whether it required grad in `forward`. `needs(i)`
+    counts tensor inputs only and, asked in `backward`, answers for the backward under way;
+    `needs([(first, last), ...])` is whether any index in the half-open ranges is needed.
+    """
+
+    _ctx: Callable[[], AutogradContext | None]
+
+    def __call__(self, index: int | Iterable[tuple[int, int]]) -> bool:
+        ctx = self._ctx()
+        if ctx is None:
+            raise ReferenceError("`needs_input_grad` was called after its context was freed")
+        if isinstance(index, int):
+            return _needs(ctx, index)
+        ranges = list(index)
+        return any(_needs(ctx, i) for first, last in ranges for i in range(first, last))
+
+
+def _needs(ctx: AutogradContext, index: int) -> bool:
+    edges = ctx.next_functions
+    if not edges:
+        return False  # nothing is recorded, so no backward will ask
+    if not 0 <= index < len(edges):
+        raise InputIndexError(
+            f"`{ctx._door.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
+            at=ctx._door.signature.place,
+            expected=f"0 <= i < {len(edges)}",
+            got=f"i = {index}",
+            fix="count tensor inputs only, or use `needs_input_grad[i]` to count every argument",
+        )
+    node = edges[index][0]
+    return node is not None and will_run(node)
+
+
+class SavedData(MutableMapping[str, Any]):
+    """`ctx.saved_data`: any data under string keys; PyTorch holds its tensors after forward."""
+
+    __slots__ = ("_ctx",)
+
+    def __init__(self, ctx: AutogradContext) -> None:
+        self._ctx = ctx
+
+    def __getitem__(self, key: str) -> Any:
+        places = self._ctx._data_slots
+        if places is not None and key in places:
+            return self._ctx._tensor_at(places[key])
+        return (self._ctx._data or {})[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self._ctx._data_slots is not None:
+            self._ctx._data_slots.pop(key, None)
+        self._ctx.__dict__.setdefault("_data", {})[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        if self._ctx._data_slots is None or self._ctx._data_slots.pop(key, None) is None:
+            del (self._ctx._data or {})[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*(self._ctx._data or {}), *(self._ctx._data_slots or {})])
+
+    def __len__(self) -> int:
+        return len(self._ctx._data or {}) + len(self._ctx._data_slots or {})
+
+    def __repr__(self) -> str:
+        return f"SavedData({dict(self)})"
+
+    def hand_over(self, first: int) -> list[Tensor]:
+        """The tensors in here, taken out and given places from `first` on."""
+        data = self._ctx._data or {}
+        tensors = {key: data.pop(key) for key in list(data) if isinstance(data[key], Tensor)}
+        places = {key: place for place, key in enumerate(tensors, first)}
+        self._ctx.__dict__["_data_slots"] = places
+        return list(tensors.values())
+
+
+class AutogradContext(BackwardCFunction):
+    """The context of one call: `ctx` in `forward`, `setup_context`, `backward` and `jvp`."""
+
+    _door: Door
+    _autograd_function_id: int
+    _plain: tuple[int, ...] = ()  # positions of the arguments that are not tensors
+    _kept: list[Any] | None = None  # attribute tensors, while forward runs
+    _slots: dict[str, int] | None = None  # attribute name -> place behind the user's saves
+    _user_saves: int | None = None  # how many of the saved tensors the user named
+    _origin: Origin | None = None  # how to recompute saved intermediates
+    _list_output = False
+    _data: dict[str, Any] | None = None  # behind `saved_data`
+    _data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
+    _needs: NeedsInputGrad | None = None
+
+    # ---- saving ----
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep `tensors` until backward; a second call replaces the first."""
+        if get_to_save(self) is not None:
+            self._warn_once(RepeatedSaveWarning, "save_for_backward", "saved")
+        set_to_save(self, tensors)
+
+    def get_saved_variables(self) -> tuple[Tensor | None, ...]:
+        """The C++ name of `saved_tensors`."""
+        return cast("tuple[Tensor | None, ...]", self.saved_tensors)
+
+    @property
+    def saved_data(self) -> SavedData:
+        """Any data, under string keys; a tensor put here in `forward` behaves as if saved."""
+        self._become_keeping()
+        return SavedData(self)
+
+    @saved_data.setter
+    def saved_data(self, data: dict[str, Any]) -> None:
+        self.__dict__["_data"] = dict(data)
+        self._become_keeping()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and not is_built(self):
+            self._keep(name, value)  # forward still runs: the node has no outputs yet
+            return
+        if self._slots is not None and name in self._slots:
+            self.__delattr__(name)
+        object.__setattr__(self, name, value)
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self._become_keeping()
+        state = self.__dict__
+        state.pop(name, None)
+        slots = state.setdefault("_slots", {})
+        kept = state.setdefault("_kept", [])
+        if name in slots:
+            kept[slots[name]] = tensor
+        else:
+            slots[name] = len(kept)
+            kept.append(tensor)
+
+    def _become_keeping(self) -> None:
+        if not isinstance(self, KeepingContext):
+            object.__setattr__(self, "__class__", self._door.keeping)
+
+    def _tensor_at(self, place: int) -> Any:
+        """The tensor at `place` behind the user's saves."""
+        if self._kept is not None:
+            return self._kept[place]
+        place += self._user_saves or 0
+        pending = get_to_save(self)
+        return self._all_saved()[place] if pending is None else pending[place]
+
+    def _all_saved(self) -> tuple[Tensor | None, ...]:
+        """Everything that was saved, attributes behind the user's own, with history if asked."""
+        saved: tuple[Tensor | None, ...] = get_saved_tensors(self)
+        if self._origin is not None and saved and torch.is_grad_enabled():
+            return self._origin.attach(self, saved)
+        return saved
+
+    # ---- marks ----
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """Name the inputs that `forward` changes in place; a second call replaces the first."""
+        self._require_tensors("mark_dirty", tensors)
+        if get_dirty(self) is not None:
+            self._warn_once(RepeatedDirtyWarning, "mark_dirty", "marked")
+        set_dirty(self, tensors)
+        self._become_keeping()
+
+    def get_and_bump_dirty(self) -> tuple[Tensor, ...]:
+        """The tensors marked dirty, each one's version raised by one."""
+        tensors: tuple[Tensor, ...] = get_dirty(self) or ()
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+        return tensors
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Name the outputs that carry no gradient; a second call replaces the first."""
+        self._require_tensors("mark_non_differentiable", tensors)
+        set_non_differentiable(self, tensors)
+
+    def get_non_differentiable(self) -> tuple[Tensor, ...]:
+        """The outputs marked non-differentiable by the last call."""
+        return cast("tuple[Tensor, ...]", get_non_differentiable(self) or ())
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether cotangents that nobody computed reach `backward` as zeros (True) or `None`."""
+        set_materialize(self, value)
+
+    # ---- which gradients are needed ----
+
+    @property
+    def needs_input_grad(self) -> NeedsInputGrad:  # type: ignore[override]
+        """Which inputs need a gradient: `needs_input_grad[i]`, or `(i)` as in C++."""
+        if self._needs is None:
+            needs = NeedsInputGrad(self._door.group(get_needs(self)))
+            needs._ctx = weakref.ref(self)
+            self.__dict__["_needs"] = needs
+        return cast(NeedsInputGrad, self._needs)
+
+    # ---- what the engine calls ----
+
+    def apply(self, *cotangents: Any) -> Any:
+        """Run the user's backward once and give the engine one gradient per input."""
+        door, first = self._door, cotangents[0]
+        # The short way: nothing unusual, and this shape was looked at before.
+        if first.__class__ is Tensor and door.is_usual and first.shape in door.seen:
+            result = door.cls.backward(self, *cotangents)
+            if result.__class__ is Tensor and door.is_single:
+                return result
+            return settle(self, result)
+        return self._apply_with_care(cotangents)
+
+    def _apply_with_care(self, cotangents: tuple[Any, ...]) -> Any:
+        if self._list_output:
+            cotangents = cotangents[:-1]
+        door = self._door
+        args = (list(cotangents),) if door.is_boxed else cotangents
+        first = cotangents[0] if cotangents else None
+        result = settle(self, user_backward(door)(self, *args))
+        look_at(self, result)
+        if first.__class__ is Tensor and len(door.seen) < 1000:
+            door.seen.add(first.shape)
+        return result
+
+    def apply_boxed(self, cotangents: list[Any]) -> Any:
+        """As `apply`, with the cotangents in one list that the user's backward may empty."""
+        if self._list_output:
+            del cotangents[-1]
+        result = settle(self, user_backward(self._door)(self, cotangents))
+        look_at(self, result)
+        return result
+
+    def apply_jvp(self, *tangents: Any) -> Any:
+        """Run the user's jvp right after forward."""
+        result = self._door.cls.jvp(self, *tangents)
+        if not self._list_output:
+            return result
+        return (*(result if isinstance(result, (tuple, list)) else (result,)), None)
+
+    def _compiled_autograd_key(self) -> tuple[int, ...]:
+        return (self._autograd_function_id, *self._door.layout(self))
+
+    # ---- the checks of the calls above ----
+
+    def _require_tensors(self, call: str, tensors: tuple[Any, ...]) -> None:
+        for position, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor):
+                raise MarkedNonTensorError(
+                    f"`{self._door.name}`: `{call}` must be given tensors",
+                    at=self._door.signature.place,
+                    got=f"{type(tensor).__name__} as argument {position}",
+                    torch=f"{call} can only accept variables, but argument {position} is not one",
+                )
+
+    def _warn_once(self, kind: Any, call: str, done: str) -> None:
+        self._door.warn_once(
+            kind(
+                f"`{self._door.name}` must call `{call}` at most once",
+                at=self._door.signature.place,
+                got=f"a second call, which replaces what the first one {done}",
+                fix=f"give `{call}` all tensors in one call",
+            )
+        )
+
+
+class KeepingContext(AutogradContext):
+    """A context with more to do: attribute tensors, dirty inputs, intermediates with a history."""
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """What `save_for_backward` kept, checked for changes in place since."""
+        return self._all_saved()[: self._user_saves]
+
+    @property
+    def saved_variables(self) -> tuple[Tensor | None, ...]:
+        """The deprecated name of `saved_tensors`."""
+        warnings.warn(
+            "'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2
+        )
+        return self.saved_tensors
+
+    def apply(self, *cotangents: Any) -> Any:
+        """As in every context, the long way."""
+        return self._apply_with_care(cotangents)
+
+    def __getattr__(self, name: str) -> Any:
+        slots = self._slots
+        if slots is None or name not in slots:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        place = slots[name]
+        return self._tensor_at(place)
+
+    def __delattr__(self, name: str) -> None:
+        slots = self._slots
+        if slots is None or name not in slots:
+            object.__delattr__(self, name)
+            return
+        place = slots.pop(name)
+        if self._kept is not None:
+            self._kept[place] = None
+        elif (pending := get_to_save(self)) is not None:
+            place += self._user_saves or 0
+            set_to_save(self, (*pending[:place], None, *pending[place + 1 :]))

@@ -1,0 +1,168 @@
+"""A *door*: one Function class as the eager path sees it.
+
+It is made at the first call of a class and holds what every later call needs: the signature, and a
+second class, the twin, whose `forward` wraps the user's and whose context is `AutogradContext`.
+Eager calls go through the twin. `torch.func` and `torch.compile` see the user's class itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.errors import PullbackWarning
+from pullback.function.context import AutogradContext, KeepingContext, NeedsInputGrad
+from pullback.function.foreign import ContextView
+from pullback.function.forward import make_run
+from pullback.function.signature import REQUIRED, Signature, signature_of
+from pullback.function.slots import c_apply, hidden, new_class, no_vjp, unseen
+
+
+class Door:
+    """One Function class as the eager path sees it."""
+
+    __slots__ = (
+        "cls",
+        "fixed",
+        "groups",
+        "is_boxed",
+        "is_mixed",
+        "is_opaque",
+        "is_single",
+        "is_usual",
+        "keeping",
+        "layouts",
+        "name",
+        "plain",
+        "raw",
+        "seen",
+        "signature",
+        "traverses",
+        "warned",
+    )
+
+    def __init__(self, cls: Any, signature: Signature | None = None) -> None:
+        self.cls = cls
+        self.name: str = cls.__name__
+        self.signature = signature or signature_of(cls)
+        self.fixed = self.signature.fixed if self.signature.has_setup else -1
+        if self.signature.keyword_only:
+            self.fixed = -2  # no plain call fits: bind every time
+        self.is_boxed = bool(getattr(cls, "boxed_grads_call", False))
+        self.is_opaque = not cls.is_traceable
+        self.is_usual = not self.is_boxed and not self.is_opaque and cls.vjp is no_vjp
+        self.is_single = self.signature.fixed == 1 and self.signature.defaults == (REQUIRED,)
+        self.is_mixed = False  # whether an argument that is no tensor was ever seen
+        self.seen: set[torch.Size] = set()  # cotangent shapes whose gradients were looked at
+        self.plain: type[AutogradContext] = AutogradContext
+        self.keeping: type[KeepingContext] = KeepingContext
+        self.traverses = bool(cls.traverse_lists)
+        self.groups: tuple[tuple[int, int], ...] | None = None
+        self.warned: set[type] = set()
+        self.layouts: dict[Any, int] = {}
+        self.raw = _twin(self)
+
+    def group(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
+        """One flag per argument of the user's, where lists were taken apart."""
+        if self.groups is None:
+            return flags
+        return tuple(any(flags[first:last]) for first, last in self.groups)
+
+    def warn_once(self, warning: PullbackWarning) -> None:
+        """Say `warning` the first time that this class earns it."""
+        if type(warning) not in self.warned:
+            self.warned.add(type(warning))
+            warnings.warn(warning, stacklevel=4)
+
+    def layout(self, ctx: AutogradContext) -> tuple[int, ...]:
+        """A number for where `ctx` keeps its tensors, for compiled autograd's key."""
+        if ctx._user_saves is None:
+            return ()
+        slots, data = ctx._slots or {}, ctx._data_slots or {}
+        key = (ctx._user_saves, tuple(slots.items()), tuple(data.items()))
+        return (self.layouts.setdefault(key, len(self.layouts)),)
+
+    def call_forward(self, ctx: Any, args: tuple[Any, ...]) -> Any:
+        """The user's `forward(ctx, ...)`, keyword-only arguments in their places."""
+        names = self.signature.keyword_only
+        if not names:
+            return self.cls.forward(ctx, *args)
+        rest = len(args) - len(names)
+        return self.cls.forward(ctx, *args[:rest], **dict(zip(names, args[rest:], strict=True)))
+
+    def opaque(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` out of the compiler's sight, when there is a compiler in this process."""
+        if "torch._dynamo" not in sys.modules:
+            return function
+        disable: Any = torch.compiler.disable
+        return cast("Callable[..., Any]", disable(function))
+
+
+def open_door(cls: Any) -> Door:
+    """The door of `cls`, made at its first call."""
+    door = cls.__dict__.get("_door")
+    if door is None:
+        door = Door(cls)
+        cls._door = door
+    return cast(Door, door)
+
+
+def _twin(door: Door) -> Callable[..., Any]:
+    """PyTorch's C `apply`, bound to a class that runs the user's methods with our context."""
+    cls = door.cls
+    backward = _compiled_backward(door)
+    space = {
+        "forward": staticmethod(make_run(door)),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(cls.jvp),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "_pullback_of": cls,
+    }
+    # PyTorch looks these up at every call, and a failed look-up costs more than a False.
+    for name in ("boxed_grads_call", "clear_saved_tensors_on_access"):
+        space[name] = getattr(cls, name, False)
+    twin: Any = new_class(cls.__name__, TorchFunction, space)
+    context = {
+        "_door": door,
+        "_forward_cls": twin,
+        "_autograd_function_id": cls._backward_cls._autograd_function_id,
+        "__module__": cls.__module__,
+    }
+    plain = type(cls.__name__ + "Backward", (AutogradContext,), context)
+    door.plain = twin._backward_cls = cls._backward_cls = plain
+    door.keeping = type(plain.__name__, (plain, KeepingContext), {"__module__": cls.__module__})
+    return c_apply(twin)
+
+
+def _compiled_backward(door: Door) -> Callable[..., Any]:
+    """What compiled autograd traces: the user's backward on the context that it brings."""
+
+    # Bound here: Dynamo has rules of its own for `cls.backward`, which refuse our view of a context.
+    users = door.opaque(door.cls.backward) if door.is_opaque else door.cls.backward
+
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        if ctx._list_output:
+            cotangents = cotangents[:-1]
+        if ctx._user_saves is not None:
+            ctx = ContextView(ctx, ctx._slots, ctx._user_saves)
+        return users(ctx, *cotangents)
+
+    return hidden(backward) if door.is_opaque else backward
+
+
+def _hide_methods(cls: type) -> None:
+    for value in vars(cls).values():
+        for function in (value, *(getattr(value, part, None) for part in ("fget", "fset"))):
+            if isinstance(function, types.FunctionType):
+                unseen(function)
+
+
+for _cls in (AutogradContext, KeepingContext, NeedsInputGrad):
+    _hide_methods(_cls)

@@ -1,0 +1,298 @@
+"""The same Function in somebody else's hands: `torch.compile`, `torch.func`, compiled autograd.
+
+These run `cls.forward`, `cls.setup_context` and `cls.backward` themselves, with contexts of their
+own making that know only PyTorch's Python names and only tuples of gradients. A class that uses
+more than that gets methods which translate: `ContextView` puts our names on a foreign context, and
+a mapping becomes a tuple. A class that uses PyTorch's names only is left exactly as it was written.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.function.context import AutogradContext
+from pullback.function.gradients import by_name
+from pullback.function.signature import Signature
+
+_OUR_NAMES = {
+    "saved_data",
+    "get_saved_variables",
+    "get_and_bump_dirty",
+    "get_non_differentiable",
+}
+_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp")
+_UNWRITTEN = tuple(getattr(TorchFunction, name) for name in _METHODS)
+
+
+class ContextView:
+    """A context that somebody else made, under the names of `AutogradContext`.
+
+    `slots` are the places of attribute tensors behind the first `user_saves` saved ones, when the
+    foreign context was made from one of ours.
+    """
+
+    _OWN = ("_ctx", "_slots", "_user_saves")
+
+    def __init__(
+        self, ctx: Any, slots: dict[str, int] | None = None, user_saves: int | None = None
+    ) -> None:
+        object.__setattr__(self, "_ctx", ctx)
+        object.__setattr__(self, "_slots", slots)
+        object.__setattr__(self, "_user_saves", user_saves)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What `save_for_backward` kept."""
+        saved = tuple(self._ctx.saved_tensors)
+        return saved if self._user_saves is None else saved[: self._user_saves]
+
+    def get_saved_variables(self) -> tuple[Any, ...]:
+        """The C++ name of `saved_tensors`."""
+        return self.saved_tensors
+
+    @property
+    def saved_data(self) -> Any:
+        """Any data, under string keys."""
+        if self._user_saves is None:
+            data = self._ctx._data
+            return {} if data is None else data
+        data = dict(self._ctx._data or {})
+        for key, place in (self._ctx._data_slots or {}).items():
+            data[key] = self._ctx.saved_tensors[self._user_saves + place]
+        return data
+
+    @property
+    def needs_input_grad(self) -> Any:
+        """Which inputs need a gradient, as a tuple and as a question."""
+        return ForeignNeeds(self._ctx.needs_input_grad, self._ctx._tensor_positions)
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep `tensors` until backward."""
+        self._ctx.save_for_backward(*tensors)
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """Keep `tensors` for jvp."""
+        self._ctx.save_for_forward(*tensors)
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Name the inputs that `forward` changes in place."""
+        self._ctx._dirty = tensors
+        self._ctx.mark_dirty(*tensors)
+
+    def get_and_bump_dirty(self) -> tuple[Any, ...]:
+        """The tensors marked dirty, each one's version raised by one."""
+        for tensor in self._ctx._dirty:
+            torch.autograd.graph.increment_version(tensor)
+        return tuple(self._ctx._dirty)
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Name the outputs that carry no gradient."""
+        self._ctx._non_differentiable = tensors
+        self._ctx.mark_non_differentiable(*tensors)
+
+    def get_non_differentiable(self) -> tuple[Any, ...]:
+        """The outputs marked non-differentiable."""
+        return tuple(self._ctx._non_differentiable)
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether undefined cotangents become zeros."""
+        self._ctx.set_materialize_grads(value)
+
+    def __getattr__(self, name: str) -> Any:
+        slots = self._slots
+        if slots is not None and name in slots:
+            return self._ctx.saved_tensors[(self._user_saves or 0) + slots[name]]
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._ctx, name)
+
+
+class ForeignNeeds:
+    """`needs_input_grad` of a foreign context: one flag per argument, and the C++ question."""
+
+    def __init__(self, flags: tuple[bool, ...], tensors: tuple[int, ...]) -> None:
+        self.flags = flags
+        self.tensors = tensors
+
+    def __call__(self, index: Any) -> bool:
+        if isinstance(index, int):
+            return self.flags[self.tensors[index]]
+        for first, last in index:
+            for i in range(first, last):
+                if self.flags[self.tensors[i]]:
+                    return True
+        return False
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.flags[index]
+
+    def __iter__(self) -> Iterator[bool]:
+        return iter(self.flags)
+
+    def __len__(self) -> int:
+        return len(self.flags)
+
+
+def opened_view(ctx: Any, args: tuple[Any, ...]) -> Any:
+    """A view of `ctx` for the start of a call, when the context is not one of ours."""
+    if isinstance(ctx, AutogradContext):
+        return ctx
+    ctx._data = {}
+    ctx._tensor_positions = tuple(i for i, arg in enumerate(args) if isinstance(arg, Tensor))
+    ctx._dirty = ()
+    ctx._non_differentiable = ()
+    return ContextView(ctx)
+
+
+def view(ctx: Any) -> Any:
+    """A view of `ctx` after its call, when the context is not one of ours."""
+    if isinstance(ctx, (AutogradContext, ContextView)):
+        return ctx
+    return ContextView(ctx)
+
+
+# ---- which classes need translating ----
+
+
+def _mentions(function: Any) -> bool:
+    return any(
+        _OUR_NAMES.intersection(code.co_names) or _calls_needs(code)
+        for code in _codes(_plain(function))
+    )
+
+
+def _calls_needs(code: types.CodeType) -> bool:
+    """Whether `needs_input_grad` is called like a method rather than indexed."""
+    for step in dis.get_instructions(code):
+        if step.argval != "needs_input_grad":
+            continue
+        if step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and _is_method(step)):
+            return True
+    return False
+
+
+def _is_method(step: dis.Instruction) -> bool:
+    # From Python 3.12 on, the low bit of LOAD_ATTR's argument marks a method call.
+    return hasattr(dis, "hasarg") and bool((step.arg or 0) & 1)
+
+
+def _builds_mapping(function: Any) -> bool:
+    """Whether `function` builds a mapping anywhere."""
+    return any(
+        "dict" in code.co_names
+        or any(
+            s.opname.startswith("BUILD_") and "MAP" in s.opname for s in dis.get_instructions(code)
+        )
+        for code in _codes(_plain(function))
+    )
+
+
+def _plain(function: Any) -> Any:
+    """The function that the user wrote, under decorators that say what they wrap."""
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _codes(function: Any) -> Iterator[types.CodeType]:
+    code = getattr(function, "__code__", None)
+    pending = [code] if code is not None else []
+    while pending:
+        code = pending.pop()
+        yield code
+        pending += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+
+
+# ---- methods that translate ----
+
+
+def translated(cls: Any, signature: Signature) -> dict[str, Any]:
+    """The methods of `cls` that foreign callers are to see in place of the user's."""
+    written = {name: _written(getattr(cls, name, None)) for name in _METHODS}
+    own = any(_mentions(function) for function in written.values())
+    methods: dict[str, Any] = {}
+    if own and signature.has_setup:
+        methods["setup_context"] = _setup(written["setup_context"])
+    elif own:
+        methods["forward"] = _same_parameters(written["forward"], "_view({0}, ({1},))", opened_view)
+    for name in ("backward", "vjp"):
+        if own or _builds_mapping(written[name]):
+            methods[name] = _backward(written[name], signature)
+    if own:
+        methods["jvp"] = _same_parameters(written["jvp"], "_view({0})", view)
+    changed = {name: method for name, method in methods.items() if method is not written[name]}
+    return {name: staticmethod(method) for name, method in changed.items()}
+
+
+def _written(method: Any) -> Any:
+    """The user's own method, also where a base class has it translated already."""
+    return getattr(method, "_pullback_user", method)
+
+
+def _setup(setup_context: Any) -> Any:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup_context(opened_view(ctx, inputs), inputs, output)
+
+    setup._pullback_user = setup_context  # type: ignore[attr-defined]
+    return setup
+
+
+def _backward(backward: Any, signature: Signature) -> Any:
+    # Plain texts in the closure: Dynamo cannot look into a Signature.
+    owner, names = signature.owner, (*signature.names, *signature.keyword_only)
+
+    def as_tuple(result: Any) -> Any:
+        return by_name(owner, names, result) if isinstance(result, Mapping) else result
+
+    return _same_parameters(backward, "_view({0})", view, finish=as_tuple)
+
+
+def _same_parameters(
+    function: Any, context: str, make_view: Callable[..., Any], finish: Any = None
+) -> Any:
+    """`function` with its first argument seen through `make_view`, and the very same parameters.
+
+    PyTorch reads parameter names and defaults of `forward` and `backward` from their code objects,
+    so the wrapper is compiled with the parameters of the original.
+    """
+    if not isinstance(function, types.FunctionType) or function in _UNWRITTEN:
+        return function
+    code = function.__code__
+    count = code.co_argcount
+    names = code.co_varnames[: count + code.co_kwonlyargcount]
+    if code.co_kwonlyargcount or code.co_flags & 0x08 or not names:
+        return function
+    named = list(names)
+    call = named[1:]
+    if code.co_flags & 0x04:
+        star = f"*{code.co_varnames[count]}"
+        named, call = [*named, star], [*call, star]
+    ctx = context.format(named[0], ", ".join(call)).replace("(,)", "()")
+    call_user = f"_user({', '.join([ctx, *call])})"
+    # A closure, because Dynamo looks up globals in the module that `__name__` names.
+    source = (
+        "def make(_user, _view, _finish):\n"
+        f"    def {function.__name__}({', '.join(named)}):\n"
+        f"        return {call_user if finish is None else f'_finish({call_user})'}\n"
+        f"    return {function.__name__}\n"
+    )
+    space: dict[str, Any] = {"__name__": __name__}
+    exec(compile(source, f"<pullback {function.__qualname__}>", "exec"), space)
+    wrapper = space["make"](function, make_view, finish)
+    wrapper.__defaults__ = function.__defaults__
+    wrapper.__doc__, wrapper.__qualname__ = function.__doc__, function.__qualname__
+    wrapper.__module__, wrapper.__wrapped__ = function.__module__, function
+    wrapper._pullback_user = function
+    return wrapper

@@ -1,0 +1,165 @@
+"""Forward: the user's, then everything that has to be settled after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from pullback.errors import (
+    DirtyNonInputWarning,
+    DirtyNotReturnedError,
+    ReturnedInputSavedError,
+    SavedNonTensorError,
+)
+from pullback.function.context import KeepingContext
+from pullback.function.replay import origin_of
+from pullback.function.slots import get_dirty, get_to_save, set_to_save, unseen
+
+if TYPE_CHECKING:
+    from pullback.function.door import Door
+
+LIST = object()  # stands behind the outputs of a forward that returned a list
+
+
+def make_run(door: Door) -> Callable[..., Any]:
+    """The twin's forward: the user's, then everything that has to be settled after it."""
+    cls, has_setup = door.cls, door.signature.has_setup
+    is_special = door.is_opaque or bool(door.signature.keyword_only)
+
+    def run(ctx: Any, *args: Any) -> Any:
+        if is_special:
+            output = _call_specially(door, ctx, args)
+        elif has_setup:
+            output = cls.forward(*args)
+            cls.setup_context(ctx, args, output)
+        else:
+            output = cls.forward(ctx, *args)
+        # Every call pays for what follows, so the usual case is short: each saved tensor is an
+        # input or the output, and there is nothing more to do.
+        if ctx.__class__ is not door.plain or door.is_mixed or output.__class__ is list:
+            return _close(door, ctx, args, output)
+        saved = get_to_save(ctx)
+        if saved is not None:
+            for tensor in saved:
+                if tensor is output and not has_setup:
+                    continue
+                for arg in args:
+                    if arg is tensor and arg is not output:
+                        break
+                else:
+                    return _close(door, ctx, args, output)
+        return output
+
+    return cast("Callable[..., Any]", unseen(run))
+
+
+def _close(door: Door, ctx: Any, args: tuple[Any, ...], output: Any) -> Any:
+    """What is left to do after a forward that saved, kept or returned something unusual."""
+    saved = get_to_save(ctx) or ()
+    _require_saved_tensors(door, saved)
+    outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+    state = ctx.__dict__
+    if door.is_mixed:
+        state["_plain"] = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
+    if get_dirty(ctx) is not None:
+        _require_returned(door, ctx, args, outputs)
+    if isinstance(ctx, KeepingContext):
+        kept = state.get("_kept") or []
+        kept = [*kept, *ctx.saved_data.hand_over(len(kept))] if ctx._data else kept
+        if kept and ctx.next_functions:
+            state["_user_saves"] = len(saved)
+            state["_kept"] = None
+            saved = (*saved, *kept)
+            set_to_save(ctx, saved)
+        elif kept:
+            state["_kept"] = kept  # nothing is recorded: only jvp may still ask for them
+    if ctx.next_functions:  # else nothing is recorded and nothing will be differentiated
+        if door.signature.has_setup:
+            _require_not_returned(door, ctx, args, saved, outputs)
+        origin = origin_of(ctx, args, saved, outputs)
+        if origin is not None:
+            ctx._become_keeping()
+            state["_origin"] = origin
+    if isinstance(output, list):
+        ctx._become_keeping()
+        state["_list_output"] = True
+        return (*output, LIST)
+    return output
+
+
+def _require_saved_tensors(door: Door, saved: tuple[Any, ...]) -> None:
+    for position, tensor in enumerate(saved):
+        if not (tensor is None or isinstance(tensor, Tensor)):
+            raise SavedNonTensorError(
+                f"`{door.name}`: `save_for_backward` must be given tensors or `None`",
+                at=door.signature.place,
+                got=f"{type(tensor).__name__} as argument {position}",
+                fix="keep it as an attribute of `ctx`, or in `ctx.saved_data`",
+                torch="save_for_backward can only save variables, but argument "
+                f"{position} is of type {type(tensor).__name__}",
+            )
+
+
+def _call_specially(door: Door, ctx: Any, args: tuple[Any, ...]) -> Any:
+    """The user's forward where the plain call does not do: opaque, or keyword-only parameters."""
+    if not door.signature.has_setup:
+        call = door.opaque(door.call_forward) if door.is_opaque else door.call_forward
+        return call(ctx, args)
+    cls, names = door.cls, door.signature.keyword_only
+    rest = len(args) - len(names)
+    forward = door.opaque(cls.forward) if door.is_opaque else cls.forward
+    output = forward(*args[:rest], **dict(zip(names, args[rest:], strict=True)))
+    setup = door.opaque(cls.setup_context) if door.is_opaque else cls.setup_context
+    setup(ctx, args, output)
+    return output
+
+
+def _require_returned(door: Door, ctx: Any, args: tuple[Any, ...], outputs: Any) -> None:
+    """Every tensor marked dirty is returned, and was an input."""
+    for place, tensor in enumerate(get_dirty(ctx)):
+        names = [door.signature.name(i) for i, arg in enumerate(args) if arg is tensor]
+        name = names[0] if names else f"argument {place} of `mark_dirty`"
+        if not any(tensor is item for item in outputs):
+            raise DirtyNotReturnedError(
+                f"`{door.name}.forward` must return `{name}`, which it marked dirty",
+                at=door.signature.place,
+                got=f"{len(outputs)} output{'s' * (len(outputs) != 1)}, none of them `{name}`",
+                fix=f"return `{name}` itself, or work on a clone and do not mark it",
+                torch="Some elements marked as dirty during the forward method were not returned "
+                "as output. The inputs that are modified inplace must all be outputs of the "
+                "Function.",
+            )
+        if not names:
+            door.warn_once(
+                DirtyNonInputWarning(
+                    f"`{door.name}.forward` must mark only its inputs dirty",
+                    at=door.signature.place,
+                    expected=f"inputs among ({door.signature.text()})",
+                    got=f"{name}, a tensor that is not an input",
+                    fix="mark the input that was changed; a tensor of your own needs no mark",
+                )
+            )
+
+
+def _require_not_returned(
+    door: Door, ctx: Any, args: tuple[Any, ...], saved: tuple[Any, ...], outputs: Any
+) -> None:
+    """With setup_context, no input is both returned as it is and saved."""
+    dirty = get_dirty(ctx) or ()
+    for position, arg in enumerate(args):
+        if not isinstance(arg, Tensor) or any(arg is item for item in dirty):
+            continue
+        if any(arg is item for item in outputs) and any(arg is item for item in saved):
+            name = door.signature.name(position)
+            raise ReturnedInputSavedError(
+                f"`{door.name}` must not save `{name}` and return it as it is",
+                at=door.signature.place,
+                got=f"`{name}` among the outputs and among the saved tensors",
+                fix=f"return `{name}.view_as({name})`, or write `forward(ctx, ...)` in one piece",
+                torch="An input that has been returned as-is as output is being saved for "
+                "backward. This is not supported if you override setup_context. You should return "
+                "and save a view of the input instead, e.g. with x.view_as(x) or setup ctx inside "
+                "the forward function itself.",
+            )

@@ -1,0 +1,78 @@
+"""`Function`: write a forward and a backward, call `apply`.
+
+A drop-in for `torch.autograd.Function`, and a subclass of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.function import dispatch
+from pullback.function.door import Door
+from pullback.function.foreign import translated
+from pullback.function.signature import has_setup_context, signature_of
+from pullback.function.slots import hidden
+
+
+class Function(TorchFunction):
+    """Base class of custom differentiable functions: the whole documented contract, traps closed.
+
+    Define `forward(ctx, *args)` and `backward(ctx, *cotangents)` as static methods and call
+    `YourFunction.apply(*args)`; or `forward(*args)` with `setup_context(ctx, inputs, output)`.
+    `ctx` is a `pullback.AutogradContext`. `backward` returns one gradient per input, as a tuple or
+    as a mapping from input name to gradient.
+
+    Class attributes:
+        is_traceable: whether `torch.compile` and compiled autograd may trace through the methods.
+            False makes each call one opaque node, at the price of a graph break.
+        traverse_lists: whether a list or tuple of tensors given to `apply` is taken apart, so that
+            each element is an input. `backward` then returns a list in that place.
+
+    >>> import torch
+    >>> class Square(Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x * x
+    ...     @staticmethod
+    ...     def backward(ctx, cotangent):
+    ...         x, = ctx.saved_tensors
+    ...         return {"x": 2 * x * cotangent}
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> Square.apply(x).backward()
+    >>> x.grad
+    tensor(6.)
+    """
+
+    is_traceable: ClassVar[bool] = True
+    traverse_lists: ClassVar[bool] = False
+
+    _door: ClassVar[Door | None] = None
+    _is_pullback_base: ClassVar[bool] = True
+
+    apply = dispatch.apply
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        TorchFunction.__init_subclass__(**kwargs)
+        cls._door = None
+        if cls.forward is TorchFunction.forward:
+            return
+        for name, method in translated(cls, signature_of(cls)).items():
+            setattr(cls, name, method)
+        if not cls.is_traceable or cls.traverse_lists:
+            _hide(cls)
+
+
+def _hide(cls: Any) -> None:
+    """Keep the compiler out of `cls`: it breaks its graph at each call of `apply`."""
+    names = ["forward", "setup_context"] if has_setup_context(cls) else ["forward"]
+    for name in names:
+        method = getattr(cls, name)
+
+        def opaque(*args: Any, _method: Any = method, **kwargs: Any) -> Any:
+            return _method(*args, **kwargs)
+
+        opaque.__wrapped__ = method  # type: ignore[attr-defined]
+        setattr(cls, name, staticmethod(hidden(opaque)))

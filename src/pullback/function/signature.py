@@ -1,0 +1,164 @@
+"""What `forward` is called with: the parameters of a Function, by name and position.
+
+The signature is read once per class. It gives inputs the user's own names in every message, binds
+keyword arguments and defaults to positions, and says which of the two styles the class is written
+in: `forward(ctx, ...)`, or `forward(...)` with `setup_context(ctx, inputs, output)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pullback.errors import ApplyArgumentsError
+from pullback.function.slots import no_setup_context
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+def has_setup_context(cls: type) -> bool:
+    """Whether `cls` is written with `setup_context`."""
+    return getattr(cls, "setup_context", None) is not no_setup_context
+
+
+def place_of(function: Any) -> str:
+    """`file.py:line` where `function` was written, or "" when that is unknown."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}" if code else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The parameters of `forward` without `ctx`, and the style of the class.
+
+    `keyword_only` parameters take part as the last inputs, in the order they are written.
+    """
+
+    owner: str
+    place: str
+    has_setup: bool
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    variadic: str
+    keyword_only: tuple[str, ...]
+    keyword_defaults: tuple[Any, ...]
+
+    @property
+    def fixed(self) -> int:
+        """How many arguments a complete positional call has, or -1 when that is open."""
+        return -1 if self.variadic or self.keyword_only else len(self.names)
+
+    def name(self, position: int) -> str:
+        """The user's name of the input at `position`."""
+        if position < len(self.names):
+            return self.names[position]
+        if self.variadic:
+            return f"{self.variadic}[{position - len(self.names)}]"
+        extra = position - len(self.names)
+        return self.keyword_only[extra] if extra < len(self.keyword_only) else f"#{position}"
+
+    def position(self, name: str) -> int | None:
+        """Where the input called `name` stands, or None when there is none."""
+        if name in self.names:
+            return self.names.index(name)
+        if name in self.keyword_only:
+            return len(self.names) + self.keyword_only.index(name)
+        if self.variadic and name.startswith(self.variadic + "[") and name.endswith("]"):
+            index = name[len(self.variadic) + 1 : -1]
+            return len(self.names) + int(index) if index.isdigit() else None
+        return None
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The positional arguments for one call: keywords placed, defaults filled in.
+
+        In the `forward(ctx, ...)` style trailing defaults that nobody named stay out, as in
+        PyTorch: an argument that was not passed is not an input and has no gradient.
+        """
+        bound = list(args)
+        if len(bound) > len(self.names) and not self.variadic:
+            raise self._unfit(args, kwargs, f"too many positional arguments: {len(bound)}")
+        for name in kwargs:
+            position = self.position(name) if "[" not in name else None
+            if position is None:
+                raise self._unfit(args, kwargs, f"got an unexpected keyword argument '{name}'")
+            if position < len(args) and name in self.names:
+                raise self._unfit(args, kwargs, f"got multiple values for argument '{name}'")
+        for position in range(len(args), self._last(kwargs)):
+            name, default = self.names[position], self.defaults[position]
+            if name in kwargs:
+                bound.append(kwargs[name])
+            elif default is not REQUIRED:
+                bound.append(default)
+            else:
+                raise self._unfit(args, kwargs, f"missing a required argument: '{name}'")
+        for name, default in zip(self.keyword_only, self.keyword_defaults, strict=True):
+            if name not in kwargs and default is REQUIRED:
+                raise self._unfit(args, kwargs, f"missing a required argument: '{name}'")
+            bound.append(kwargs.get(name, default))
+        return tuple(bound)
+
+    def _last(self, kwargs: dict[str, Any]) -> int:
+        """One past the last position that a call has to fill."""
+        if self.has_setup or self.keyword_only:
+            return len(self.names)
+        required = [i for i, default in enumerate(self.defaults) if default is REQUIRED]
+        named = [self.names.index(name) for name in kwargs]
+        return max(required + named, default=-1) + 1
+
+    def _unfit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], fault: str
+    ) -> ApplyArgumentsError:
+        given = [_kind(arg) for arg in args]
+        given += [f"{name}={_kind(arg)}" for name, arg in kwargs.items()]
+        return ApplyArgumentsError(
+            f"`{self.owner}.apply` must be called with the arguments of `forward`",
+            at=self.place,
+            expected=f"({self.text()})",
+            got=f"({', '.join(given)}): {fault}",
+            torch=f"forward() {fault.replace('missing a', 'missing')}",
+        )
+
+    def text(self) -> str:
+        """The parameters as they are written, values of defaults included."""
+        parts = [_written(n, d) for n, d in zip(self.names, self.defaults, strict=True)]
+        parts += [f"*{self.variadic}"] if self.variadic else ["*"] if self.keyword_only else []
+        pairs = zip(self.keyword_only, self.keyword_defaults, strict=True)
+        return ", ".join(parts + [_written(n, d) for n, d in pairs])
+
+
+def signature_of(cls: type) -> Signature:
+    """Read the signature of a Function class from its `forward`."""
+    forward = cls.forward  # type: ignore[attr-defined]
+    has_setup = has_setup_context(cls)
+    parameters = list(inspect.signature(forward).parameters.values())
+    if not has_setup and parameters and parameters[0].kind is not parameters[0].VAR_POSITIONAL:
+        parameters = parameters[1:]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    variadic = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    return Signature(
+        owner=cls.__name__,
+        place=place_of(forward),
+        has_setup=has_setup,
+        names=tuple(p.name for p in named),
+        defaults=tuple(p.default for p in named),
+        variadic="".join(variadic),
+        keyword_only=tuple(p.name for p in keyword_only),
+        keyword_defaults=tuple(p.default for p in keyword_only),
+    )
+
+
+def _written(name: str, default: Any) -> str:
+    return name if default is REQUIRED else f"{name}={_kind(default)}"
+
+
+def _kind(value: Any) -> str:
+    """A short text of one argument: tensors by shape and dtype, the rest by value."""
+    if isinstance(value, torch.Tensor):
+        return f"Tensor{tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 30 else f"{type(value).__name__}(...)"

@@ -1,0 +1,93 @@
+"""PyTorch's private parts that a Function needs, each in this one place.
+
+The C slots behind the names of a context (`to_save`, `dirty_tensors`, ...), PyTorch's own `apply`, and
+a few questions to the engine. `tests/function/test_slots.py` notices when one of them moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
+from torch.autograd import function as torch_function
+from torch.autograd.function import BackwardCFunction, FunctionMeta, _SingleLevelFunction
+from torch.autograd.function import Function as TorchFunction
+
+_context: Any = BackwardCFunction
+
+get_to_save = _context.to_save.__get__
+set_to_save = _context.to_save.__set__
+get_dirty = _context.dirty_tensors.__get__
+set_dirty = _context.dirty_tensors.__set__
+get_non_differentiable = _context.non_differentiable.__get__
+set_non_differentiable = _context.non_differentiable.__set__
+set_materialize = _context.materialize_grads.__set__
+get_saved_tensors = _context.saved_tensors.__get__
+get_needs = _context.needs_input_grad.__get__
+
+no_setup_context: Any = _SingleLevelFunction.setup_context
+no_backward: Any = TorchFunction.backward
+no_vjp: Any = TorchFunction.vjp
+
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
+
+_torch_apply: Any = next(vars(c)["apply"] for c in TorchFunction.__mro__ if "apply" in vars(c))
+
+
+def torch_apply(cls: type) -> Callable[..., Any]:
+    """PyTorch's own `apply`, bound to `cls`: the way for functorch transforms."""
+    return cast("Callable[..., Any]", _torch_apply.__get__(None, cls))
+
+
+def c_apply(cls: type) -> Callable[..., Any]:
+    """The C function under PyTorch's `apply`, bound to `cls`."""
+    return cast("Callable[..., Any]", super(TorchFunction, cast(Any, cls)).apply)
+
+
+def new_class(name: str, base: type, space: dict[str, Any]) -> Any:
+    """A Function class made by hand; Dynamo knows one by its exact metaclass."""
+    make: Any = FunctionMeta
+    return make(name, (base,), space)
+
+
+def is_built(ctx: Any) -> bool:
+    """Whether the outputs of a context's forward are registered: forward is over."""
+    return bool(ctx._input_metadata)
+
+
+def inputs_like(node: Any) -> Any:
+    """Shapes and dtypes of what `node` produced in forward; empty where this torch does not tell."""
+    return getattr(node, "_input_metadata", ())
+
+
+def will_run(node: Any) -> bool:
+    """Whether the backward under way goes through `node`; True when none is under way."""
+    if torch._C._current_graph_task_id() == -1:
+        return True
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        # The engine refuses to answer for a leaf that `autograd.grad` was asked for: it is needed.
+        return True
+
+
+def unseen(function: Any) -> Any:
+    """`function`, which Dynamo then takes for a part of `torch.autograd.function`.
+
+    Dynamo leaves the frames of that file alone and has rules of its own for `Function.apply`; the
+    functions marked so stand in for what PyTorch does there, and must be treated the same. Dynamo
+    goes by the file name in the code object, in every release from 2.11 to 2.15.
+    """
+    function.__code__ = function.__code__.replace(co_filename=torch_function.__file__)
+    return function
+
+
+def hidden(function: Any) -> Any:
+    """Mark `function`, as `torch.compiler.disable` does, without importing the compiler for it."""
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = "is_traceable is False"
+    function._torchdynamo_disable_recursive = True
+    return function

@@ -1,0 +1,101 @@
+"""What every test gets: marks that skip what cannot run here, a fresh torch, gold files."""
+
+import functools
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--update-gold`."""
+    parser.addoption(
+        "--update-gold",
+        action="store_true",
+        help="write what the tests got into their gold files, for review in the diff",
+    )
+
+
+# ---- marks ----
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether inductor can build C++ here: a compiler where it looks, and Python's headers."""
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return bool(shutil.which(os.environ.get("CXX", "g++"))) and headers.exists()
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Whether torch sees a GPU."""
+    import torch  # here, so that tests about the repository do not wait for it
+
+    return torch.cuda.is_available()
+
+
+NEEDS = {
+    "needs_compiler": (has_compiler, "needs a C++ compiler (g++ or CXX) and Python's headers"),
+    "needs_cuda": (has_cuda, "needs a GPU"),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose mark asks for what this machine does not have."""
+    for mark, (is_met, reason) in NEEDS.items():
+        if item.get_closest_marker(mark) and not is_met():
+            pytest.skip(reason)
+
+
+# ---- a fresh torch ----
+
+
+@pytest.fixture(autouse=True)
+def fresh_torch() -> Iterator[None]:
+    """Each test starts from one seed, and leaves nothing compiled behind."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()
+
+
+# ---- gold files ----
+
+
+@pytest.fixture
+def gold(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Require a text to equal the file `gold/<name>` beside the test.
+
+    `gold("python/swish.py", text)` fails when they differ, and saves the text as
+    `gold/python/swish.py.got`. `--update-gold` writes the gold file instead.
+    """
+    folder = request.path.parent / "gold"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        got = path.with_name(path.name + ".got")
+        if request.config.getoption("--update-gold"):
+            write(path, text)
+        expected = path.read_text(encoding="utf-8") if path.exists() else None
+        if text == expected:
+            got.unlink(missing_ok=True)
+            return
+        write(got, text)
+        what = "has no gold file yet" if expected is None else "differs from its gold file"
+        assert text == expected, (
+            f"`{name}` {what}: look at {os.path.relpath(got)}, then run pytest --update-gold"
+        )
+
+    return compare
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` with Unix line ends, in a folder made for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,187 @@
+"""Routes through `torch.compile`, compiled autograd and `torch.export`."""
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.func import grad, vmap
+
+from tests.function.everywhere.compare import (
+    ROWS,
+    Call,
+    Tensors,
+    assert_equal,
+    assert_same_pull,
+    flat,
+    gradients,
+    leaves,
+    loss_of,
+    second_gradients,
+    weighed,
+)
+from tests.function.everywhere.routes.route import Route
+from tests.function.everywhere.routes.transforms import batched, every
+
+
+def around(f: Call) -> Call:
+    """`f` between plain operations, as it stands in a program."""
+
+    def program(*xs: Tensor):
+        outs = flat(f(*(1.25 * x for x in xs)))
+        return tuple(out + 1 for out in outs)
+
+    return program
+
+
+def compiled(backend: str, dynamic: bool) -> Call:
+    def run(f: Call, reference: Call, tensors: Tensors) -> None:
+        counter = CompileCounterWithBackend(backend)
+        program = torch.compile(around(f), backend=counter, fullgraph=True, dynamic=dynamic)
+        for rows in (ROWS, 5, 6) if dynamic else (ROWS,):
+            xs = tensors(rows)
+
+            assert_equal(gradients(program, xs), gradients(around(reference), xs))
+        assert counter.frame_count == 1
+        assert_equal(flat(program(*leaves(xs))), flat(around(reference)(*leaves(xs))))
+
+    return run
+
+
+def compiled_with_breaks(f: Call, reference: Call, tensors: Tensors) -> None:
+    """The compiler may leave to Python what it cannot or must not trace."""
+    program = torch.compile(around(f), backend="aot_eager")
+    for rows in (ROWS, 5):
+        xs = tensors(rows)
+
+        assert_equal(gradients(program, xs), gradients(around(reference), xs))
+
+
+def compiled_without_grad(f: Call, reference: Call, tensors: Tensors) -> None:
+    program = torch.compile(around(f), backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert_equal(flat(program(*tensors(ROWS))), flat(around(reference)(*tensors(ROWS))))
+
+
+def compiled_twice(f: Call, reference: Call, tensors: Tensors) -> None:
+    """Double backward through a compiled function."""
+    program = torch.compile(around(f), backend="aot_eager", fullgraph=True)
+    xs = tensors(ROWS)
+
+    assert_equal(second_gradients(program, xs), second_gradients(around(reference), xs))
+
+
+def compiled_grad(f: Call, reference: Call, tensors: Tensors) -> None:
+    """`torch.func.grad` inside the compiled region."""
+    xs = tensors(ROWS)
+    program = torch.compile(
+        lambda *ys: grad(loss_of(f), argnums=every(xs))(*ys), backend="aot_eager", fullgraph=True
+    )
+
+    assert_equal(program(*xs), gradients(reference, xs))
+
+
+def compiled_vmap(f: Call, reference: Call, tensors: Tensors) -> None:
+    """`torch.vmap` inside the compiled region, differentiated from outside."""
+    batch = batched(tensors(ROWS), 0)
+    program = torch.compile(
+        lambda *ys: vmap(lambda *xs: flat(f(*xs)))(*ys),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+
+    def looped(*ys: Tensor):
+        loop = [flat(reference(*xs)) for xs in zip(*ys, strict=True)]
+        return tuple(torch.stack(outs) for outs in zip(*loop, strict=True))
+
+    assert_equal(gradients(program, batch), gradients(looped, batch))
+
+
+def compiled_backward(backend: str) -> Call:
+    """The forward runs eagerly, compiled autograd captures the whole backward."""
+
+    def run(f: Call, reference: Call, tensors: Tensors) -> None:
+        counter = CompileCounterWithBackend(backend)
+
+        def compiler(graph):
+            return torch.compile(graph, backend=counter, fullgraph=True, dynamic=True)
+
+        for rows in (ROWS, ROWS, 5):
+            xs = leaves(tensors(rows))
+            with compiled_autograd._enable(compiler):
+                weighed(around(f)(*xs)).backward()
+
+            expected = gradients(around(reference), tensors(rows))
+            assert_equal(tuple(x.grad for x in xs), expected)
+        assert counter.frame_count >= 1
+
+    return run
+
+
+def compiled_both_ways(f: Call, reference: Call, tensors: Tensors) -> None:
+    """`config.compiled_autograd` with a compiled function that calls `backward` itself."""
+    xs = leaves(tensors(ROWS))
+
+    def step(*ys: Tensor) -> Tensor:
+        loss = weighed(around(f)(*ys))
+        loss.backward()
+        return loss
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="aot_eager")(*xs)
+
+    assert_equal(tuple(x.grad for x in xs), gradients(around(reference), tensors(ROWS)))
+
+
+class Program(nn.Module):
+    def __init__(self, f: Call) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *xs: Tensor):
+        return around(self.f)(*xs)
+
+
+def exported(strict: bool) -> Call:
+    """The values of the exported program."""
+
+    def run(f: Call, reference: Call, tensors: Tensors) -> None:
+        xs = tensors(ROWS)
+        program = torch.export.export(Program(f), xs, strict=strict).module()
+
+        assert_equal(flat(program(*xs)), flat(around(reference)(*xs)))
+
+    return run
+
+
+def exported_with_gradients(strict: bool) -> Call:
+    """The gradients of the exported program."""
+
+    def run(f: Call, reference: Call, tensors: Tensors) -> None:
+        program = torch.export.export(Program(f), leaves(tensors(ROWS)), strict=strict).module()
+
+        assert_same_pull(program, around(reference), tensors(ROWS))
+
+    return run
+
+
+# One graph, nothing left to Python.
+WHOLE = ("traceable",)
+
+COMPILED = {
+    "compile_aot_eager": Route(compiled("aot_eager", dynamic=False), needs=WHOLE),
+    "compile_aot_eager_dynamic": Route(compiled("aot_eager", dynamic=True), needs=WHOLE),
+    "compile_inductor": Route(compiled("inductor", dynamic=False), needs=WHOLE),
+    "compile_inductor_dynamic": Route(compiled("inductor", dynamic=True), needs=WHOLE, slow=True),
+    "compile_with_breaks": Route(compiled_with_breaks),
+    "compile_double_backward": Route(compiled_twice, needs=WHOLE),
+    "compile_no_grad": Route(compiled_without_grad, needs=WHOLE),
+    "compile_func_grad": Route(compiled_grad, needs=(*WHOLE, "transforms")),
+    "compile_vmap": Route(compiled_vmap, needs=(*WHOLE, "transforms", "vmaps")),
+    "compiled_autograd": Route(compiled_backward("aot_eager"), needs=WHOLE),
+    "compiled_autograd_inductor": Route(compiled_backward("inductor"), needs=WHOLE, slow=True),
+    "compiled_both_ways": Route(compiled_both_ways),
+    "export": Route(exported(strict=False)),
+    "export_gradients": Route(exported_with_gradients(strict=False)),
+    "strict_export": Route(exported(strict=True), needs=WHOLE),
+    "strict_export_gradients": Route(exported_with_gradients(strict=True), needs=WHOLE),
+}

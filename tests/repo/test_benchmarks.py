@@ -1,0 +1,32 @@
+"""Every benchmark runs, in a few rounds: what nothing runs goes stale."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def programs_of(folder):
+    """The names of the modules in a folder that can be run; `make bench` runs the same."""
+    paths = sorted(folder.glob("*.py"))
+    return [path.stem for path in paths if "__main__" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("name", programs_of(ROOT / "benchmarks"))
+def test_benchmark_runs_in_few_rounds(name, run_python):
+    run = run_python("-m", f"benchmarks.{name}", "--rounds", "2", folder=ROOT)
+
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
+def test_there_is_a_benchmark():
+    assert programs_of(ROOT / "benchmarks")
+
+
+def test_shared_module_is_no_program(tmp_path):
+    (tmp_path / "claim.py").write_text('if __name__ == "__main__":\n    main()\n')
+    (tmp_path / "timing.py").write_text("ROUNDS = 1\n")
+
+    assert programs_of(tmp_path) == ["claim"]

@@ -1,0 +1,45 @@
+"""`docs/layout.md` lists every folder and module of the package, and nothing that is not there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "pullback"
+
+
+def listed(text):
+    """The paths that a layout names: the first cell of each row of its tables."""
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
+def present(package):
+    """The folders (with a slash) and modules that stand directly in a package."""
+    folders = [f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").exists()]
+    return folders + [path.name for path in package.glob("*.py")]
+
+
+def test_layout_lists_the_package():
+    paths = listed((ROOT / "docs" / "layout.md").read_text("utf-8"))
+    inside = [path.removeprefix("src/pullback/") for path in paths if "src/pullback/" in path]
+
+    assert sorted(inside) == sorted(present(PACKAGE))
+
+
+def test_layout_names_only_what_exists():
+    paths = listed((ROOT / "docs" / "layout.md").read_text("utf-8"))
+
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_planted_folder_is_seen(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "__init__.py").touch()
+    (tmp_path / "errors.py").touch()
+    (tmp_path / "templates").mkdir()
+
+    assert present(tmp_path) == ["new/", "errors.py"]
+
+
+def test_rows_of_layout_are_read():
+    assert listed("| folder | what |\n|---|---|\n| `src/a/` | uses `b` |\n") == ["src/a/"]
