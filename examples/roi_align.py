@@ -67,8 +67,7 @@ def align_backward(
 def _accumulate(to: Tensor, row: Tensor, table: Tensor, column: Tensor, weights: Tensor) -> None:
     """Add `weights[i] * table[column[i]]` to `to[row[i]]`, in place, for every i: A times a table.
 
-    Not by a sparse tensor: on CUDA its product with one column of float64 was seen to be wrong
-    (torch 2.11, a COO matrix with 32 rows and 242 entries: the last row came out as zero).
+    Not by a sparse tensor: torch 2.11 on CUDA was seen to give zeros for the last row of A.
     """
     step = max(1, CHUNK // max(1, table.shape[1]))
     for part in zip(row.split(step), column.split(step), weights.split(step), strict=True):
@@ -101,7 +100,8 @@ def _entries(
     bins = torch.arange(len(rois) * pooled[0] * pooled[1], device=rois.device)
     bins = bins.reshape(len(rois), *pooled, 1, 1)
     parts = [(bins.new_zeros(0), bins.new_zeros(0), rois.new_zeros(0))]
-    for group, grid in _groups(tall / pooled[0], wide / pooled[1], sampling_ratio):
+    tall, wide = _divide(tall, pooled[0]), _divide(wide, pooled[1])  # of a bin, from here on
+    for group, grid in _groups(tall, wide, sampling_ratio):
         y, of_y, y_inside = _taps(top[group], tall[group], pooled[0], grid[0], height)
         x, of_x, x_inside = _taps(left[group], wide[group], pooled[1], grid[1], width)
         y, of_y, y_inside = (t[:, :, None, :, None] for t in (y, of_y, y_inside))
@@ -133,16 +133,16 @@ def _groups(
 
 
 def _taps(
-    start: Tensor, extent: Tensor, pooled: int, grid: int, length: int
+    start: Tensor, size: Tensor, pooled: int, grid: int, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Along one axis, for every box and bin: the pixels its samples touch, weights, inside or not.
 
     Each sample lies between two pixels, so all three have the shape (boxes, pooled, 2 grid).
     """
-    size = (extent / pooled)[:, None, None]
+    start, size = start[:, None, None], size[:, None, None]
     number = torch.arange(pooled, device=start.device)[:, None]
     part = torch.arange(grid, device=start.device) + 0.5
-    position = start[:, None, None] + number * size + part.to(start.dtype) * size / grid
+    position = start + number * size + _divide(part.to(start.dtype) * size, grid)
     # Up to one pixel beyond the border a sample counts, as the border; further out it is zero.
     inside = (position >= -1) & (position <= length)
     position = position.clamp(0, length - 1)
@@ -151,6 +151,12 @@ def _taps(
     pixels = torch.stack((low, (low + 1).clamp(max=length - 1)), dim=-1).long()
     weights = torch.stack((1 - fraction, fraction), dim=-1)
     return pixels.flatten(2), weights.flatten(2), inside.repeat_interleave(2, dim=2)
+
+
+def _divide(value: Tensor, number: int) -> Tensor:
+    # By a tensor: CUDA divides by a number through its reciprocal, and the last digit decides
+    # whether a sample on the border counts.
+    return value / value.new_tensor(number)
 
 
 def _require_shapes(shape: list[int], rois: Tensor, pooled: tuple[int, int]) -> None:

@@ -241,13 +241,6 @@ class RepeatedDirtyWarning(PullbackWarning):
     name = "repeated-dirty"
 
 
-class DirtyNonInputWarning(PullbackWarning):
-    """`mark_dirty` was given a tensor that is not an input of `forward`."""
-
-    code = "W304"
-    name = "dirty-non-input"
-
-
 class GradientDtypeWarning(PullbackWarning):
     """`backward` returned a gradient of another dtype than its input's: the engine casts it."""
 

@@ -434,3 +434,16 @@ def test_gpu_equals_cpu(name, ratio):
 
     torch.testing.assert_close(output.cpu(), expected)
     torch.testing.assert_close(gradient.cpu(), expected_gradient)
+
+
+@pytest.mark.needs_cuda
+def test_gpu_rounds_a_sample_on_the_border_as_cpu():
+    # One sample of the second bin lies at x = 2, the last position that counts.
+    case = ((2, 1, 6, 2), [[1, -3, -1, 11, 5]], 0.5, (1, 3))
+    features = features_of(case, torch.float32)
+    expected = reference(features.double(), case, 0, False)
+
+    for x in (features, features.cuda()):
+        got = call(x, case, 0, False).cpu().double()
+
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -37,8 +37,10 @@ from pullback.function.slots import (
     get_saved_tensors,
     get_to_save,
     is_built,
+    is_inference,
     set_dirty,
     set_materialize,
+    set_needs,
     set_non_differentiable,
     set_to_save,
     will_run,
@@ -75,8 +77,8 @@ def _needs(ctx: AutogradContext, index: int) -> bool:
         return False  # nothing is recorded, so no backward will ask
     if not 0 <= index < len(edges):
         raise InputIndexError(
-            f"`{ctx._door.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
-            at=ctx._door.signature.place,
+            f"`{ctx._pb_door.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
+            at=ctx._pb_door.signature.place,
             expected=f"0 <= i < {len(edges)}",
             got=f"i = {index}",
             fix="count tensor inputs only, or use `needs_input_grad[i]` to count every argument",
@@ -94,52 +96,54 @@ class SavedData(MutableMapping[str, Any]):
         self._ctx = ctx
 
     def __getitem__(self, key: str) -> Any:
-        places = self._ctx._data_slots
+        places = self._ctx._pb_data_slots
         if places is not None and key in places:
             return self._ctx._tensor_at(places[key])
-        return (self._ctx._data or {})[key]
+        return (self._ctx._pb_data or {})[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if self._ctx._data_slots is not None:
-            self._ctx._data_slots.pop(key, None)
-        self._ctx.__dict__.setdefault("_data", {})[key] = value
+        if self._ctx._pb_data_slots is not None:
+            self._ctx._pb_data_slots.pop(key, None)
+        self._ctx.__dict__.setdefault("_pb_data", {})[key] = value
 
     def __delitem__(self, key: str) -> None:
-        if self._ctx._data_slots is None or self._ctx._data_slots.pop(key, None) is None:
-            del (self._ctx._data or {})[key]
+        if self._ctx._pb_data_slots is None or self._ctx._pb_data_slots.pop(key, None) is None:
+            del (self._ctx._pb_data or {})[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*(self._ctx._data or {}), *(self._ctx._data_slots or {})])
+        return iter([*(self._ctx._pb_data or {}), *(self._ctx._pb_data_slots or {})])
 
     def __len__(self) -> int:
-        return len(self._ctx._data or {}) + len(self._ctx._data_slots or {})
+        return len(self._ctx._pb_data or {}) + len(self._ctx._pb_data_slots or {})
 
     def __repr__(self) -> str:
         return f"SavedData({dict(self)})"
 
     def hand_over(self, first: int) -> list[Tensor]:
         """The tensors in here, taken out and given places from `first` on."""
-        data = self._ctx._data or {}
+        data = self._ctx._pb_data or {}
         tensors = {key: data.pop(key) for key in list(data) if isinstance(data[key], Tensor)}
         places = {key: place for place, key in enumerate(tensors, first)}
-        self._ctx.__dict__["_data_slots"] = places
+        self._ctx.__dict__["_pb_data_slots"] = places
         return list(tensors.values())
 
 
 class AutogradContext(BackwardCFunction):
     """The context of one call: `ctx` in `forward`, `setup_context`, `backward` and `jvp`."""
 
-    _door: Door
+    _pb_door: Door
     _autograd_function_id: int
-    _plain: tuple[int, ...] = ()  # positions of the arguments that are not tensors
-    _kept: list[Any] | None = None  # attribute tensors, while forward runs
-    _slots: dict[str, int] | None = None  # attribute name -> place behind the user's saves
-    _user_saves: int | None = None  # how many of the saved tensors the user named
-    _origin: Origin | None = None  # how to recompute saved intermediates
-    _list_output = False
-    _data: dict[str, Any] | None = None  # behind `saved_data`
-    _data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
-    _needs: NeedsInputGrad | None = None
+    _pb_plain: tuple[int, ...] = ()  # positions of the arguments that are not tensors
+    _pb_kept: list[Any] | None = None  # attribute tensors, while forward runs
+    _pb_slots: dict[str, int] | None = None  # attribute name -> place behind the user's saves
+    _pb_user_saves: int | None = None  # how many of the saved tensors the user named
+    _pb_origin: Origin | None = None  # how to recompute saved intermediates
+    _pb_list_output = False
+    _pb_in_jvp = False
+    _pb_data: dict[str, Any] | None = None  # behind `saved_data`
+    _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
+    _pb_needs: NeedsInputGrad | None = None
+    _pb_live: tuple[bool, ...] | None = None  # which tensor inputs compiled autograd's run needs
 
     # ---- saving ----
 
@@ -154,21 +158,28 @@ class AutogradContext(BackwardCFunction):
         return cast("tuple[Tensor | None, ...]", self.saved_tensors)
 
     @property
-    def saved_data(self) -> SavedData:
+    def saved_data(self) -> Any:
         """Any data, under string keys; a tensor put here in `forward` behaves as if saved."""
+        if "saved_data" in self.__dict__:
+            return self.__dict__["saved_data"]
         self._become_keeping()
         return SavedData(self)
 
     @saved_data.setter
-    def saved_data(self, data: dict[str, Any]) -> None:
-        self.__dict__["_data"] = dict(data)
+    def saved_data(self, data: Any) -> None:
+        self.__dict__["saved_data"] = data  # an attribute of the user's own, whatever it is
+
+    def save_for_forward(self, *tensors: Tensor | None) -> None:
+        """Keep `tensors` for jvp, which reads them as `saved_tensors`."""
         self._become_keeping()
+        BackwardCFunction.save_for_forward(self, *tensors)  # type: ignore[arg-type]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Tensor) and not is_built(self):
-            self._keep(name, value)  # forward still runs: the node has no outputs yet
+        # While forward runs the node has no outputs yet. PyTorch cannot save an inference tensor.
+        if isinstance(value, Tensor) and not is_built(self) and not is_inference(value):
+            self._keep(name, value)
             return
-        if self._slots is not None and name in self._slots:
+        if self._pb_slots is not None and name in self._pb_slots:
             self.__delattr__(name)
         object.__setattr__(self, name, value)
 
@@ -176,8 +187,8 @@ class AutogradContext(BackwardCFunction):
         self._become_keeping()
         state = self.__dict__
         state.pop(name, None)
-        slots = state.setdefault("_slots", {})
-        kept = state.setdefault("_kept", [])
+        slots = state.setdefault("_pb_slots", {})
+        kept = state.setdefault("_pb_kept", [])
         if name in slots:
             kept[slots[name]] = tensor
         else:
@@ -186,21 +197,21 @@ class AutogradContext(BackwardCFunction):
 
     def _become_keeping(self) -> None:
         if not isinstance(self, KeepingContext):
-            object.__setattr__(self, "__class__", self._door.keeping)
+            object.__setattr__(self, "__class__", self._pb_door.keeping)
 
     def _tensor_at(self, place: int) -> Any:
         """The tensor at `place` behind the user's saves."""
-        if self._kept is not None:
-            return self._kept[place]
-        place += self._user_saves or 0
+        if self._pb_kept is not None:
+            return self._pb_kept[place]
+        place += self._pb_user_saves or 0
         pending = get_to_save(self)
         return self._all_saved()[place] if pending is None else pending[place]
 
     def _all_saved(self) -> tuple[Tensor | None, ...]:
         """Everything that was saved, attributes behind the user's own, with history if asked."""
         saved: tuple[Tensor | None, ...] = get_saved_tensors(self)
-        if self._origin is not None and saved and torch.is_grad_enabled():
-            return self._origin.attach(self, saved)
+        if self._pb_origin is not None and saved and torch.is_grad_enabled():
+            return self._pb_origin.attach(self, saved)
         return saved
 
     # ---- marks ----
@@ -211,7 +222,6 @@ class AutogradContext(BackwardCFunction):
         if get_dirty(self) is not None:
             self._warn_once(RepeatedDirtyWarning, "mark_dirty", "marked")
         set_dirty(self, tensors)
-        self._become_keeping()
 
     def get_and_bump_dirty(self) -> tuple[Tensor, ...]:
         """The tensors marked dirty, each one's version raised by one."""
@@ -235,20 +245,25 @@ class AutogradContext(BackwardCFunction):
 
     # ---- which gradients are needed ----
 
-    @property
-    def needs_input_grad(self) -> NeedsInputGrad:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def needs_input_grad(self) -> NeedsInputGrad:
         """Which inputs need a gradient: `needs_input_grad[i]`, or `(i)` as in C++."""
-        if self._needs is None:
-            needs = NeedsInputGrad(self._door.group(get_needs(self)))
+        if self._pb_needs is None:
+            needs = NeedsInputGrad(self._pb_door.group(get_needs(self)))
             needs._ctx = weakref.ref(self)
-            self.__dict__["_needs"] = needs
-        return cast(NeedsInputGrad, self._needs)
+            self.__dict__["_pb_needs"] = needs
+        return cast(NeedsInputGrad, self._pb_needs)
+
+    @needs_input_grad.setter
+    def needs_input_grad(self, flags: Any) -> None:
+        set_needs(self, flags)
+        self.__dict__["_pb_needs"] = flags
 
     # ---- what the engine calls ----
 
     def apply(self, *cotangents: Any) -> Any:
         """Run the user's backward once and give the engine one gradient per input."""
-        door, first = self._door, cotangents[0]
+        door, first = self._pb_door, cotangents[0]
         # The short way: nothing unusual, and this shape was looked at before.
         if first.__class__ is Tensor and door.is_usual and first.shape in door.seen:
             result = door.cls.backward(self, *cotangents)
@@ -258,34 +273,43 @@ class AutogradContext(BackwardCFunction):
         return self._apply_with_care(cotangents)
 
     def _apply_with_care(self, cotangents: tuple[Any, ...]) -> Any:
-        if self._list_output:
+        if self._pb_list_output:
             cotangents = cotangents[:-1]
-        door = self._door
+        door = self._pb_door
         args = (list(cotangents),) if door.is_boxed else cotangents
         first = cotangents[0] if cotangents else None
-        result = settle(self, user_backward(door)(self, *args))
-        look_at(self, result)
+        result = user_backward(door)(self, *args)
+        gradients = settle(self, result)
+        look_at(self, gradients)
         if first.__class__ is Tensor and len(door.seen) < 1000:
             door.seen.add(first.shape)
-        return result
+        return result if result.__class__ is Tensor else gradients
 
     def apply_boxed(self, cotangents: list[Any]) -> Any:
         """As `apply`, with the cotangents in one list that the user's backward may empty."""
-        if self._list_output:
+        if self._pb_list_output:
             del cotangents[-1]
-        result = settle(self, user_backward(self._door)(self, cotangents))
+        result = settle(self, user_backward(self._pb_door)(self, cotangents))
         look_at(self, result)
         return result
 
     def apply_jvp(self, *tangents: Any) -> Any:
         """Run the user's jvp right after forward."""
-        result = self._door.cls.jvp(self, *tangents)
-        if not self._list_output:
+        self.__dict__["_pb_in_jvp"] = True
+        try:
+            result = self._pb_door.cls.jvp(self, *tangents)
+        finally:
+            del self.__dict__["_pb_in_jvp"]
+        if not self._pb_list_output:
             return result
         return (*(result if isinstance(result, (tuple, list)) else (result,)), None)
 
     def _compiled_autograd_key(self) -> tuple[int, ...]:
-        return (self._autograd_function_id, *self._door.layout(self))
+        edges = self.next_functions if self._pb_door.is_translated else ()
+        live = tuple(node is not None and will_run(node) for node, _ in edges)
+        self.__dict__["_pb_live"] = live if edges else None
+        key = self._pb_door.cls._compiled_autograd_key(self)
+        return (*key, *map(int, live), *self._pb_door.layout(self))
 
     # ---- the checks of the calls above ----
 
@@ -293,17 +317,17 @@ class AutogradContext(BackwardCFunction):
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
                 raise MarkedNonTensorError(
-                    f"`{self._door.name}`: `{call}` must be given tensors",
-                    at=self._door.signature.place,
+                    f"`{self._pb_door.name}`: `{call}` must be given tensors",
+                    at=self._pb_door.signature.place,
                     got=f"{type(tensor).__name__} as argument {position}",
                     torch=f"{call} can only accept variables, but argument {position} is not one",
                 )
 
     def _warn_once(self, kind: Any, call: str, done: str) -> None:
-        self._door.warn_once(
+        self._pb_door.warn_once(
             kind(
-                f"`{self._door.name}` must call `{call}` at most once",
-                at=self._door.signature.place,
+                f"`{self._pb_door.name}` must call `{call}` at most once",
+                at=self._pb_door.signature.place,
                 got=f"a second call, which replaces what the first one {done}",
                 fix=f"give `{call}` all tensors in one call",
             )
@@ -316,7 +340,9 @@ class KeepingContext(AutogradContext):
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """What `save_for_backward` kept, checked for changes in place since."""
-        return self._all_saved()[: self._user_saves]
+        if self._pb_in_jvp:  # PyTorch gives what `save_for_forward` kept
+            return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
+        return self._all_saved()[: self._pb_user_saves]
 
     @property
     def saved_variables(self) -> tuple[Tensor | None, ...]:
@@ -331,20 +357,20 @@ class KeepingContext(AutogradContext):
         return self._apply_with_care(cotangents)
 
     def __getattr__(self, name: str) -> Any:
-        slots = self._slots
+        slots = self._pb_slots
         if slots is None or name not in slots:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         place = slots[name]
         return self._tensor_at(place)
 
     def __delattr__(self, name: str) -> None:
-        slots = self._slots
+        slots = self._pb_slots
         if slots is None or name not in slots:
             object.__delattr__(self, name)
             return
         place = slots.pop(name)
-        if self._kept is not None:
-            self._kept[place] = None
+        if self._pb_kept is not None:
+            self._pb_kept[place] = None
         elif (pending := get_to_save(self)) is not None:
-            place += self._user_saves or 0
+            place += self._pb_user_saves or 0
             set_to_save(self, (*pending[:place], None, *pending[place + 1 :]))

@@ -6,16 +6,16 @@ as many arguments as `forward` has. Everything else takes `_apply_slowly`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, cast
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import HiddenTensorWarning
-from pullback.function.door import Door, open_door
+from pullback.function.door import Door, current, open_door
 from pullback.function.forward import LIST
-from pullback.function.lists import taken_apart
 from pullback.function.slots import (
     below_ad_guard,
     torch_apply,
@@ -23,23 +23,23 @@ from pullback.function.slots import (
     unseen,
     unwrap_if_dead,
 )
+from pullback.function.spread import spread_call
 
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
+def below_autograd() -> AbstractContextManager[Any]:
     """Dispatch below autograd, in-place and view tracking: `AutoDispatchBelowADInplaceOrView`.
 
     For the kernel of an op whose Autograd entry is a Function: inside the guard, a call of the op
-    reaches its backend kernel and not the Function again.
+    reaches its backend kernel and not the Function again. While Dynamo traces, nothing dispatches,
+    and the guard does nothing.
     """
-    with below_ad_guard():
-        yield
+    return nullcontext() if is_dynamo_compiling() else cast(Any, below_ad_guard())
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    door = cls._door
+    door = cls._pb_door
     if door is None or door.cls is not cls:
         door = open_door(cls)
     if kwargs or (door.fixed != -1 and len(args) != door.fixed) or transforms_active():
@@ -47,7 +47,7 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     for arg in args:
         if not isinstance(arg, Tensor):
             door.is_mixed = True
-            if isinstance(arg, _CONTAINERS):
+            if type(arg) in _CONTAINERS:
                 return _apply_slowly(door, args, kwargs)
         elif unwrap_if_dead(arg) is not arg:
             return _apply_slowly(door, args, kwargs)
@@ -59,15 +59,20 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with keywords, defaults, containers, or under a functorch transform."""
+    door = current(door)
+    if HiddenTensorWarning not in door.warned and not door.traverses:
+        for position, arg in enumerate(args):
+            if type(arg) in _CONTAINERS and _hides_tensor(arg):
+                _warn_hidden(door, position, arg)
+    if transforms_active() and not door.traverses:
+        return torch_apply(door.cls)(*args, **kwargs)
+    keywords = door.signature.keywords(kwargs)
     if kwargs or door.fixed != -1:
         args = door.signature.bind(args, kwargs)
-    if door.traverses:
-        flat = taken_apart(door, args)
-        if flat is not None:
-            return flat[0].apply(*flat[1])
-    for position, arg in enumerate(args):
-        if isinstance(arg, _CONTAINERS) and _hides_tensor(arg):
-            _warn_hidden(door, position, arg)
+    if keywords or door.traverses:
+        spread = spread_call(door, args, keywords)
+        if spread is not None:
+            return spread[0].apply(*spread[1])
     if transforms_active():
         return torch_apply(door.cls)(*args)
     door.is_mixed |= not all(isinstance(arg, Tensor) for arg in args)
@@ -78,14 +83,14 @@ def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return output
 
 
-def _hides_tensor(container: Any) -> bool:
-    """Whether a tensor that requires grad sits anywhere inside `container`."""
-    values = container.values() if isinstance(container, dict) else container
+def _hides_tensor(container: Any, depth: int = 3) -> bool:
+    """Whether a tensor that requires grad is among the first items inside `container`."""
+    values = container.values() if type(container) is dict else container
     return any(
         item.requires_grad
         if isinstance(item, Tensor)
-        else isinstance(item, _CONTAINERS) and _hides_tensor(item)
-        for item in values
+        else depth > 0 and type(item) in _CONTAINERS and _hides_tensor(item, depth - 1)
+        for item in islice(values, 100)
     )
 
 

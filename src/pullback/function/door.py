@@ -11,6 +11,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from operator import is_
 from typing import Any, cast
 
 import torch
@@ -18,10 +19,10 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.errors import PullbackWarning
 from pullback.function.context import AutogradContext, KeepingContext, NeedsInputGrad
-from pullback.function.foreign import ContextView
+from pullback.function.foreign import ContextView, is_translated
 from pullback.function.forward import make_run
-from pullback.function.signature import REQUIRED, Signature, signature_of
-from pullback.function.slots import c_apply, hidden, new_class, no_vjp, unseen
+from pullback.function.signature import REQUIRED, Signature, signature_of, state_of
+from pullback.function.slots import c_apply, hidden, new_class, no_setup_context, no_vjp, unseen
 
 
 class Door:
@@ -35,6 +36,7 @@ class Door:
         "is_mixed",
         "is_opaque",
         "is_single",
+        "is_translated",
         "is_usual",
         "keeping",
         "layouts",
@@ -43,6 +45,7 @@ class Door:
         "raw",
         "seen",
         "signature",
+        "state",
         "traverses",
         "warned",
     )
@@ -52,12 +55,14 @@ class Door:
         self.name: str = cls.__name__
         self.signature = signature or signature_of(cls)
         self.fixed = self.signature.fixed if self.signature.has_setup else -1
-        if self.signature.keyword_only:
+        if self.signature.has_setup and self.signature.keyword_only:
             self.fixed = -2  # no plain call fits: bind every time
+        self.state = state_of(cls)
         self.is_boxed = bool(getattr(cls, "boxed_grads_call", False))
         self.is_opaque = not cls.is_traceable
         self.is_usual = not self.is_boxed and not self.is_opaque and cls.vjp is no_vjp
         self.is_single = self.signature.fixed == 1 and self.signature.defaults == (REQUIRED,)
+        self.is_translated = is_translated(cls)
         self.is_mixed = False  # whether an argument that is no tensor was ever seen
         self.seen: set[torch.Size] = set()  # cotangent shapes whose gradients were looked at
         self.plain: type[AutogradContext] = AutogradContext
@@ -82,19 +87,11 @@ class Door:
 
     def layout(self, ctx: AutogradContext) -> tuple[int, ...]:
         """A number for where `ctx` keeps its tensors, for compiled autograd's key."""
-        if ctx._user_saves is None:
+        if ctx._pb_user_saves is None:
             return ()
-        slots, data = ctx._slots or {}, ctx._data_slots or {}
-        key = (ctx._user_saves, tuple(slots.items()), tuple(data.items()))
+        slots, data = ctx._pb_slots or {}, ctx._pb_data_slots or {}
+        key = (ctx._pb_user_saves, tuple(slots.items()), tuple(data.items()))
         return (self.layouts.setdefault(key, len(self.layouts)),)
-
-    def call_forward(self, ctx: Any, args: tuple[Any, ...]) -> Any:
-        """The user's `forward(ctx, ...)`, keyword-only arguments in their places."""
-        names = self.signature.keyword_only
-        if not names:
-            return self.cls.forward(ctx, *args)
-        rest = len(args) - len(names)
-        return self.cls.forward(ctx, *args[:rest], **dict(zip(names, args[rest:], strict=True)))
 
     def opaque(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` out of the compiler's sight, when there is a compiler in this process."""
@@ -106,55 +103,88 @@ class Door:
 
 def open_door(cls: Any) -> Door:
     """The door of `cls`, made at its first call."""
-    door = cls.__dict__.get("_door")
+    door = cls.__dict__.get("_pb_door")
     if door is None:
         door = Door(cls)
-        cls._door = door
+        cls._pb_door = door
     return cast(Door, door)
+
+
+def current(door: Door) -> Door:
+    """`door`, or a new one when the user has replaced `forward`, its defaults or its style."""
+    state = state_of(door.cls)
+    same = len(state) == len(door.state) and all(map(is_, state, door.state))
+    if door.groups is not None or same:
+        return door
+    door.cls._pb_door = Door(door.cls)
+    return cast(Door, door.cls._pb_door)
 
 
 def _twin(door: Door) -> Callable[..., Any]:
     """PyTorch's C `apply`, bound to a class that runs the user's methods with our context."""
     cls = door.cls
-    backward = _compiled_backward(door)
-    space = {
+    space = _attributes(cls) | {
         "forward": staticmethod(make_run(door)),
-        "backward": staticmethod(backward),
+        "backward": staticmethod(_compiled_backward(door)),
         "jvp": staticmethod(cls.jvp),
+        "vjp": staticmethod(no_vjp),
+        "setup_context": staticmethod(no_setup_context),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
-        "_pullback_of": cls,
     }
     # PyTorch looks these up at every call, and a failed look-up costs more than a False.
     for name in ("boxed_grads_call", "clear_saved_tensors_on_access"):
         space[name] = getattr(cls, name, False)
     twin: Any = new_class(cls.__name__, TorchFunction, space)
-    context = {
-        "_door": door,
-        "_forward_cls": twin,
-        "_autograd_function_id": cls._backward_cls._autograd_function_id,
-        "__module__": cls.__module__,
-    }
-    plain = type(cls.__name__ + "Backward", (AutogradContext,), context)
+    # The context PyTorch made for the class stays a base: who has it at hand still knows ours.
+    made = getattr(cls._backward_cls, "_pb_made", cls._backward_cls)
+    plain: Any = type(
+        made.__name__,
+        (AutogradContext, made),
+        {
+            "_pb_door": door,
+            "_pb_made": made,
+            "_forward_cls": twin if door.is_opaque else cls,
+            "__module__": cls.__module__,
+        },
+    )
     door.plain = twin._backward_cls = cls._backward_cls = plain
-    door.keeping = type(plain.__name__, (plain, KeepingContext), {"__module__": cls.__module__})
+    # What keeps more than PyTorch knows of is not for compiled autograd to read by itself.
+    door.keeping = type(
+        made.__name__,
+        (KeepingContext, plain),
+        {"_forward_cls": twin, "__module__": cls.__module__},
+    )
     return c_apply(twin)
+
+
+def _attributes(cls: type) -> dict[str, Any]:
+    """The attributes that users gave `cls` and its bases."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not issubclass(TorchFunction, base) and "_pb_is_base" not in vars(base):
+            found |= {n: v for n, v in vars(base).items() if not n.startswith(("__", "_pb_"))}
+    found.pop("apply", None)
+    return found
 
 
 def _compiled_backward(door: Door) -> Callable[..., Any]:
     """What compiled autograd traces: the user's backward on the context that it brings."""
 
-    # Bound here: Dynamo has rules of its own for `cls.backward`, which refuse our view of a context.
-    users = door.opaque(door.cls.backward) if door.is_opaque else door.cls.backward
+    # Bound here: Dynamo has rules of its own for `cls.backward`, which refuse our view of `ctx`.
+    users = door.cls.backward
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        if ctx._list_output:
+        if ctx._pb_list_output:
             cotangents = cotangents[:-1]
-        if ctx._user_saves is not None:
-            ctx = ContextView(ctx, ctx._slots, ctx._user_saves)
+        if ctx._pb_user_saves is not None:
+            ctx = ContextView(ctx, ctx._pb_slots, ctx._pb_user_saves)
         return users(ctx, *cotangents)
 
-    return hidden(backward) if door.is_opaque else backward
+    def opaque(ctx: Any, *cotangents: Any) -> Any:
+        return door.opaque(backward)(ctx, *cotangents)
+
+    return cast("Callable[..., Any]", hidden(opaque)) if door.is_opaque else backward
 
 
 def _hide_methods(cls: type) -> None:

@@ -38,20 +38,20 @@ class ContextView:
     foreign context was made from one of ours.
     """
 
-    _OWN = ("_ctx", "_slots", "_user_saves")
+    _OWN = ("_pb_ctx", "_pb_slots", "_pb_user_saves")
 
     def __init__(
         self, ctx: Any, slots: dict[str, int] | None = None, user_saves: int | None = None
     ) -> None:
-        object.__setattr__(self, "_ctx", ctx)
-        object.__setattr__(self, "_slots", slots)
-        object.__setattr__(self, "_user_saves", user_saves)
+        object.__setattr__(self, "_pb_ctx", ctx)
+        object.__setattr__(self, "_pb_slots", slots)
+        object.__setattr__(self, "_pb_user_saves", user_saves)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
         """What `save_for_backward` kept."""
-        saved = tuple(self._ctx.saved_tensors)
-        return saved if self._user_saves is None else saved[: self._user_saves]
+        saved = tuple(self._pb_ctx.saved_tensors)
+        return saved if self._pb_user_saves is None else saved[: self._pb_user_saves]
 
     def get_saved_variables(self) -> tuple[Any, ...]:
         """The C++ name of `saved_tensors`."""
@@ -60,77 +60,86 @@ class ContextView:
     @property
     def saved_data(self) -> Any:
         """Any data, under string keys."""
-        if self._user_saves is None:
-            data = self._ctx._data
+        if self._pb_user_saves is None:
+            data = self._pb_ctx._pb_data
             return {} if data is None else data
-        data = dict(self._ctx._data or {})
-        for key, place in (self._ctx._data_slots or {}).items():
-            data[key] = self._ctx.saved_tensors[self._user_saves + place]
+        data = dict(self._pb_ctx._pb_data or {})
+        for key, place in (self._pb_ctx._pb_data_slots or {}).items():
+            data[key] = self._pb_ctx.saved_tensors[self._pb_user_saves + place]
         return data
 
     @property
     def needs_input_grad(self) -> Any:
         """Which inputs need a gradient, as a tuple and as a question."""
-        return ForeignNeeds(self._ctx.needs_input_grad, self._ctx._tensor_positions)
+        return ForeignNeeds(
+            tuple(self._pb_ctx.needs_input_grad), self._pb_ctx._pb_plain, self._pb_ctx._pb_live
+        )
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Keep `tensors` until backward."""
-        self._ctx.save_for_backward(*tensors)
+        self._pb_ctx.save_for_backward(*tensors)
 
     def save_for_forward(self, *tensors: Any) -> None:
         """Keep `tensors` for jvp."""
-        self._ctx.save_for_forward(*tensors)
+        self._pb_ctx.save_for_forward(*tensors)
 
     def mark_dirty(self, *tensors: Any) -> None:
         """Name the inputs that `forward` changes in place."""
-        self._ctx._dirty = tensors
-        self._ctx.mark_dirty(*tensors)
+        self._pb_ctx._pb_dirty = tensors
+        self._pb_ctx.mark_dirty(*tensors)
 
     def get_and_bump_dirty(self) -> tuple[Any, ...]:
         """The tensors marked dirty, each one's version raised by one."""
-        for tensor in self._ctx._dirty:
+        for tensor in self._pb_ctx._pb_dirty:
             torch.autograd.graph.increment_version(tensor)
-        return tuple(self._ctx._dirty)
+        return tuple(self._pb_ctx._pb_dirty)
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         """Name the outputs that carry no gradient."""
-        self._ctx._non_differentiable = tensors
-        self._ctx.mark_non_differentiable(*tensors)
+        self._pb_ctx._pb_non_differentiable = tensors
+        self._pb_ctx.mark_non_differentiable(*tensors)
 
     def get_non_differentiable(self) -> tuple[Any, ...]:
         """The outputs marked non-differentiable."""
-        return tuple(self._ctx._non_differentiable)
+        return tuple(self._pb_ctx._pb_non_differentiable)
 
     def set_materialize_grads(self, value: bool) -> None:
         """Whether undefined cotangents become zeros."""
-        self._ctx.set_materialize_grads(value)
+        self._pb_ctx.set_materialize_grads(value)
 
     def __getattr__(self, name: str) -> Any:
-        slots = self._slots
+        slots = self._pb_slots
         if slots is not None and name in slots:
-            return self._ctx.saved_tensors[(self._user_saves or 0) + slots[name]]
-        return getattr(self._ctx, name)
+            return self._pb_ctx.saved_tensors[(self._pb_user_saves or 0) + slots[name]]
+        return getattr(self._pb_ctx, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ctx, name, value)
+        setattr(self._pb_ctx, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._ctx, name)
+        delattr(self._pb_ctx, name)
 
 
 class ForeignNeeds:
-    """`needs_input_grad` of a foreign context: one flag per argument, and the C++ question."""
+    """`needs_input_grad` of a foreign context: one flag per argument, and the C++ question.
 
-    def __init__(self, flags: tuple[bool, ...], tensors: tuple[int, ...]) -> None:
+    `live` is the answer for the backward under way, one flag per tensor input, where it is known.
+    """
+
+    def __init__(
+        self, flags: tuple[bool, ...], plain: tuple[int, ...], live: tuple[bool, ...] | None
+    ) -> None:
         self.flags = flags
-        self.tensors = tensors
+        if live is None:
+            live = tuple([flag for i, flag in enumerate(flags) if i not in plain])
+        self.live = live
 
     def __call__(self, index: Any) -> bool:
         if isinstance(index, int):
-            return self.flags[self.tensors[index]]
+            return self.live[index]
         for first, last in index:
             for i in range(first, last):
-                if self.flags[self.tensors[i]]:
+                if self.live[i]:
                     return True
         return False
 
@@ -148,10 +157,11 @@ def opened_view(ctx: Any, args: tuple[Any, ...]) -> Any:
     """A view of `ctx` for the start of a call, when the context is not one of ours."""
     if isinstance(ctx, AutogradContext):
         return ctx
-    ctx._data = {}
-    ctx._tensor_positions = tuple(i for i, arg in enumerate(args) if isinstance(arg, Tensor))
-    ctx._dirty = ()
-    ctx._non_differentiable = ()
+    ctx._pb_data = {}
+    ctx._pb_plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
+    ctx._pb_live = None
+    ctx._pb_dirty = ()
+    ctx._pb_non_differentiable = ()
     return ContextView(ctx)
 
 
@@ -236,6 +246,11 @@ def translated(cls: Any, signature: Signature) -> dict[str, Any]:
     return {name: staticmethod(method) for name, method in changed.items()}
 
 
+def is_translated(cls: Any) -> bool:
+    """Whether foreign callers see methods of `cls` that are not the user's own."""
+    return any(_written(getattr(cls, n)) is not getattr(cls, n) for n in _METHODS)
+
+
 def _written(method: Any) -> Any:
     """The user's own method, also where a base class has it translated already."""
     return getattr(method, "_pullback_user", method)
@@ -259,10 +274,16 @@ def _backward(backward: Any, signature: Signature) -> Any:
     return _same_parameters(backward, "_view({0})", view, finish=as_tuple)
 
 
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
 def _same_parameters(
-    function: Any, context: str, make_view: Callable[..., Any], finish: Any = None
+    function: Any, context: str, make_view: Callable[..., Any], finish: Any = _as_it_is
 ) -> Any:
     """`function` with its first argument seen through `make_view`, and the very same parameters.
+
+    What it returned goes through `finish`, unless its context needed no view.
 
     PyTorch reads parameter names and defaults of `forward` and `backward` from their code objects,
     so the wrapper is compiled with the parameters of the original.
@@ -280,12 +301,15 @@ def _same_parameters(
         star = f"*{code.co_varnames[count]}"
         named, call = [*named, star], [*call, star]
     ctx = context.format(named[0], ", ".join(call)).replace("(,)", "()")
-    call_user = f"_user({', '.join([ctx, *call])})"
+    rest = ", ".join(["", *call])
     # A closure, because Dynamo looks up globals in the module that `__name__` names.
     source = (
         "def make(_user, _view, _finish):\n"
         f"    def {function.__name__}({', '.join(named)}):\n"
-        f"        return {call_user if finish is None else f'_finish({call_user})'}\n"
+        f"        _seen = {ctx}\n"
+        f"        if _seen is {named[0]}:\n"
+        f"            return _user(_seen{rest})\n"
+        f"        return _finish(_user(_seen{rest}))\n"
         f"    return {function.__name__}\n"
     )
     space: dict[str, Any] = {"__name__": __name__}

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from pullback.errors import (
-    DirtyNonInputWarning,
     DirtyNotReturnedError,
     ReturnedInputSavedError,
     SavedNonTensorError,
 )
-from pullback.function.context import KeepingContext
 from pullback.function.replay import origin_of
-from pullback.function.slots import get_dirty, get_to_save, set_to_save, unseen
+from pullback.function.slots import get_dirty, get_to_save, no_torch_function, set_to_save, unseen
 
 if TYPE_CHECKING:
     from pullback.function.door import Door
@@ -26,11 +25,11 @@ LIST = object()  # stands behind the outputs of a forward that returned a list
 def make_run(door: Door) -> Callable[..., Any]:
     """The twin's forward: the user's, then everything that has to be settled after it."""
     cls, has_setup = door.cls, door.signature.has_setup
-    is_special = door.is_opaque or bool(door.signature.keyword_only)
+    is_opaque = door.is_opaque
 
     def run(ctx: Any, *args: Any) -> Any:
-        if is_special:
-            output = _call_specially(door, ctx, args)
+        if is_opaque:
+            output = _call_unseen(door, ctx, args)
         elif has_setup:
             output = cls.forward(*args)
             cls.setup_context(ctx, args, output)
@@ -39,6 +38,8 @@ def make_run(door: Door) -> Callable[..., Any]:
         # Every call pays for what follows, so the usual case is short: each saved tensor is an
         # input or the output, and there is nothing more to do.
         if ctx.__class__ is not door.plain or door.is_mixed or output.__class__ is list:
+            return _close(door, ctx, args, output)
+        if get_dirty(ctx) is not None:
             return _close(door, ctx, args, output)
         saved = get_to_save(ctx)
         if saved is not None:
@@ -58,33 +59,37 @@ def make_run(door: Door) -> Callable[..., Any]:
 def _close(door: Door, ctx: Any, args: tuple[Any, ...], output: Any) -> Any:
     """What is left to do after a forward that saved, kept or returned something unusual."""
     saved = get_to_save(ctx) or ()
-    _require_saved_tensors(door, saved)
     outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
-    state = ctx.__dict__
+    is_recorded, state = bool(ctx.next_functions), ctx.__dict__
+    if is_recorded:
+        _require_saved_tensors(door, saved)
     if door.is_mixed:
-        state["_plain"] = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
+        state["_pb_plain"] = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor))
     if get_dirty(ctx) is not None:
         _require_returned(door, ctx, args, outputs)
-    if isinstance(ctx, KeepingContext):
-        kept = state.get("_kept") or []
-        kept = [*kept, *ctx.saved_data.hand_over(len(kept))] if ctx._data else kept
-        if kept and ctx.next_functions:
-            state["_user_saves"] = len(saved)
-            state["_kept"] = None
-            saved = (*saved, *kept)
-            set_to_save(ctx, saved)
-        elif kept:
-            state["_kept"] = kept  # nothing is recorded: only jvp may still ask for them
-    if ctx.next_functions:  # else nothing is recorded and nothing will be differentiated
-        if door.signature.has_setup:
-            _require_not_returned(door, ctx, args, saved, outputs)
-        origin = origin_of(ctx, args, saved, outputs)
+    if door.signature.has_setup:
+        both = (*saved, *(ctx.saved_for_forward or ()))
+        _require_not_returned(door, ctx, args, both, outputs)
+    kept = [*(ctx._pb_kept or ())]
+    if ctx._pb_data:
+        kept += ctx.saved_data.hand_over(len(kept))
+    if kept and is_recorded:
+        state["_pb_user_saves"] = len(saved)
+        state["_pb_kept"] = None
+        saved = (*saved, *kept)
+        set_to_save(ctx, saved)
+    elif kept:
+        state["_pb_kept"] = kept  # nothing is recorded: only jvp may still ask for them
+    # A compiler traces one backward and keeps its ops: there is no second to prepare for.
+    if is_recorded and not is_compiling():
+        with no_torch_function():
+            origin = origin_of(ctx, args, saved, outputs)
         if origin is not None:
             ctx._become_keeping()
-            state["_origin"] = origin
+            state["_pb_origin"] = origin
     if isinstance(output, list):
         ctx._become_keeping()
-        state["_list_output"] = True
+        state["_pb_list_output"] = True
         return (*output, LIST)
     return output
 
@@ -102,22 +107,18 @@ def _require_saved_tensors(door: Door, saved: tuple[Any, ...]) -> None:
             )
 
 
-def _call_specially(door: Door, ctx: Any, args: tuple[Any, ...]) -> Any:
-    """The user's forward where the plain call does not do: opaque, or keyword-only parameters."""
+def _call_unseen(door: Door, ctx: Any, args: tuple[Any, ...]) -> Any:
+    """The user's forward, out of the compiler's sight."""
+    cls = door.cls
     if not door.signature.has_setup:
-        call = door.opaque(door.call_forward) if door.is_opaque else door.call_forward
-        return call(ctx, args)
-    cls, names = door.cls, door.signature.keyword_only
-    rest = len(args) - len(names)
-    forward = door.opaque(cls.forward) if door.is_opaque else cls.forward
-    output = forward(*args[:rest], **dict(zip(names, args[rest:], strict=True)))
-    setup = door.opaque(cls.setup_context) if door.is_opaque else cls.setup_context
-    setup(ctx, args, output)
+        return door.opaque(cls.forward)(ctx, *args)
+    output = door.opaque(cls.forward)(*args)
+    door.opaque(cls.setup_context)(ctx, args, output)
     return output
 
 
 def _require_returned(door: Door, ctx: Any, args: tuple[Any, ...], outputs: Any) -> None:
-    """Every tensor marked dirty is returned, and was an input."""
+    """Every tensor marked dirty is returned. (PyTorch warns of one that is not an input.)"""
     for place, tensor in enumerate(get_dirty(ctx)):
         names = [door.signature.name(i) for i, arg in enumerate(args) if arg is tensor]
         name = names[0] if names else f"argument {place} of `mark_dirty`"
@@ -130,16 +131,6 @@ def _require_returned(door: Door, ctx: Any, args: tuple[Any, ...], outputs: Any)
                 torch="Some elements marked as dirty during the forward method were not returned "
                 "as output. The inputs that are modified inplace must all be outputs of the "
                 "Function.",
-            )
-        if not names:
-            door.warn_once(
-                DirtyNonInputWarning(
-                    f"`{door.name}.forward` must mark only its inputs dirty",
-                    at=door.signature.place,
-                    expected=f"inputs among ({door.signature.text()})",
-                    got=f"{name}, a tensor that is not an input",
-                    fix="mark the input that was changed; a tensor of your own needs no mark",
-                )
             )
 
 

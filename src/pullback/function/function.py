@@ -49,14 +49,14 @@ class Function(TorchFunction):
     is_traceable: ClassVar[bool] = True
     traverse_lists: ClassVar[bool] = False
 
-    _door: ClassVar[Door | None] = None
-    _is_pullback_base: ClassVar[bool] = True
+    _pb_door: ClassVar[Door | None] = None
+    _pb_is_base: ClassVar[bool] = True
 
     apply = dispatch.apply
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         TorchFunction.__init_subclass__(**kwargs)
-        cls._door = None
+        cls._pb_door = None
         if cls.forward is TorchFunction.forward:
             return
         for name, method in translated(cls, signature_of(cls)).items():

@@ -69,7 +69,7 @@ def settle(ctx: AutogradContext, result: Any) -> tuple[Any, ...]:
     """
     if result.__class__ is not tuple:
         if isinstance(result, Mapping):
-            signature, count = ctx._door.signature, len(get_needs(ctx))
+            signature, count = ctx._pb_door.signature, len(get_needs(ctx))
             names = tuple(signature.name(i) for i in range(count))
             result = by_name(signature.owner, names, result, signature.names)
         elif not isinstance(result, tuple):
@@ -81,7 +81,7 @@ def settle(ctx: AutogradContext, result: Any) -> tuple[Any, ...]:
         if gradient is not None:
             if gradient.__class__ is not Tensor:
                 _require_tensor(ctx, position, gradient)
-            if not flags[position] and position in ctx._plain:
+            if not flags[position] and position in ctx._pb_plain:
                 _refuse(ctx, position, gradient)
     return cast("tuple[Any, ...]", result)
 
@@ -123,7 +123,7 @@ def _fit(ctx: AutogradContext, result: tuple[Any, ...], count: int) -> tuple[Any
     """`result` cut to `count` values when the surplus is `None`, else an error."""
     if len(result) > count and all(gradient is None for gradient in result[count:]):
         return result[:count]
-    door = ctx._door
+    door = ctx._pb_door
     names = ", ".join(door.signature.name(i) for i in range(count))
     raise BackwardArityError(
         f"`{door.name}.backward` must return one value per input of `forward`",
@@ -139,7 +139,7 @@ def _fit(ctx: AutogradContext, result: tuple[Any, ...], count: int) -> tuple[Any
 def _require_tensor(ctx: AutogradContext, position: int, gradient: Any) -> None:
     if isinstance(gradient, Tensor):
         return
-    door = ctx._door
+    door = ctx._pb_door
     raise GradientTypeError(
         f"`{door.name}.backward` must return a tensor or `None` for "
         f"`{door.signature.name(position)}`",
@@ -151,7 +151,7 @@ def _require_tensor(ctx: AutogradContext, position: int, gradient: Any) -> None:
 
 
 def _refuse(ctx: AutogradContext, position: int, gradient: Tensor) -> None:
-    door = ctx._door
+    door = ctx._pb_door
     raise NonTensorGradientError(
         f"`{door.name}.backward` must return `None` for `{door.signature.name(position)}`, "
         "which is not a tensor",
@@ -167,7 +167,7 @@ def _refuse(ctx: AutogradContext, position: int, gradient: Tensor) -> None:
 def _misshapen(
     ctx: AutogradContext, position: int, gradient: Tensor, shape: list[int]
 ) -> GradientShapeError:
-    door = ctx._door
+    door = ctx._pb_door
     return GradientShapeError(
         f"`{door.name}.backward` must return a gradient of the shape of "
         f"`{door.signature.name(position)}`",
@@ -193,7 +193,7 @@ def _warn_dtype(ctx: AutogradContext, position: int, got: Any, expected: Any) ->
         return  # the engine projects to the real part: the documented rule for real inputs
     if "_fwd_used_autocast" in ctx.__dict__:
         return  # `custom_fwd` cast the inputs: the gradients are of the dtype it cast to
-    door = ctx._door
+    door = ctx._pb_door
     door.warn_once(
         GradientDtypeWarning(
             f"`{door.name}.backward` must return gradients of their inputs' dtypes",

@@ -108,7 +108,7 @@ class Origin:
         inputs = [a for a in self.arguments if isinstance(a, _Input)]
         found = [a.find(saved) for a in inputs]
         handles = [a.tie if t is None else t for a, t in zip(inputs, found, strict=True)]
-        replay = _Replay(self, dict(ctx._slots or {}), ctx._user_saves)
+        replay = _Replay(self, dict(ctx._pb_slots or {}), ctx._pb_user_saves)
         replay.present = [tensor is not None for tensor in found]
         replay.flags = tuple(get_needs(ctx))
         middles = [saved[place] for place in self.middles]
@@ -139,7 +139,7 @@ def origin_of(
         else _Plain(arg)
         for arg in args
     )
-    return Origin(ctx._door, arguments, middles)
+    return Origin(ctx._pb_door, arguments, middles)
 
 
 def _lacks_history(tensor: Tensor) -> bool:
@@ -228,7 +228,7 @@ class _Replay:
                 output = cls.forward(*args)
                 cls.setup_context(ctx, tuple(args), output)
             else:
-                self.door.call_forward(ctx, tuple(args))
+                cls.forward(ctx, *args)
         kept = [getattr(ctx, name) for name in sorted(self.slots, key=self.slots.__getitem__)]
         saved = [*ctx.saved, *kept]
         return [saved[place] for place in self.origin.middles]

@@ -8,6 +8,7 @@ in: `forward(ctx, ...)`, or `forward(...)` with `setup_context(ctx, inputs, outp
 from __future__ import annotations
 
 import inspect
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +34,7 @@ def place_of(function: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The parameters of `forward` without `ctx`, and the style of the class.
-
-    `keyword_only` parameters take part as the last inputs, in the order they are written.
-    """
+    """The parameters of `forward` without `ctx`, and the style of the class."""
 
     owner: str
     place: str
@@ -50,27 +48,13 @@ class Signature:
     @property
     def fixed(self) -> int:
         """How many arguments a complete positional call has, or -1 when that is open."""
-        return -1 if self.variadic or self.keyword_only else len(self.names)
+        return -1 if self.variadic else len(self.names)
 
     def name(self, position: int) -> str:
         """The user's name of the input at `position`."""
         if position < len(self.names):
             return self.names[position]
-        if self.variadic:
-            return f"{self.variadic}[{position - len(self.names)}]"
-        extra = position - len(self.names)
-        return self.keyword_only[extra] if extra < len(self.keyword_only) else f"#{position}"
-
-    def position(self, name: str) -> int | None:
-        """Where the input called `name` stands, or None when there is none."""
-        if name in self.names:
-            return self.names.index(name)
-        if name in self.keyword_only:
-            return len(self.names) + self.keyword_only.index(name)
-        if self.variadic and name.startswith(self.variadic + "[") and name.endswith("]"):
-            index = name[len(self.variadic) + 1 : -1]
-            return len(self.names) + int(index) if index.isdigit() else None
-        return None
+        return f"{self.variadic or 'extra'}[{position - len(self.names)}]"
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The positional arguments for one call: keywords placed, defaults filled in.
@@ -80,13 +64,12 @@ class Signature:
         """
         bound = list(args)
         if len(bound) > len(self.names) and not self.variadic:
-            raise self._unfit(args, kwargs, f"too many positional arguments: {len(bound)}")
+            raise self.unfit(args, kwargs, f"too many positional arguments: {len(bound)}")
         for name in kwargs:
-            position = self.position(name) if "[" not in name else None
-            if position is None:
-                raise self._unfit(args, kwargs, f"got an unexpected keyword argument '{name}'")
-            if position < len(args) and name in self.names:
-                raise self._unfit(args, kwargs, f"got multiple values for argument '{name}'")
+            if name not in self.names:
+                raise self.unfit(args, kwargs, f"got an unexpected keyword argument '{name}'")
+            if self.names.index(name) < len(args):
+                raise self.unfit(args, kwargs, f"got multiple values for argument '{name}'")
         for position in range(len(args), self._last(kwargs)):
             name, default = self.names[position], self.defaults[position]
             if name in kwargs:
@@ -94,24 +77,34 @@ class Signature:
             elif default is not REQUIRED:
                 bound.append(default)
             else:
-                raise self._unfit(args, kwargs, f"missing a required argument: '{name}'")
-        for name, default in zip(self.keyword_only, self.keyword_defaults, strict=True):
-            if name not in kwargs and default is REQUIRED:
-                raise self._unfit(args, kwargs, f"missing a required argument: '{name}'")
-            bound.append(kwargs.get(name, default))
+                raise self.unfit(args, kwargs, f"missing a required argument: '{name}'")
         return tuple(bound)
+
+    def keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keyword-only arguments of a call, taken out of `kwargs`.
+
+        Empty when none was given. With `setup_context` the defaults of the others are filled in.
+        """
+        given = {name: kwargs.pop(name) for name in self.keyword_only if name in kwargs}
+        for name, default in zip(self.keyword_only, self.keyword_defaults, strict=True):
+            if name not in given and default is REQUIRED:
+                raise self.unfit((), given, f"missing a required argument: '{name}'")
+            if self.has_setup:
+                given.setdefault(name, default)
+        return given
 
     def _last(self, kwargs: dict[str, Any]) -> int:
         """One past the last position that a call has to fill."""
-        if self.has_setup or self.keyword_only:
+        if self.has_setup:
             return len(self.names)
         required = [i for i, default in enumerate(self.defaults) if default is REQUIRED]
         named = [self.names.index(name) for name in kwargs]
         return max(required + named, default=-1) + 1
 
-    def _unfit(
+    def unfit(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], fault: str
     ) -> ApplyArgumentsError:
+        """The error for arguments that do not fit."""
         given = [_kind(arg) for arg in args]
         given += [f"{name}={_kind(arg)}" for name, arg in kwargs.items()]
         return ApplyArgumentsError(
@@ -131,10 +124,13 @@ class Signature:
 
 
 def signature_of(cls: type) -> Signature:
-    """Read the signature of a Function class from its `forward`."""
+    """Read the signature of a Function class from its `forward`.
+
+    PyTorch binds by `inspect.signature` with `setup_context`, by the code object without: so here.
+    """
     forward = cls.forward  # type: ignore[attr-defined]
     has_setup = has_setup_context(cls)
-    parameters = list(inspect.signature(forward).parameters.values())
+    parameters = _parameters(forward, by_code=not has_setup)
     if not has_setup and parameters and parameters[0].kind is not parameters[0].VAR_POSITIONAL:
         parameters = parameters[1:]
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -150,6 +146,38 @@ def signature_of(cls: type) -> Signature:
         keyword_only=tuple(p.name for p in keyword_only),
         keyword_defaults=tuple(p.default for p in keyword_only),
     )
+
+
+def _parameters(forward: Any, *, by_code: bool) -> list[inspect.Parameter]:
+    """The parameters of `forward`; any number of any kind where they cannot be read."""
+    function = getattr(forward, "__func__", forward)
+    if by_code and isinstance(function, types.FunctionType):
+        bare = types.FunctionType(
+            function.__code__, {}, "forward", function.__defaults__, function.__closure__
+        )
+        bare.__kwdefaults__ = function.__kwdefaults__
+        found = list(inspect.signature(bare).parameters.values())
+        found = found[1:] if function is not forward else found
+        if any(p.kind is p.POSITIONAL_OR_KEYWORD for p in found[1:]):
+            return found
+        # A decorator that takes `*args` says nothing: look at what it wraps.
+    try:
+        return list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):
+        kinds = inspect.Parameter
+        return [kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)]
+
+
+def state_of(cls: Any) -> tuple[Any, ...]:
+    """What the signature of `cls` was read from, to notice when it is replaced."""
+    state = [cls.setup_context]
+    function = cls.forward
+    while function is not None:
+        names = ("__defaults__", "__kwdefaults__", "__signature__")
+        state += [function, *(getattr(function, name, None) for name in names)]
+        inner = ("__func__", "__wrapped__", "func")
+        function = next((f for n in inner if (f := getattr(function, n, None)) is not None), None)
+    return tuple(state)
 
 
 def _written(name: str, default: Any) -> str:

@@ -1,11 +1,12 @@
 """PyTorch's private parts that a Function needs, each in this one place.
 
-The C slots behind the names of a context (`to_save`, `dirty_tensors`, ...), PyTorch's own `apply`, and
-a few questions to the engine. `tests/function/test_slots.py` notices when one of them moves.
+The C slots behind the names of a context (`to_save`, `dirty_tensors`, ...), PyTorch's own `apply`,
+and a few questions to the engine. `tests/function/test_slots.py` notices when one of them moves.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ set_non_differentiable = _context.non_differentiable.__set__
 set_materialize = _context.materialize_grads.__set__
 get_saved_tensors = _context.saved_tensors.__get__
 get_needs = _context.needs_input_grad.__get__
+set_needs = _context.needs_input_grad.__set__
 
 no_setup_context: Any = _SingleLevelFunction.setup_context
 no_backward: Any = TorchFunction.backward
@@ -33,6 +35,7 @@ no_vjp: Any = TorchFunction.vjp
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
+no_torch_function: Any = torch._C.DisableTorchFunction
 
 _torch_apply: Any = next(vars(c)["apply"] for c in TorchFunction.__mro__ if "apply" in vars(c))
 
@@ -53,13 +56,19 @@ def new_class(name: str, base: type, space: dict[str, Any]) -> Any:
     return make(name, (base,), space)
 
 
+def is_inference(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` was made in inference mode, asked behind the back of torch functions."""
+    with no_torch_function():
+        return tensor.is_inference()
+
+
 def is_built(ctx: Any) -> bool:
     """Whether the outputs of a context's forward are registered: forward is over."""
     return bool(ctx._input_metadata)
 
 
 def inputs_like(node: Any) -> Any:
-    """Shapes and dtypes of what `node` produced in forward; empty where this torch does not tell."""
+    """Shapes and dtypes of what `node` gave in forward; empty where this torch does not tell."""
     return getattr(node, "_input_metadata", ())
 
 
@@ -75,13 +84,17 @@ def will_run(node: Any) -> bool:
 
 
 def unseen(function: Any) -> Any:
-    """`function`, which Dynamo then takes for a part of `torch.autograd.function`.
+    """`function`, which Dynamo then takes for a part of `torch.autograd`.
 
-    Dynamo leaves the frames of that file alone and has rules of its own for `Function.apply`; the
-    functions marked so stand in for what PyTorch does there, and must be treated the same. Dynamo
-    goes by the file name in the code object, in every release from 2.11 to 2.15.
+    Dynamo leaves the frames of PyTorch's own files alone and has rules of its own for
+    `Function.apply`; the functions marked so stand in for what PyTorch does there, and must be
+    treated the same. Dynamo goes by the folder in the code object's file name, in every release
+    from 2.11 to 2.15. The file does not exist there, so tracebacks show our lines without text.
     """
-    function.__code__ = function.__code__.replace(co_filename=torch_function.__file__)
+    code = function.__code__
+    folder = os.path.dirname(torch_function.__file__)
+    path = os.path.join(folder, "pullback", os.path.basename(code.co_filename))
+    function.__code__ = code.replace(co_filename=path)
     return function
 
 

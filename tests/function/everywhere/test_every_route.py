@@ -20,14 +20,17 @@ pytestmark = pytest.mark.filterwarnings("ignore", r"error:W\d{3} [a-z]")
 
 
 def pairs() -> Iterator[tuple[str, str, tuple[pytest.MarkDecorator, ...]]]:
-    """Every route with every entry that is written for it, and the marks of the route."""
+    """Every route with every entry that is written for it, and its marks."""
     for route_name, route in ROUTES.items():
-        marks = (pytest.mark.slow,) if route.slow else ()
-        if "inductor" in route_name:
-            marks = (*marks, pytest.mark.needs_compiler)
+        compiler = (pytest.mark.needs_compiler,) if "inductor" in route_name else ()
         for name, entry in ENTRIES.items():
+            slow = (
+                (pytest.mark.slow,)
+                if name not in (ENTRIES if route.quick is None else route.quick)
+                else ()
+            )
             if all(getattr(entry, need) for need in route.needs):
-                yield route_name, name, marks
+                yield route_name, name, (*compiler, *slow)
 
 
 def supported(torch_only: bool = False) -> list:
@@ -39,14 +42,13 @@ def supported(torch_only: bool = False) -> list:
     ]
 
 
-def failing(ours: tuple[str, ...] = ("works", "works or raises", "anything")) -> list:
-    """The pairs on record in which PyTorch fails."""
+def failing(ours: tuple[str, ...] = ()) -> list:
+    """The pairs on record in which PyTorch fails; with `ours`, those that ask that of ours."""
     return [
         pytest.param(route, entry, marks=marks)
         for route, entry, marks in pairs()
         if (known := known_failure(route, entry))
-        and known.ours in ours
-        and not ENTRIES[entry].ours
+        and (known.ours in ours if ours else not ENTRIES[entry].ours)
         and (known.entries != EVERY or entry in REPRESENTATIVES)
     ]
 

@@ -16,10 +16,10 @@ class Route:
         Raises unless the Function gives what its reference gives.
     needs
         Names of the `Entry` flags without which PyTorch does not promise the route.
-    slow
-        Left out of the default test run.
+    quick
+        The entries of the default test run; the others are slow. All of them, if None.
     """
 
     run: Callable[[Call, Call, Tensors], None]
     needs: tuple[str, ...] = ()
-    slow: bool = False
+    quick: tuple[str, ...] | None = None

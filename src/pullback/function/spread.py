@@ -1,0 +1,159 @@
+"""Inputs that are not positional arguments: elements of lists, and keyword-only parameters.
+
+PyTorch registers only tensors that are passed directly, by position. A class with
+`traverse_lists = True` asks for its list and tuple arguments to be taken apart, and a keyword-only
+parameter may be a tensor too. Such a call goes through a second class whose inputs are all of these
+one after the other, so that everything else (the engine, hooks, `torch.func`) sees plain inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pullback.errors import BackwardArityError
+from pullback.function.door import Door
+from pullback.function.gradients import by_name
+from pullback.function.signature import REQUIRED, Signature, place_of
+from pullback.function.slots import new_class
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a row of inputs is made from the arguments of a call, and back.
+
+    `lengths` has one entry per argument: how many elements a list brings, or -1 for an argument
+    that is passed as it is. The last arguments are the keyword-only ones called `keywords`.
+    """
+
+    kinds: tuple[type, ...]
+    lengths: tuple[int, ...]
+    names: tuple[str, ...]
+    keywords: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """Where each argument's inputs begin and end in the row."""
+        ends, end = [], 0
+        for length in self.lengths:
+            first, end = end, end + (1 if length < 0 else length)
+            ends.append((first, end))
+        return tuple(ends)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """A name for each input in the row."""
+        rows = zip(self.names, self.lengths, strict=True)
+        return tuple(
+            name if length < 0 else f"{name}[{i}]"
+            for name, length in rows
+            for i in range(max(length, 1) if length < 0 else length)
+        )
+
+    def nested(self, row: tuple[Any, ...]) -> list[Any]:
+        """The arguments again, keyword-only ones last."""
+        rows = zip(self.kinds, self.lengths, self.groups, strict=True)
+        return [row[a] if length < 0 else kind(row[a:b]) for kind, length, (a, b) in rows]
+
+    def split(self, row: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments again, as a call takes them."""
+        values = self.nested(row)
+        rest = len(values) - len(self.keywords)
+        return values[:rest], dict(zip(self.keywords, values[rest:], strict=True))
+
+
+def spread_call(
+    door: Door, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...]] | None:
+    """The class and the row of inputs for a call, or None when the plain call does."""
+    values = (*args, *keywords.values())
+    lengths = tuple(len(v) if door.traverses and _has_tensor(v) else -1 for v in values)
+    if not keywords and all(length < 0 for length in lengths):
+        return None
+    names = (*(door.signature.name(i) for i in range(len(args))), *keywords)
+    layout = Layout(tuple(map(type, values)), lengths, names, tuple(keywords))
+    cls = door.layouts.get(layout)
+    if cls is None:
+        cls = door.layouts[layout] = _spread_class(door, layout)
+    rows = (v if n >= 0 else [v] for v, n in zip(values, lengths, strict=True))
+    return cls, tuple(item for row in rows for item in row)
+
+
+def _has_tensor(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value)
+
+
+def _spread_class(door: Door, layout: Layout) -> Any:
+    """The class of `door`, with one positional input for everything that `layout` names."""
+    cls, signature = door.cls, door.signature
+
+    def forward(ctx: Any, *row: Any) -> Any:
+        args, keywords = layout.split(row)
+        return cls.forward(ctx, *args, **keywords)
+
+    def forward_alone(*row: Any) -> Any:
+        args, keywords = layout.split(row)
+        return cls.forward(*args, **keywords)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        return cls.setup_context(ctx, tuple(layout.nested(inputs)), output)
+
+    space: dict[str, Any] = {
+        "forward": staticmethod(forward_alone if signature.has_setup else forward),
+        "backward": staticmethod(lambda ctx, *gs: _row(door, layout, cls.backward(ctx, *gs))),
+        "jvp": staticmethod(lambda ctx, *ts: cls.jvp(ctx, *layout.nested(ts))),
+        "generate_vmap_rule": cls.generate_vmap_rule,
+        "is_traceable": cls.is_traceable,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
+    if signature.has_setup:
+        space["setup_context"] = staticmethod(setup_context)
+    base = next(c for c in cls.__mro__ if c.__dict__.get("_pb_is_base"))
+    spread_cls: Any = new_class(cls.__name__, base, space)
+    named = Signature(
+        owner=signature.owner,
+        place=signature.place,
+        has_setup=signature.has_setup,
+        names=layout.inputs,
+        defaults=(REQUIRED,) * len(layout.inputs),
+        variadic="",
+        keyword_only=(),
+        keyword_defaults=(),
+    )
+    spread = Door(spread_cls, named)
+    spread.groups = layout.groups
+    spread.warned = door.warned
+    spread_cls._pb_door = spread
+    return spread_cls
+
+
+def _row(door: Door, layout: Layout, result: Any) -> tuple[Any, ...]:
+    """One gradient per input of the row from what the user's backward returned."""
+    if isinstance(result, Mapping):
+        result = by_name(door.name, layout.names, result, door.signature.names)
+    values = result if isinstance(result, tuple) else (result,)
+    row: list[Any] = []
+    for gradient, length in zip(values, layout.lengths, strict=False):
+        row += [gradient] if length < 0 else _per_element(door, gradient, length)
+    row += [None] * (len(layout.inputs) - len(row)) if len(values) < len(layout.lengths) else []
+    return (*row, *values[len(layout.lengths) :])
+
+
+def _per_element(door: Door, gradients: Any, length: int) -> list[Any]:
+    """One gradient per element of a list argument."""
+    if gradients is None:
+        return [None] * length
+    counted = isinstance(gradients, (list, tuple))
+    if not counted or len(gradients) != length:
+        raise BackwardArityError(
+            f"`{door.name}.backward` must return one gradient per element of a list argument",
+            at=place_of(door.cls.backward),
+            expected=f"a list of {length}, or `None`",
+            got=f"{len(gradients)}" if counted else type(gradients).__name__,
+            fix="return a list with `None` for each element that needs no gradient",
+        )
+    return list(gradients)
