@@ -214,6 +214,56 @@ class InputIndexError(PullbackError, IndexError):
     name = "input-index"
 
 
+# ---- capture, graphs and derivation ----
+
+
+class CaptureError(PullbackError, RuntimeError):
+    """A program cannot be captured as one graph.
+
+    Capture runs the program once on tensors without values and records every op. It cannot record
+    a decision that depends on values (`if x.sum() > 0`), a value read out of a tensor (`.item()`),
+    a size that depends on values (`x[x > 0]`, `nonzero`), or work done outside PyTorch (numpy).
+    Write the decision with `torch.where`, move the reading out of the program, or put the part that
+    cannot be captured into a custom op (`torch.library.custom_op` with `register_fake`).
+    """
+
+    code = "E301"
+    name = "capture"
+
+
+class UnsupportedOpError(PullbackError, NotImplementedError):
+    """A graph holds an op that cannot be printed or emitted."""
+
+    code = "E302"
+    name = "unsupported-op"
+
+
+class PolicyError(PullbackError, ValueError):
+    """`save=` is neither a known policy nor a byte budget that can be met."""
+
+    code = "E303"
+    name = "save-policy"
+
+
+class DifferingCaptureError(PullbackError, RuntimeError):
+    """The captured graph does not compute what the program computes.
+
+    After capture the graph is run against the program on fresh inputs. A difference means that the
+    program depends on something that capture cannot see: a global that changes, the value of an
+    input, or a random state of its own.
+    """
+
+    code = "E304"
+    name = "differing-capture"
+
+
+class InternalError(PullbackError, AssertionError):
+    """A law of pullback's own was broken: please report it, with the text of this error."""
+
+    code = "E900"
+    name = "internal"
+
+
 # ---- what runs, and is surely a slip ----
 
 

@@ -1,0 +1,1 @@
+"""Capture: a program becomes units with data flow, units become one joint graph."""
