@@ -163,15 +163,31 @@ def main() -> None:
         node = per_node(measured, name, True)
         table.add_row(name, *cells, f"{node.median * 1e6:.1f}")
     console.print(table)
-    for style in ("", ", setup_context"):
-        mine, other = f"pullback.Function{style}", f"torch.autograd.Function{style}"
-        ratios = [measured[c][mine].ratio(measured[c][other]) for c in columns]
-        node = per_node(measured, mine, True).ratio(per_node(measured, other, True))
-        text = "  ".join(f"{r:.2f}" for r in ratios)
-        console.print(f"{mine} / {other}: {text}  per node {node:.2f}", highlight=False)
+    console.print("\nThe table of the README, ratios to torch.autograd.Function (0.50 is half):\n")
+    for line in markdown(measured):
+        console.print(line, highlight=False, soft_wrap=True)
     functions = candidates()
     kept = {name: saved_bytes(functions[name]) for name in functions if "Function" in name}
-    console.print("saved bytes for 1000 floats:", kept, highlight=False)
+    console.print("\nsaved bytes for 1000 floats:", kept, highlight=False)
+
+
+def markdown(measured: Any) -> list[str]:
+    """The ratios to `torch.autograd.Function` in the same style, with quartiles."""
+    columns = [(length, backward) for backward in (False, True) for length in LENGTHS]
+    heads = [f"{'fwd+bwd' if b else 'fwd'}, {n} node{'s' * (n > 1)}" for n, b in columns]
+    lines = ["| style | " + " | ".join(heads) + " | fwd+bwd, per node |"]
+    lines += ["|---" * (len(columns) + 2) + "|"]
+    for style in ("", ", setup_context"):
+        mine, other = f"pullback.Function{style}", f"torch.autograd.Function{style}"
+        cells = []
+        for column in columns:
+            pair = measured[column][mine], measured[column][other]
+            low, high = pair[0].spread(pair[1])
+            cells.append(f"{pair[0].ratio(pair[1]):.2f} ({low:.2f}-{high:.2f})")
+        node = per_node(measured, mine, True).ratio(per_node(measured, other, True))
+        name = "`forward(ctx, ...)`" if not style else "`setup_context`"
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {node:.2f} |")
+    return lines
 
 
 def candidates_names(measured: Any) -> list[str]:

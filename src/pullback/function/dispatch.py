@@ -6,11 +6,11 @@ as many arguments as `forward` has. Everything else takes `_apply_slowly`.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, no_grad
 from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import HiddenTensorWarning
@@ -32,10 +32,10 @@ def below_autograd() -> AbstractContextManager[Any]:
     """Dispatch below autograd, in-place and view tracking: `AutoDispatchBelowADInplaceOrView`.
 
     For the kernel of an op whose Autograd entry is a Function: inside the guard, a call of the op
-    reaches its backend kernel and not the Function again. While Dynamo traces, nothing dispatches,
-    and the guard does nothing.
+    reaches its backend kernel and not the Function again. While Dynamo traces, nothing dispatches:
+    the guard is then `no_grad`, which records as little.
     """
-    return nullcontext() if is_dynamo_compiling() else cast(Any, below_ad_guard())
+    return no_grad() if is_dynamo_compiling() else cast(Any, below_ad_guard())
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:

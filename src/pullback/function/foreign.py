@@ -126,6 +126,9 @@ class ForeignNeeds:
     `live` is the answer for the backward under way, one flag per tensor input, where it is known.
     """
 
+    flags: tuple[bool, ...] = ()  # Dynamo of torch 2.11 asks for the length before `__init__` ran
+    live: tuple[bool, ...] = ()
+
     def __init__(
         self, flags: tuple[bool, ...], plain: tuple[int, ...], live: tuple[bool, ...] | None
     ) -> None:
