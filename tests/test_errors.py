@@ -494,9 +494,7 @@ def test_error_is_the_builtin_of_torch(name, builtin):
 def test_empty_facts_are_left_out():
     error = errors.BackwardArityError("`F` must hold", expected="2", fix="hold it")
 
-    assert str(error) == (
-        "E103 backward-arity: `F` must hold\n  expected: 2\n  fix:      hold it"
-    )
+    assert str(error) == ("E103 backward-arity: `F` must hold\n  expected: 2\n  fix:      hold it")
     assert error.facts == {"at": "", "expected": "2", "got": "", "fix": "hold it", "torch": ""}
     assert error.rule == "`F` must hold"
     assert error.args == ("`F` must hold",)
@@ -518,6 +516,4 @@ def test_warning_has_the_same_form():
     warning = errors.RepeatedSaveWarning("`F` must hold", at="a.py:1", got="2")
 
     assert isinstance(warning, UserWarning)
-    assert str(warning) == (
-        "W302 repeated-save: `F` must hold\n  at:       a.py:1\n  got:      2"
-    )
+    assert str(warning) == ("W302 repeated-save: `F` must hold\n  at:       a.py:1\n  got:      2")

@@ -5,7 +5,7 @@ import pytest
 from docs import generate
 
 
-@pytest.mark.parametrize(("path", "text"), generate.pages(), ids=lambda value: "")
+@pytest.mark.parametrize(("path", "text"), list(generate.pages()), ids=lambda value: "")
 def test_generated_page_is_up_to_date(path, text):
     assert path.read_text("utf-8") == text, "run: python -m docs.generate"
 

@@ -14,6 +14,7 @@ when it differs.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
@@ -61,6 +62,9 @@ class NeedsInputGrad(tuple[bool, ...]):
 
     _ctx: Callable[[], AutogradContext | None]
 
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
     def __call__(self, index: int | Iterable[tuple[int, int]]) -> bool:
         ctx = self._ctx()
         if ctx is None:
@@ -98,7 +102,7 @@ class SavedData(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         places = self._ctx._pb_data_slots
         if places is not None and key in places:
-            return self._ctx._tensor_at(places[key])
+            return self._ctx._pb_tensor_at(places[key])
         return (self._ctx._pb_data or {})[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -140,6 +144,7 @@ class AutogradContext(BackwardCFunction):
     _pb_origin: Origin | None = None  # how to recompute saved intermediates
     _pb_list_output = False
     _pb_in_jvp = False
+    _pb_unpacked: dict[int, list[Any]] | None = None  # per thread, while its backward runs
     _pb_data: dict[str, Any] | None = None  # behind `saved_data`
     _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
     _pb_needs: NeedsInputGrad | None = None
@@ -150,7 +155,7 @@ class AutogradContext(BackwardCFunction):
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep `tensors` until backward; a second call replaces the first."""
         if get_to_save(self) is not None:
-            self._warn_once(RepeatedSaveWarning, "save_for_backward", "saved")
+            self._pb_warn_once(RepeatedSaveWarning, "save_for_backward", "saved")
         set_to_save(self, tensors)
 
     def get_saved_variables(self) -> tuple[Tensor | None, ...]:
@@ -162,7 +167,7 @@ class AutogradContext(BackwardCFunction):
         """Any data, under string keys; a tensor put here in `forward` behaves as if saved."""
         if "saved_data" in self.__dict__:
             return self.__dict__["saved_data"]
-        self._become_keeping()
+        self._pb_become_keeping()
         return SavedData(self)
 
     @saved_data.setter
@@ -171,20 +176,22 @@ class AutogradContext(BackwardCFunction):
 
     def save_for_forward(self, *tensors: Tensor | None) -> None:
         """Keep `tensors` for jvp, which reads them as `saved_tensors`."""
-        self._become_keeping()
+        self._pb_become_keeping()
         BackwardCFunction.save_for_forward(self, *tensors)  # type: ignore[arg-type]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # While forward runs the node has no outputs yet. PyTorch cannot save an inference tensor.
-        if isinstance(value, Tensor) and not is_built(self) and not is_inference(value):
-            self._keep(name, value)
+        # While forward runs the node has no outputs yet. PyTorch cannot save an inference tensor,
+        # and a name that the class has would not be looked up among the kept ones.
+        can_keep = isinstance(value, Tensor) and not is_built(self) and not is_inference(value)
+        if can_keep and not hasattr(type(self), name):
+            self._pb_keep(name, value)
             return
         if self._pb_slots is not None and name in self._pb_slots:
             self.__delattr__(name)
         object.__setattr__(self, name, value)
 
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        self._become_keeping()
+    def _pb_keep(self, name: str, tensor: Tensor) -> None:
+        self._pb_become_keeping()
         state = self.__dict__
         state.pop(name, None)
         slots = state.setdefault("_pb_slots", {})
@@ -195,32 +202,29 @@ class AutogradContext(BackwardCFunction):
             slots[name] = len(kept)
             kept.append(tensor)
 
-    def _become_keeping(self) -> None:
+    def _pb_become_keeping(self) -> None:
         if not isinstance(self, KeepingContext):
             object.__setattr__(self, "__class__", self._pb_door.keeping)
 
-    def _tensor_at(self, place: int) -> Any:
+    def _pb_tensor_at(self, place: int) -> Any:
         """The tensor at `place` behind the user's saves."""
         if self._pb_kept is not None:
             return self._pb_kept[place]
         place += self._pb_user_saves or 0
         pending = get_to_save(self)
-        return self._all_saved()[place] if pending is None else pending[place]
+        return self._pb_all_saved()[place] if pending is None else pending[place]
 
-    def _all_saved(self) -> tuple[Tensor | None, ...]:
-        """Everything that was saved, attributes behind the user's own, with history if asked."""
-        saved: tuple[Tensor | None, ...] = get_saved_tensors(self)
-        if self._pb_origin is not None and saved and torch.is_grad_enabled():
-            return self._pb_origin.attach(self, saved)
-        return saved
+    def _pb_all_saved(self) -> tuple[Tensor | None, ...]:
+        """Everything that was saved, attributes behind the user's own."""
+        return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
 
     # ---- marks ----
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Name the inputs that `forward` changes in place; a second call replaces the first."""
-        self._require_tensors("mark_dirty", tensors)
+        self._pb_require_tensors("mark_dirty", tensors)
         if get_dirty(self) is not None:
-            self._warn_once(RepeatedDirtyWarning, "mark_dirty", "marked")
+            self._pb_warn_once(RepeatedDirtyWarning, "mark_dirty", "marked")
         set_dirty(self, tensors)
 
     def get_and_bump_dirty(self) -> tuple[Tensor, ...]:
@@ -232,7 +236,7 @@ class AutogradContext(BackwardCFunction):
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
         """Name the outputs that carry no gradient; a second call replaces the first."""
-        self._require_tensors("mark_non_differentiable", tensors)
+        self._pb_require_tensors("mark_non_differentiable", tensors)
         set_non_differentiable(self, tensors)
 
     def get_non_differentiable(self) -> tuple[Tensor, ...]:
@@ -270,9 +274,9 @@ class AutogradContext(BackwardCFunction):
             if result.__class__ is Tensor and door.is_single:
                 return result
             return settle(self, result)
-        return self._apply_with_care(cotangents)
+        return self._pb_apply_with_care(cotangents)
 
-    def _apply_with_care(self, cotangents: tuple[Any, ...]) -> Any:
+    def _pb_apply_with_care(self, cotangents: tuple[Any, ...]) -> Any:
         if self._pb_list_output:
             cotangents = cotangents[:-1]
         door = self._pb_door
@@ -300,6 +304,8 @@ class AutogradContext(BackwardCFunction):
             result = self._pb_door.cls.jvp(self, *tangents)
         finally:
             del self.__dict__["_pb_in_jvp"]
+            if self.next_functions:  # else there will be no backward, and jvp may be asked again
+                self.__dict__["_pb_kept"] = None
         if not self._pb_list_output:
             return result
         return (*(result if isinstance(result, (tuple, list)) else (result,)), None)
@@ -313,7 +319,7 @@ class AutogradContext(BackwardCFunction):
 
     # ---- the checks of the calls above ----
 
-    def _require_tensors(self, call: str, tensors: tuple[Any, ...]) -> None:
+    def _pb_require_tensors(self, call: str, tensors: tuple[Any, ...]) -> None:
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
                 raise MarkedNonTensorError(
@@ -323,7 +329,7 @@ class AutogradContext(BackwardCFunction):
                     torch=f"{call} can only accept variables, but argument {position} is not one",
                 )
 
-    def _warn_once(self, kind: Any, call: str, done: str) -> None:
+    def _pb_warn_once(self, kind: Any, call: str, done: str) -> None:
         self._pb_door.warn_once(
             kind(
                 f"`{self._pb_door.name}` must call `{call}` at most once",
@@ -342,7 +348,19 @@ class KeepingContext(AutogradContext):
         """What `save_for_backward` kept, checked for changes in place since."""
         if self._pb_in_jvp:  # PyTorch gives what `save_for_forward` kept
             return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
-        return self._all_saved()[: self._pb_user_saves]
+        saved = self._pb_all_saved()
+        run = (self._pb_unpacked or {}).get(threading.get_ident())
+        if run is not None and self._pb_door.is_clearing:
+            return self._pb_hand_over(run, saved)
+        return saved[: self._pb_user_saves]
+
+    def _pb_hand_over(self, run: list[Any], saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        """The user's saves, given away: `clear_saved_tensors_on_access` allows one look."""
+        if run[2]:
+            return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))  # raises
+        count = len(saved) if self._pb_user_saves is None else self._pb_user_saves
+        run[1], run[2] = ((None,) * count + saved[count:]), True
+        return saved[:count]
 
     @property
     def saved_variables(self) -> tuple[Tensor | None, ...]:
@@ -353,15 +371,42 @@ class KeepingContext(AutogradContext):
         return self.saved_tensors
 
     def apply(self, *cotangents: Any) -> Any:
-        """As in every context, the long way."""
-        return self._apply_with_care(cotangents)
+        """As in every context, the long way; each saved tensor is unpacked at most once."""
+        thread = threading.get_ident()
+        runs = self.__dict__.setdefault("_pb_unpacked", {})
+        runs[thread] = [torch.is_grad_enabled(), None, False]
+        try:
+            return self._pb_apply_with_care(cotangents)
+        finally:
+            runs.pop(thread, None)
+
+    def apply_boxed(self, cotangents: list[Any]) -> Any:
+        """As `apply`, with the cotangents in one list."""
+        thread = threading.get_ident()
+        runs = self.__dict__.setdefault("_pb_unpacked", {})
+        runs[thread] = [torch.is_grad_enabled(), None, False]
+        try:
+            return AutogradContext.apply_boxed(self, cotangents)
+        finally:
+            runs.pop(thread, None)
+
+    def _pb_all_saved(self) -> tuple[Tensor | None, ...]:
+        run = (self._pb_unpacked or {}).get(threading.get_ident())
+        if run is None:  # somebody looks at the node from outside
+            return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
+        records, unpacked, _ = run
+        if unpacked is None:
+            run[1] = unpacked = get_saved_tensors(self)
+        if records and self._pb_origin is not None and unpacked and torch.is_grad_enabled():
+            run[0], run[1] = False, self._pb_origin.attach(self, unpacked)
+        return cast("tuple[Tensor | None, ...]", run[1])
 
     def __getattr__(self, name: str) -> Any:
         slots = self._pb_slots
         if slots is None or name not in slots:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         place = slots[name]
-        return self._tensor_at(place)
+        return self._pb_tensor_at(place)
 
     def __delattr__(self, name: str) -> None:
         slots = self._pb_slots

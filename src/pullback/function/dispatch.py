@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, cast
 
-from torch import Tensor, no_grad
+from torch import Tensor, is_grad_enabled, no_grad
 from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import HiddenTensorWarning
@@ -60,11 +60,12 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
 def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with keywords, defaults, containers, or under a functorch transform."""
     door = current(door)
-    if HiddenTensorWarning not in door.warned and not door.traverses:
-        for position, arg in enumerate(args):
+    if HiddenTensorWarning not in door.warned and not door.traverses and is_grad_enabled():
+        named = {door.signature.name(i): arg for i, arg in enumerate(args)} | kwargs
+        for name, arg in named.items():
             if type(arg) in _CONTAINERS and _hides_tensor(arg):
-                _warn_hidden(door, position, arg)
-    if transforms_active() and not door.traverses:
+                _warn_hidden(door, name, arg)
+    if transforms_active() and not door.traverses and not _plain_keywords(door, kwargs):
         return torch_apply(door.cls)(*args, **kwargs)
     keywords = door.signature.keywords(kwargs)
     if kwargs or door.fixed != -1:
@@ -83,6 +84,12 @@ def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return output
 
 
+def _plain_keywords(door: Door, kwargs: dict[str, Any]) -> bool:
+    """Whether keyword-only values are given and none is a tensor, which PyTorch's vmap refuses."""
+    given = [kwargs[name] for name in door.signature.keyword_only if name in kwargs]
+    return bool(given) and not any(isinstance(value, Tensor) for value in given)
+
+
 def _hides_tensor(container: Any, depth: int = 3) -> bool:
     """Whether a tensor that requires grad is among the first items inside `container`."""
     values = container.values() if type(container) is dict else container
@@ -94,8 +101,7 @@ def _hides_tensor(container: Any, depth: int = 3) -> bool:
     )
 
 
-def _warn_hidden(door: Door, position: int, container: Any) -> None:
-    name = door.signature.name(position)
+def _warn_hidden(door: Door, name: str, container: Any) -> None:
     door.warn_once(
         HiddenTensorWarning(
             f"`{door.name}.apply` must be given tensors that need gradients directly",

@@ -33,6 +33,7 @@ class Door:
         "fixed",
         "groups",
         "is_boxed",
+        "is_clearing",
         "is_mixed",
         "is_opaque",
         "is_single",
@@ -59,6 +60,7 @@ class Door:
             self.fixed = -2  # no plain call fits: bind every time
         self.state = state_of(cls)
         self.is_boxed = bool(getattr(cls, "boxed_grads_call", False))
+        self.is_clearing = bool(getattr(cls, "clear_saved_tensors_on_access", False))
         self.is_opaque = not cls.is_traceable
         self.is_usual = not self.is_boxed and not self.is_opaque and cls.vjp is no_vjp
         self.is_single = self.signature.fixed == 1 and self.signature.defaults == (REQUIRED,)

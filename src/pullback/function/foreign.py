@@ -19,6 +19,7 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.function.context import AutogradContext
 from pullback.function.gradients import by_name
+from pullback.function.listening import ListeningContext
 from pullback.function.signature import Signature
 
 _OUR_NAMES = {
@@ -158,7 +159,7 @@ class ForeignNeeds:
 
 def opened_view(ctx: Any, args: tuple[Any, ...]) -> Any:
     """A view of `ctx` for the start of a call, when the context is not one of ours."""
-    if isinstance(ctx, AutogradContext):
+    if isinstance(ctx, (AutogradContext, ListeningContext)):
         return ctx
     ctx._pb_data = {}
     ctx._pb_plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
@@ -170,7 +171,7 @@ def opened_view(ctx: Any, args: tuple[Any, ...]) -> Any:
 
 def view(ctx: Any) -> Any:
     """A view of `ctx` after its call, when the context is not one of ours."""
-    if isinstance(ctx, (AutogradContext, ContextView)):
+    if isinstance(ctx, (AutogradContext, ContextView, ListeningContext)):
         return ctx
     return ContextView(ctx)
 
@@ -235,16 +236,17 @@ def translated(cls: Any, signature: Signature) -> dict[str, Any]:
     """The methods of `cls` that foreign callers are to see in place of the user's."""
     written = {name: _written(getattr(cls, name, None)) for name in _METHODS}
     own = any(_mentions(function) for function in written.values())
+    own = own or _builds_mapping(written["backward"]) or _builds_mapping(written["vjp"])
     methods: dict[str, Any] = {}
     if own and signature.has_setup:
         methods["setup_context"] = _setup(written["setup_context"])
     elif own:
-        methods["forward"] = _same_parameters(written["forward"], "_view({0}, ({1},))", opened_view)
-    for name in ("backward", "vjp"):
-        if own or _builds_mapping(written[name]):
-            methods[name] = _backward(written[name], signature)
+        call = "_pb_view({0}, ({1},))"
+        methods["forward"] = _same_parameters(written["forward"], call, opened_view)
+    for name in ("backward", "vjp") if own else ():
+        methods[name] = _backward(written[name], signature)
     if own:
-        methods["jvp"] = _same_parameters(written["jvp"], "_view({0})", view)
+        methods["jvp"] = _same_parameters(written["jvp"], "_pb_view({0})", view)
     changed = {name: method for name, method in methods.items() if method is not written[name]}
     return {name: staticmethod(method) for name, method in changed.items()}
 
@@ -274,7 +276,7 @@ def _backward(backward: Any, signature: Signature) -> Any:
     def as_tuple(result: Any) -> Any:
         return by_name(owner, names, result) if isinstance(result, Mapping) else result
 
-    return _same_parameters(backward, "_view({0})", view, finish=as_tuple)
+    return _same_parameters(backward, "_pb_view({0})", view, finish=as_tuple)
 
 
 def _as_it_is(result: Any) -> Any:
@@ -304,22 +306,23 @@ def _same_parameters(
         star = f"*{code.co_varnames[count]}"
         named, call = [*named, star], [*call, star]
     ctx = context.format(named[0], ", ".join(call)).replace("(,)", "()")
-    rest = ", ".join(["", *call])
+    rest, name = ", ".join(["", *call]), "method"
     # A closure, because Dynamo looks up globals in the module that `__name__` names.
     source = (
-        "def make(_user, _view, _finish):\n"
-        f"    def {function.__name__}({', '.join(named)}):\n"
-        f"        _seen = {ctx}\n"
-        f"        if _seen is {named[0]}:\n"
-        f"            return _user(_seen{rest})\n"
-        f"        return _finish(_user(_seen{rest}))\n"
-        f"    return {function.__name__}\n"
+        "def make(_pb_user, _pb_view, _pb_finish):\n"
+        f"    def {name}({', '.join(named)}):\n"
+        f"        _pb_seen = {ctx}\n"
+        f"        if _pb_seen is {named[0]}:\n"
+        f"            return _pb_user(_pb_seen{rest})\n"
+        f"        return _pb_finish(_pb_user(_pb_seen{rest}))\n"
+        f"    return {name}\n"
     )
     space: dict[str, Any] = {"__name__": __name__}
     exec(compile(source, f"<pullback {function.__qualname__}>", "exec"), space)
     wrapper = space["make"](function, make_view, finish)
     wrapper.__defaults__ = function.__defaults__
     wrapper.__doc__, wrapper.__qualname__ = function.__doc__, function.__qualname__
+    wrapper.__name__ = function.__name__
     wrapper.__module__, wrapper.__wrapped__ = function.__module__, function
     wrapper._pullback_user = function
     return wrapper

@@ -14,7 +14,14 @@ from pullback.errors import (
     SavedNonTensorError,
 )
 from pullback.function.replay import origin_of
-from pullback.function.slots import get_dirty, get_to_save, no_torch_function, set_to_save, unseen
+from pullback.function.slots import (
+    get_dirty,
+    get_to_save,
+    has_tangent,
+    no_torch_function,
+    set_to_save,
+    unseen,
+)
 
 if TYPE_CHECKING:
     from pullback.function.door import Door
@@ -43,6 +50,8 @@ def make_run(door: Door) -> Callable[..., Any]:
             return _close(door, ctx, args, output)
         saved = get_to_save(ctx)
         if saved is not None:
+            if has_setup and output.__class__ is tuple:
+                return _close(door, ctx, args, output)
             for tensor in saved:
                 if tensor is output and not has_setup:
                     continue
@@ -75,7 +84,7 @@ def _close(door: Door, ctx: Any, args: tuple[Any, ...], output: Any) -> Any:
         kept += ctx.saved_data.hand_over(len(kept))
     if kept and is_recorded:
         state["_pb_user_saves"] = len(saved)
-        state["_pb_kept"] = None
+        state["_pb_kept"] = kept if has_tangent(args) else None  # a jvp that follows reads them
         saved = (*saved, *kept)
         set_to_save(ctx, saved)
     elif kept:
@@ -85,10 +94,10 @@ def _close(door: Door, ctx: Any, args: tuple[Any, ...], output: Any) -> Any:
         with no_torch_function():
             origin = origin_of(ctx, args, saved, outputs)
         if origin is not None:
-            ctx._become_keeping()
+            ctx._pb_become_keeping()
             state["_pb_origin"] = origin
     if isinstance(output, list):
-        ctx._become_keeping()
+        ctx._pb_become_keeping()
         state["_pb_list_output"] = True
         return (*output, LIST)
     return output

@@ -55,7 +55,7 @@ class Function(TorchFunction):
     apply = dispatch.apply
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        TorchFunction.__init_subclass__(**kwargs)
+        super().__init_subclass__(**kwargs)  # users mix in bases of their own
         cls._pb_door = None
         if cls.forward is TorchFunction.forward:
             return

@@ -71,7 +71,8 @@ def settle(ctx: AutogradContext, result: Any) -> tuple[Any, ...]:
         if isinstance(result, Mapping):
             signature, count = ctx._pb_door.signature, len(get_needs(ctx))
             names = tuple(signature.name(i) for i in range(count))
-            result = by_name(signature.owner, names, result, signature.names)
+            also = (*signature.names, *signature.keyword_only)
+            result = by_name(signature.owner, names, result, also)
         elif not isinstance(result, tuple):
             result = (result,)
     flags = get_needs(ctx)

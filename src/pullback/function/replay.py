@@ -7,41 +7,82 @@ reaches it, runs `forward` again on the inputs with gradient recording on, and p
 through.
 
 Nothing more is saved for it. Inputs come from what the user saved, or through weak references;
-where one is gone, `DoubleBackwardError` says so. A tensor that `forward` would give unchanged for
-nearby inputs (a mask, a random draw) is a constant indeed and stays one.
+where one is gone, `DoubleBackwardError` says so. A tensor that does not move with the inputs (a
+mask, a random draw) is a constant indeed and stays one; a tensor that moves without a history, or
+otherwise than its history says, is an error (`evidence.py`).
 """
 
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
+import numbers
 import textwrap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
-from torch.autograd.function import FunctionCtx
 
 from pullback.errors import DoubleBackwardError
+from pullback.function import evidence
 from pullback.function.gradients import is_differentiable
+from pullback.function.isolation import isolated
+from pullback.function.listening import ListeningContext
 from pullback.function.signature import place_of
-from pullback.function.slots import get_needs
+from pullback.function.slots import get_needs, is_traced, transforms_active, version_of
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
     from pullback.function.door import Door
 
+_VALUES = (type(None), numbers.Number, str, bytes, enum.Enum, type, slice, range)
+_SIMPLE = (*_VALUES, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+# ---- the arguments of one call, and where they are ----
+
 
 class _Plain:
-    """An argument that is no tensor: held as it is."""
+    """An argument that is no tensor: held if it is a plain value, else by a weak reference."""
 
-    __slots__ = ("value",)
+    __slots__ = ("held", "ref")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.held: Any = None
+        self.ref: Callable[[], Any] | None = None
+        if _is_simple(value):
+            self.held = value
+        else:
+            try:
+                self.ref = weakref.ref(value)
+            except TypeError:
+                self.ref = _gone
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the value can still be had."""
+        return self.ref is None or self.ref() is not None
+
+    @property
+    def value(self) -> Any:
+        """The value."""
+        return self.held if self.ref is None else self.ref()
+
+
+def _gone() -> None:
+    return None
+
+
+def _is_simple(value: Any) -> bool:
+    if isinstance(value, (tuple, list, frozenset)):
+        return all(_is_simple(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_simple(item) for pair in value.items() for item in pair)
+    return isinstance(value, _SIMPLE)
 
 
 class _Input:
@@ -53,7 +94,7 @@ class _Input:
         self.saved_at = saved_at
         self.needs = tensor.requires_grad
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
-        self.version = -1 if dirty else tensor._version
+        self.version = -1 if dirty else version_of(tensor)
         self.ref = weakref.ref(tensor)
         self.tie: Tensor | None = None
         if self.needs and saved_at < 0 and tensor.grad_fn is not None:
@@ -62,16 +103,24 @@ class _Input:
 
     def find(self, saved: Sequence[Tensor | None]) -> Tensor | None:
         """The tensor with the values that `forward` saw, or None when it is gone or changed."""
-        tensor = saved[self.saved_at] if self.saved_at >= 0 else self.ref()
-        return tensor if tensor is not None and tensor._version == self.version else None
+        if self.version == -1:
+            return None
+        if self.saved_at >= 0:  # PyTorch has checked its version, and a hook may have replaced it
+            return saved[self.saved_at]
+        tensor = self.ref()
+        return tensor if tensor is not None and version_of(tensor) == self.version else None
 
-    def stand_in(self) -> Tensor:
-        """Any tensor of the same kind, to see how `forward` treats one."""
-        if not self.dtype.is_floating_point and not self.dtype.is_complex:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        generator = torch.Generator(self.device).manual_seed(0)
-        draw = torch.rand(self.shape, generator=generator, device=self.device) + 0.5
-        return draw.to(self.dtype).requires_grad_(self.needs)
+    def handle(self, found: Tensor | None) -> Tensor | None:
+        """A tensor that hangs in the graph where the input does."""
+        return found if found is not None else self.tie if self.tie is not None else self.ref()
+
+    def stand_ins(self) -> list[Tensor]:
+        """Tensors of the same kind, above, below and about zero: how does `forward` treat them?"""
+        if not (self.dtype.is_floating_point or self.dtype.is_complex):
+            return [torch.zeros(self.shape, dtype=self.dtype, device=self.device)] * 3
+        draw = torch.rand(self.shape, generator=torch.Generator().manual_seed(0)) + 0.5
+        draw = draw.to(device=self.device, dtype=self.dtype)
+        return [x.requires_grad_(self.needs) for x in (draw, -draw, draw - 1)]
 
 
 class _Tie(TorchFunction):
@@ -91,6 +140,9 @@ def _apply(function: Any, *args: Any) -> Any:
     return function.apply(*args)
 
 
+# ---- attaching a history ----
+
+
 class Origin:
     """Where the saved intermediates of one call came from."""
 
@@ -105,12 +157,13 @@ class Origin:
         self, ctx: AutogradContext, saved: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
         """`saved`, with a history for each intermediate."""
-        inputs = [a for a in self.arguments if isinstance(a, _Input)]
-        found = [a.find(saved) for a in inputs]
-        handles = [a.tie if t is None else t for a, t in zip(inputs, found, strict=True)]
-        replay = _Replay(self, dict(ctx._pb_slots or {}), ctx._pb_user_saves)
-        replay.present = [tensor is not None for tensor in found]
-        replay.flags = tuple(get_needs(ctx))
+        replay = _Replay(self, ctx)
+        handles = []
+        for argument in self.arguments:
+            if isinstance(argument, _Input):
+                found = argument.find(saved)
+                replay.present.append(found is not None)
+                handles.append(argument.handle(found))
         middles = [saved[place] for place in self.middles]
         attached = _apply(_Reattach, replay, len(middles), *middles, *handles)
         row = list(saved)
@@ -165,34 +218,40 @@ class _Reattach(TorchFunction):
         return (None, None, *[None] * ctx.count, *gradients)
 
 
+# ---- running forward again ----
+
+
 class _Replay:
     """One more run of `forward`, to pull cotangents of its intermediates back to its inputs."""
 
-    def __init__(self, origin: Origin, slots: dict[str, int], user_saves: int | None) -> None:
+    def __init__(self, origin: Origin, ctx: AutogradContext) -> None:
         self.origin = origin
         self.door = origin.door
-        self.slots = slots
-        self.user_saves = user_saves
+        self.slots = dict(ctx._pb_slots or {})
+        self.data_slots = dict(ctx._pb_data_slots or {})
+        self.user_saves = ctx._pb_user_saves or 0
+        self.plain = ctx._pb_plain
+        self.flags = tuple(get_needs(ctx))
         self.present: list[bool] = []
-        self.flags: tuple[bool, ...] = ()
 
     def pull(
         self, middles: Sequence[Tensor], handles: Sequence[Tensor], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The gradient of each handle, given the cotangents of the intermediates."""
         flowing = [i for i, cotangent in enumerate(cotangents) if cotangent is not None]
+        self._require_arguments(flowing)
         if not all(self.present):
-            self._require_constant(middles, flowing)
+            self._require_constant(flowing)
             return [None] * len(handles)
         with torch.enable_grad():
             inputs = [h.view_as(h) if h.requires_grad else h for h in handles]
-            again = self._again(inputs, middles)
+            try:
+                again = self._run(inputs)
+            except Exception as error:
+                reason = f"`forward` cannot run again with gradient recording on ({error})"
+                raise self._error(flowing[0], reason) from error
         linked = [i for i in flowing if again[i].requires_grad]
-        for i in flowing:
-            self._require_same(again[i], middles[i], i, linked=i in linked)
-        cut = [i for i in flowing if i not in linked]
-        for i in self._varying(inputs, cut):
-            raise self._error(i, "`forward` computes it outside autograd (detach, numpy, a kernel)")
+        self._weigh(inputs, again, middles, flowing, linked)
         wanted = [x for x in inputs if x.requires_grad]
         if not linked or not wanted:
             return [None] * len(handles)
@@ -207,71 +266,82 @@ class _Replay:
         )
         return [next(pulled) if x.requires_grad else None for x in inputs]
 
-    # ---- running forward again ----
-
-    def _again(self, inputs: Sequence[Tensor], middles: Sequence[Tensor]) -> list[Tensor]:
-        """The intermediates, recomputed from `inputs`."""
-        try:
-            return self._run(inputs)
-        except Exception as error:
-            reason = f"`forward` cannot run again with gradient recording on ({error})"
-            raise self._error(0, reason) from error
-
-    def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _run(self, inputs: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
+        """The intermediates, computed from `inputs`; nothing outside is changed by it."""
         given = iter(inputs)
         args = [a.value if isinstance(a, _Plain) else next(given) for a in self.origin.arguments]
-        ctx = _ReplayContext(self.flags)
+        ctx: Any = ListeningContext(self.flags, self.plain)
         cls = self.door.cls
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
+        with isolated(args, seed):
             if self.door.signature.has_setup:
                 output = cls.forward(*args)
                 cls.setup_context(ctx, tuple(args), output)
             else:
                 cls.forward(ctx, *args)
-        kept = [getattr(ctx, name) for name in sorted(self.slots, key=self.slots.__getitem__)]
-        saved = [*ctx.saved, *kept]
+        saved = dict(enumerate(ctx._pb_saved[: self.user_saves] if self._keeps else ctx._pb_saved))
+        kept = {place: ctx.__dict__.get(name) for name, place in self.slots.items()}
+        kept |= {place: ctx.saved_data.get(key) for key, place in self.data_slots.items()}
+        saved |= {self.user_saves + place: tensor for place, tensor in kept.items()}
         return [saved[place] for place in self.origin.middles]
 
-    def _varying(self, inputs: Sequence[Tensor], which: Sequence[int]) -> list[int]:
-        """Those of the intermediates `which` that change when the inputs change a little."""
-        if not which:
-            return []
-        with torch.no_grad():
-            base = self._run(inputs)
-            near = [self._run([_nudged(x, ulps) for x in inputs]) for ulps in (1024, 64)]
-        return [i for i in which if all(not _same(base[i], other[i]) for other in near)]
+    @property
+    def _keeps(self) -> bool:
+        return bool(self.slots or self.data_slots)
 
     # ---- what must hold ----
 
-    def _require_constant(self, middles: Sequence[Tensor], flowing: Sequence[int]) -> None:
+    def _weigh(
+        self,
+        inputs: Sequence[Tensor],
+        again: Sequence[Tensor],
+        middles: Sequence[Tensor],
+        flowing: Sequence[int],
+        linked: Sequence[int],
+    ) -> None:
+        """Raise unless the second run gave what was saved, with all of its history."""
+        if transforms_active() or is_traced((*inputs, *middles)):
+            return  # there are no numbers to look at
+        for i in linked:
+            if not _close(again[i].detach(), middles[i].detach()):
+                raise self._error(i, "`forward` gives other values when it runs again")
+        cut = [i for i in flowing if i not in linked]
+        for i in evidence.moves_smoothly(self._run, inputs, cut) if cut else ():
+            raise self._error(i, "`forward` computes it outside autograd (detach, numpy, a kernel)")
+
+        def differently(row: Sequence[Tensor]) -> list[Tensor]:
+            return self._run(row, seed=1)  # other draws: what is random moves otherwise
+
+        for i in evidence.contradicts(differently, inputs, again, linked):
+            raise self._error(i, "its history is not the whole of it (detach, numpy, randomness)")
+
+    def _require_arguments(self, flowing: Sequence[int]) -> None:
+        for position, argument in enumerate(self.origin.arguments):
+            if isinstance(argument, _Plain) and not argument.is_there:
+                name = self.door.signature.name(position)
+                raise self._error(flowing[0], f"argument `{name}` is gone")
+
+    def _require_constant(self, flowing: Sequence[int]) -> None:
         """Raise unless the intermediates do not depend on the inputs at all."""
         arguments = self.origin.arguments
-        inputs = [a.stand_in() for a in arguments if isinstance(a, _Input)]
-        names = [self.door.signature.name(i) for i, a in enumerate(arguments) if self._gone(i, a)]
-        reason = f"input `{', '.join(names)}` was not saved and is gone or changed"
-        try:
-            with torch.enable_grad():
-                again = self._run(inputs)
-            varying = self._varying(inputs, flowing)
-        except Exception as error:
-            raise self._error(flowing[0], reason) from error
-        for i in flowing:
-            if again[i].requires_grad or i in varying:
-                raise self._error(i, reason)
-
-    def _gone(self, position: int, argument: _Plain | _Input) -> bool:
-        before = sum(isinstance(a, _Input) for a in self.origin.arguments[:position])
-        return isinstance(argument, _Input) and not self.present[before]
-
-    def _require_same(self, again: Tensor, middle: Tensor, index: int, *, linked: bool) -> None:
-        """Raise unless the second run of `forward` gave the values that were saved."""
-        if linked and not _close(again.detach(), middle.detach()):
-            raise self._error(index, "`forward` gives other values when it runs again")
+        inputs = [a for a in arguments if isinstance(a, _Input)]
+        there = iter(self.present)
+        gone = [i for i, a in enumerate(arguments) if isinstance(a, _Input) and not next(there)]
+        names = ", ".join(self.door.signature.name(i) for i in gone)
+        reason = f"input `{names}` was not saved and is gone or changed"
+        for row in zip(*(a.stand_ins() for a in inputs), strict=True):
+            try:
+                with torch.enable_grad():
+                    again = self._run(row)
+                varying = evidence.moves_smoothly(self._run, row, flowing)
+            except Exception as error:
+                raise self._error(flowing[0], reason) from error
+            for i in flowing:
+                if again[i].requires_grad or i in varying:
+                    raise self._error(i, reason)
 
     def _error(self, index: int, reason: str) -> DoubleBackwardError:
         door, place = self.door, self.origin.middles[index]
-        name = saved_names(door, self.slots, self.user_saves).get(place, f"saved tensor {place}")
+        name = self._names().get(place, f"saved tensor {place}")
         return DoubleBackwardError(
             f"`{door.name}.backward` must be given `{name}` with its history to be differentiated",
             at=place_of(door.cls.forward),
@@ -281,59 +351,23 @@ class _Replay:
             "output and save that; (3) decorate `backward` with `once_differentiable`",
         )
 
-
-class _ReplayContext(FunctionCtx):
-    """A context that only listens: what would `forward` save?"""
-
-    def __init__(self, flags: tuple[bool, ...]) -> None:
-        self.needs_input_grad = flags
-        self.saved: tuple[Any, ...] = ()
-        self.saved_data: dict[str, Any] = {}
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        """Note `tensors`."""
-        self.saved = tensors
-
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """What was noted."""
-        return self.saved
-
-    def get_saved_variables(self) -> tuple[Any, ...]:
-        """What was noted, under its C++ name."""
-        return self.saved
-
-
-def _nudged(tensor: Tensor, ulps: int) -> Tensor:
-    """`tensor` moved by about `ulps` units in the last place, signs and zeros kept."""
-    if not is_differentiable(tensor):
-        return tensor
-    return tensor * (1 + ulps * torch.finfo(tensor.dtype).eps)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+    def _names(self) -> dict[int, str]:
+        """The user's expression for each saved place, read from the source where it can be."""
+        names = {self.user_saves + place: f"ctx.{name}" for name, place in self.slots.items()}
+        for key, place in self.data_slots.items():
+            names[self.user_saves + place] = f'ctx.saved_data["{key}"]'
+        cls = self.door.cls
+        function = cls.setup_context if self.door.signature.has_setup else cls.forward
+        for call in _save_calls(function):
+            if not any(isinstance(arg, ast.Starred) for arg in call.args):
+                names |= {place: ast.unparse(arg) for place, arg in enumerate(call.args)}
+        return names
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
         return False
     return torch.allclose(a, b, rtol=64 * torch.finfo(a.dtype).eps, atol=1e-8, equal_nan=True)
-
-
-# ---- the user's names of saved tensors ----
-
-
-def saved_names(door: Door, slots: dict[str, int], user_saves: int | None) -> dict[int, str]:
-    """The user's expression for each saved place, read from the source where it can be."""
-    offset = user_saves or 0
-    names = {offset + place: f"ctx.{name}" for name, place in slots.items()}
-    cls = door.cls
-    function = cls.setup_context if door.signature.has_setup else cls.forward
-    for call in _save_calls(function):
-        if not any(isinstance(arg, ast.Starred) for arg in call.args):
-            names |= {place: ast.unparse(arg) for place, arg in enumerate(call.args)}
-    return names
 
 
 def _save_calls(function: Any) -> list[ast.Call]:

@@ -7,11 +7,12 @@ and a few questions to the engine. `tests/function/test_slots.py` notices when o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
 from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
+from torch.autograd import forward_ad
 from torch.autograd import function as torch_function
 from torch.autograd.function import BackwardCFunction, FunctionMeta, _SingleLevelFunction
 from torch.autograd.function import Function as TorchFunction
@@ -32,8 +33,10 @@ set_needs = _context.needs_input_grad.__set__
 no_setup_context: Any = _SingleLevelFunction.setup_context
 no_backward: Any = TorchFunction.backward
 no_vjp: Any = TorchFunction.vjp
+no_vmap: Any = TorchFunction.vmap
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
 no_torch_function: Any = torch._C.DisableTorchFunction
 
@@ -60,6 +63,25 @@ def is_inference(tensor: torch.Tensor) -> bool:
     """Whether `tensor` was made in inference mode, asked behind the back of torch functions."""
     with no_torch_function():
         return tensor.is_inference()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often `tensor` was changed in place; 0 for an inference tensor, which does not count."""
+    return 0 if is_inference(tensor) else tensor._version
+
+
+def is_traced(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether `tensors` are being traced or have no values to look at."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return _modes() > 0 or any(type(t) not in plain or t.is_meta for t in tensors)
+
+
+def has_tangent(args: Iterable[Any]) -> bool:
+    """Whether forward-mode differentiation comes with `args`, so that a jvp follows forward."""
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (arg for arg in args if isinstance(arg, torch.Tensor))
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def is_built(ctx: Any) -> bool:

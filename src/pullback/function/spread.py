@@ -18,7 +18,7 @@ from pullback.errors import BackwardArityError
 from pullback.function.door import Door
 from pullback.function.gradients import by_name
 from pullback.function.signature import REQUIRED, Signature, place_of
-from pullback.function.slots import new_class
+from pullback.function.slots import new_class, no_vmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,17 @@ def _spread_class(door: Door, layout: Layout) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Any:
         return cls.setup_context(ctx, tuple(layout.nested(inputs)), output)
 
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        return _row(door, layout, cls.backward(ctx, *cotangents))
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *row: Any) -> Any:
+        args, keywords = layout.split(row)
+        return cls.vmap(info, tuple(layout.nested(in_dims)), *args, **keywords)
+
+    backward.__wrapped__ = cls.backward  # type: ignore[attr-defined]
     space: dict[str, Any] = {
         "forward": staticmethod(forward_alone if signature.has_setup else forward),
-        "backward": staticmethod(lambda ctx, *gs: _row(door, layout, cls.backward(ctx, *gs))),
+        "backward": staticmethod(backward),
         "jvp": staticmethod(lambda ctx, *ts: cls.jvp(ctx, *layout.nested(ts))),
         "generate_vmap_rule": cls.generate_vmap_rule,
         "is_traceable": cls.is_traceable,
@@ -112,6 +120,8 @@ def _spread_class(door: Door, layout: Layout) -> Any:
     }
     if signature.has_setup:
         space["setup_context"] = staticmethod(setup_context)
+    if cls.vmap is not no_vmap:
+        space["vmap"] = staticmethod(vmap)
     base = next(c for c in cls.__mro__ if c.__dict__.get("_pb_is_base"))
     spread_cls: Any = new_class(cls.__name__, base, space)
     named = Signature(
@@ -136,11 +146,19 @@ def _row(door: Door, layout: Layout, result: Any) -> tuple[Any, ...]:
     if isinstance(result, Mapping):
         result = by_name(door.name, layout.names, result, door.signature.names)
     values = result if isinstance(result, tuple) else (result,)
+    count = len(layout.lengths)
+    if len(values) < count:
+        raise BackwardArityError(
+            f"`{door.name}.backward` must return one value per input of `forward`",
+            at=place_of(door.cls.backward),
+            expected=f"{count}, for ({', '.join(layout.names)})",
+            got=f"{len(values)}",
+            fix="return `None` in the place of each input that needs no gradient",
+        )
     row: list[Any] = []
     for gradient, length in zip(values, layout.lengths, strict=False):
         row += [gradient] if length < 0 else _per_element(door, gradient, length)
-    row += [None] * (len(layout.inputs) - len(row)) if len(values) < len(layout.lengths) else []
-    return (*row, *values[len(layout.lengths) :])
+    return (*row, *values[count:])
 
 
 def _per_element(door: Door, gradients: Any, length: int) -> list[Any]:

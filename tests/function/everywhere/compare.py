@@ -10,6 +10,7 @@ Call = Callable[..., Any]
 Tensors = Callable[[int], tuple[Tensor, ...]]
 
 ROWS = 3
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def leaves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -72,6 +72,9 @@ def problems(info: OpInfo) -> list[tuple[Call, tuple[Tensor, ...]]]:
 
 
 def _problem(op: Call, sample: SampleInput) -> tuple[Call, tuple[Tensor, ...]]:
+    # Dynamo may not know a bound `apply` of torch 2.15 that it finds in a variable.
+    function = getattr(op, "__self__", None)
+    call = op if function is None else lambda *args, **kwargs: function.apply(*args, **kwargs)
     arguments = (sample.input, *sample.args)
     places = [i for i, x in enumerate(arguments) if isinstance(x, Tensor) and x.is_floating_point()]
 
@@ -79,7 +82,7 @@ def _problem(op: Call, sample: SampleInput) -> tuple[Call, tuple[Tensor, ...]]:
         filled = list(arguments)
         for place, tensor in zip(places, tensors, strict=True):
             filled[place] = tensor
-        return flat(op(*filled, **sample.kwargs))
+        return flat(call(*filled, **sample.kwargs))
 
     return f, tuple(arguments[place] for place in places)
 

@@ -1,13 +1,17 @@
 """Where PyTorch itself fails a custom Function, and what it does there.
 
 Every pair of a route and an entry that is not listed here works with `torch.autograd.Function`.
-Each listed pair is pinned by a test which fails when PyTorch mends it.
+Each listed pair is pinned by a test which fails when PyTorch mends it. The versions were found
+by running every pair on torch 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
 """
 
 from dataclasses import dataclass
 
-from torch._dynamo.exc import InternalTorchDynamoError, Unsupported
+from torch._dynamo.exc import InternalTorchDynamoError, Unsupported, UserError
 from torch.autograd.gradcheck import GradcheckError
+
+from tests.function.everywhere.compare import TORCH
+from tests.function.everywhere.routes.eager import EAGER
 
 # What a route raises when the numbers differ.
 WRONG = (AssertionError, GradcheckError)
@@ -21,6 +25,23 @@ COMPILE = (
 )
 COMPILED_AUTOGRAD = ("compiled_autograd", "compiled_autograd_inductor")
 TWICE = ("double_backward", "gradgradcheck", "checkpoint_double_backward")
+FUNC_REVERSE = (
+    "func_grad",
+    "func_grad_twice",
+    "func_vjp",
+    "func_jacrev",
+    "vmap_of_gradient",
+    "reverse_hessian",
+)
+# Where PyTorch runs `apply` as it stands.
+APPLIED = (
+    *EAGER,
+    *COMPILED_AUTOGRAD,
+    "make_fx",
+    "symbolic_make_fx",
+    "export",
+    "export_gradients",
+)
 PUSHED = (
     "writes-in-place-with-rules",
     "adds-a-jvp",
@@ -45,6 +66,9 @@ class Known:
     ours
         What `pullback.Function` must do there: "works", "works or raises", or
         "anything" where the fault lies in PyTorch's tracer and no class can mend it.
+    since, before
+        The first version that has the failure, and the first that has it no more; `since` is
+        not given where torch 2.11, the oldest one supported, has it.
     """
 
     because: str
@@ -53,9 +77,15 @@ class Known:
     raises: type[Exception] | tuple[type[Exception], ...]
     match: str = ""
     ours: str = "works or raises"
+    since: tuple[int, int] = (2, 11)
+    before: tuple[int, int] = (99, 0)
 
     def covers(self, route: str, entry: str) -> bool:
-        return route in self.routes and (entry in self.entries or self.entries == EVERY)
+        return (
+            self.since <= TORCH < self.before
+            and route in self.routes
+            and (entry in self.entries or self.entries == EVERY)
+        )
 
 
 KNOWN_TORCH_FAILURES = (
@@ -75,17 +105,26 @@ KNOWN_TORCH_FAILURES = (
         ours="works",
     ),
     Known(
+        "`apply` takes no keyword arguments before torch 2.13.",
+        APPLIED,
+        ("takes-keywords", "takes-defaults-and-keyword"),
+        TypeError,
+        match="keyword argument",
+        ours="works",
+        before=(2, 13),
+    ),
+    Known(
+        "`torch.func` takes no keyword arguments for a Function before torch 2.13.",
+        FUNC_REVERSE,
+        ("takes-defaults-and-keyword",),
+        TypeError,
+        match="keyword argument",
+        before=(2, 13),
+    ),
+    Known(
         "`torch.func` builds a class of its own with a `backward` only: a backward that is named"
         " `vjp` is not found.",
-        (
-            "func_grad",
-            "func_grad_twice",
-            "func_vjp",
-            "func_jacrev",
-            "gradient_of_vmap",
-            "vmap_of_gradient",
-            "reverse_hessian",
-        ),
+        (*FUNC_REVERSE, "gradient_of_vmap"),
         ("names-it-vjp",),
         NotImplementedError,
         match="either the backward or vjp",
@@ -98,11 +137,18 @@ KNOWN_TORCH_FAILURES = (
         match="Unsupported custom vjp",
     ),
     Known(
+        "Dynamo refuses a Function whose backward is named `vjp` inside `torch.func.grad` too.",
+        ("compile_func_grad",),
+        ("names-it-vjp",),
+        Unsupported,
+        match="Unsupported custom vjp",
+        since=(2, 15),
+    ),
+    Known(
         "Compiled autograd looks for `backward` only, not for `vjp`.",
         (*COMPILED_AUTOGRAD, "compiled_both_ways"),
         ("names-it-vjp",),
         (Unsupported, NotImplementedError),
-        match="",
     ),
     Known(
         "Dynamo refuses a Function with a `jvp`, even where no forward mode is asked for.",
@@ -119,10 +165,26 @@ KNOWN_TORCH_FAILURES = (
         match="Unsupported custom jvp",
     ),
     Known(
+        "Dynamo refuses a Function with a `jvp` inside `torch.func.grad` too.",
+        ("compile_func_grad",),
+        PUSHED,
+        Unsupported,
+        match="Unsupported custom jvp",
+        since=(2, 15),
+    ),
+    Known(
         "Dynamo does not fill in the defaults of `forward` with `setup_context`.",
-        (*COMPILE, "compile_no_grad", "compile_func_grad", "compile_vmap", "strict_export"),
+        (*COMPILE, "compile_func_grad"),
         ("takes-defaults",),
         Unsupported,
+    ),
+    Known(
+        "Dynamo does not fill in the defaults of `forward` with `setup_context`, not even where no"
+        " gradient is recorded.",
+        ("compile_no_grad", "compile_vmap", "strict_export"),
+        ("takes-defaults",),
+        Unsupported,
+        before=(2, 15),
     ),
     Known(
         "Dynamo does not fill in the defaults before a keyword argument.",
@@ -136,22 +198,28 @@ KNOWN_TORCH_FAILURES = (
             "strict_export",
         ),
         ("takes-defaults-and-keyword", "takes-later-keyword"),
-        (InternalTorchDynamoError, TypeError),
-        match="missing required argument: 'factor'",
+        (InternalTorchDynamoError, TypeError, Unsupported),
     ),
     Known(
         "Dynamo cannot read a number from an attribute of a Function class.",
         (*COMPILE, *COMPILED_AUTOGRAD, "compile_no_grad", "strict_export"),
         ("reads-class-attribute",),
         Unsupported,
-        match=r"python_type\(\)",
+        match=r"python_type\(\)|builtin operator",
     ),
     Known(
         "Dynamo cannot trace a Function with `setup_context` applied inside another Function.",
         COMPILE,
         ("applies-another-with-rules",),
+        (Unsupported, UserError),
+    ),
+    Known(
+        "Dynamo cannot trace a Function with `setup_context` applied inside another Function, not"
+        " inside `torch.func.grad` either.",
+        ("compile_func_grad",),
+        ("applies-another-with-rules",),
         Unsupported,
-        match="setup_context",
+        since=(2, 15),
     ),
     Known(
         "Dynamo crashes on a backward that calls the backward of another Function, also where it"
@@ -159,15 +227,15 @@ KNOWN_TORCH_FAILURES = (
         (*COMPILE, "compile_with_breaks", "compiled_both_ways"),
         ("calls-parents-backward",),
         AssertionError,
-        match="Expected FakeBackwardCFunction",
+        match="from user code",
         ours="anything",
+        before=(2, 15),
     ),
     Known(
         "Dynamo does not know `boxed_grads_call`.",
         COMPILE,
         ("takes-boxed-gradients",),
         Unsupported,
-        match="failed to bind arguments",
     ),
     Known(
         "Compiled autograd refuses `boxed_grads_call`.",
@@ -182,6 +250,7 @@ KNOWN_TORCH_FAILURES = (
         ("writes-in-place",),
         Unsupported,
         match="mark_dirty",
+        since=(2, 13),
     ),
     Known(
         "Dynamo ignores `set_materialize_grads(False)`: backward sees zeros instead of None.",
@@ -191,9 +260,18 @@ KNOWN_TORCH_FAILURES = (
         ours="anything",
     ),
     Known(
-        "Dynamo traces through `forward` under `torch.func` and silently drops the custom"
+        "Dynamo traces through `forward` under `torch.func.grad` and silently drops the custom"
         " backward.",
-        ("compile_func_grad", "compile_vmap"),
+        ("compile_func_grad",),
+        BENT,
+        WRONG,
+        ours="anything",
+        before=(2, 15),
+    ),
+    Known(
+        "Dynamo traces through `forward` under `torch.vmap` and silently drops the custom"
+        " backward.",
+        ("compile_vmap",),
         BENT,
         WRONG,
         ours="anything",

@@ -8,6 +8,7 @@ from torch.func import grad, vmap
 
 from tests.function.everywhere.compare import (
     ROWS,
+    TORCH,
     Call,
     Tensors,
     assert_equal,
@@ -41,7 +42,8 @@ def compiled(backend: str, dynamic: bool) -> Call:
             xs = tensors(rows)
 
             assert_equal(gradients(program, xs), gradients(around(reference), xs))
-        assert counter.frame_count == 1
+        # Torch 2.11 and 2.12 compile some Functions again for the second number of rows.
+        assert counter.frame_count == 1 or (dynamic and TORCH < (2, 13))
         assert_equal(flat(program(*leaves(xs))), flat(around(reference)(*leaves(xs))))
 
     return run
@@ -186,12 +188,20 @@ FEW = (
     "uses-cpp-names",
     "returns-a-mapping",
 )
+FEWER = (
+    "saves-intermediate",
+    "sets-up-context",
+    "writes-in-place",
+    "returns-several",
+    "uses-cpp-names",
+    "returns-a-mapping",
+)
 
 COMPILED = {
     "compile_aot_eager": Route(compiled("aot_eager", dynamic=False), WHOLE),
     "compile_aot_eager_dynamic": Route(compiled("aot_eager", dynamic=True), WHOLE),
-    "compile_inductor": Route(compiled("inductor", dynamic=False), WHOLE, quick=FEW),
-    "compile_inductor_dynamic": Route(compiled("inductor", dynamic=True), WHOLE, quick=FEW[:2]),
+    "compile_inductor": Route(compiled("inductor", dynamic=False), WHOLE, quick=FEWER),
+    "compile_inductor_dynamic": Route(compiled("inductor", dynamic=True), WHOLE, quick=FEWER[:2]),
     "compile_with_breaks": Route(compiled_with_breaks),
     "compile_double_backward": Route(compiled_twice, WHOLE),
     "compile_no_grad": Route(compiled_without_grad, WHOLE),
@@ -202,6 +212,9 @@ COMPILED = {
     "compiled_both_ways": Route(compiled_both_ways, quick=FEW),
     "export": Route(exported(strict=False)),
     "export_gradients": Route(exported_with_gradients(strict=False)),
-    "strict_export": Route(exported(strict=True), WHOLE),
     "strict_export_gradients": Route(exported_with_gradients(strict=True), WHOLE),
 }
+
+# Before, Dynamo stumbles over most Functions here, by the order of their arguments.
+if TORCH >= (2, 12):
+    COMPILED["strict_export"] = Route(exported(strict=True), WHOLE)

@@ -1,0 +1,174 @@
+"""PyTorch's tracing machinery, in this one place: fake tensors, symbolic sizes, `make_fx`.
+
+A *stage* is one trace: fake tensors that stand in for real ones, symbols for their sizes, and the
+graph that grows while functions run on them. All of it is private or experimental in PyTorch and
+the same on 2.11, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, overrides
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import LocalSource
+from torch._subclasses import fake_tensor
+from torch.autograd.graph import _engine_run_backward
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _python_dispatch
+
+from pullback.function.slots import no_torch_function
+
+# What a fake tensor raises where a real one would have given a value.
+ValueNeeded = fake_tensor.DataDependentOutputException
+SizeNeeded = fake_tensor.DynamicOutputShapeException
+NoFakeKernel = fake_tensor.UnsupportedOperatorException
+NoFakeTensor = fake_tensor.UnsupportedFakeTensorException
+
+
+class Stage:
+    """The fake tensors, the sizes and the growing graph of one trace.
+
+    Sizes are symbols of their own, also where two are equal by chance (`duck_shape` off); those
+    that are 0 or 1 are numbers, as everywhere in PyTorch.
+    """
+
+    def __init__(self, *, dynamic: bool) -> None:
+        self.dynamic = dynamic
+        self.sizes: Any = ShapeEnv(
+            duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+        )
+        # Real tensors may still arrive through compiled code. No kernel is run to see what it does.
+        self.mode: Any = fake_tensor.FakeTensorMode(
+            allow_non_fake_inputs=True, allow_fallback_kernels=False, shape_env=self.sizes
+        )
+        self._tracer: Any = None
+        self._made = 0
+
+    # ---- fake tensors ----
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """A fake tensor of the same kind as `tensor`, that shares memory with nothing."""
+        shape, stride = numbers_of(tensor.shape), numbers_of(tensor.stride())
+        if self.dynamic:
+            shape, stride = self._symbols(shape, stride)
+        self._made += 1
+        with untraced(), self.mode, torch.no_grad(), no_torch_function():
+            return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+
+    def _symbols(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[Any, Any]:
+        like = torch.empty_strided(shape, stride, device="meta")
+        source = LocalSource(f"t{self._made}")
+        every = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape))
+        make = self.sizes.create_symbolic_sizes_strides_storage_offset
+        sizes, strides, _ = make(like, source, symbolic_context=every)
+        return sizes, strides
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A fake tensor of the shape, dtype and device of the fake tensor `tensor`."""
+        with untraced(), self.mode, torch.no_grad(), no_torch_function():
+            return torch.empty_like(tensor)
+
+    def is_foreign(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is not one of this stage's, and no wrapper that `torch.func` made."""
+        if isinstance(tensor, fake_tensor.FakeTensor) and tensor.fake_mode is self.mode:
+            return False
+        return not is_functorch_wrapped_tensor(tensor)
+
+    # ---- the graph ----
+
+    def trace(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
+        """The graph of `function(*inputs)`, whose inputs are fake tensors of this stage."""
+
+
+        def run(*values: Any) -> Any:
+            self._tracer = getattr(proxy_tensor.get_proxy_mode(), "tracer", None)
+            return function(*values)
+
+        traced = proxy_tensor.make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)
+        with self.mode, enable_python_dispatcher():
+            return traced(*inputs)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph that is growing."""
+        graph: fx.Graph = self._tracer.graph
+        return graph
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether an op would be recorded now; PyTorch's own work on one op is not."""
+        mode = proxy_tensor.get_proxy_mode()
+        return mode is not None and mode.tracer is self._tracer
+
+    def add_placeholder(self, tensor: Tensor, name: str) -> fx.Node:
+        """Make the fake tensor `tensor` an input of the growing graph."""
+        proxy = self._tracer.create_proxy("placeholder", name, (), {})
+        with untraced():
+            proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=self._tracer)
+        node: fx.Node = proxy.node
+        return node
+
+    def node_of(self, tensor: Tensor) -> fx.Node | None:
+        """The node that computes `tensor` in the growing graph."""
+        found = proxy_tensor.get_proxy_slot(tensor, self._tracer, None)
+        return None if found is None else found.proxy.node
+
+    # ---- sizes ----
+
+    def conditions(self, inputs: Sequence[Tensor]) -> str:
+        """What was assumed of the sizes and strides of `inputs`, as one expression.
+
+        Where their memory begins is left out: only `as_strided` could see it.
+        """
+        sources = [LocalSource(f"t{i}") for i in range(len(inputs))]
+        clauses = self.sizes.produce_guards(list(inputs), sources, ignore_static=False)
+        return " and ".join(f"({c})" for c in clauses if "storage_offset" not in c) or "True"
+
+    def meets(self, conditions: str, tensors: Sequence[Tensor]) -> bool:
+        """Whether real tensors meet what `conditions` gave."""
+        return bool(self.sizes.evaluate_guards_expression(conditions, list(tensors)))
+
+
+def numbers_of(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as plain numbers: symbols of another trace by the number they stand for there."""
+    return tuple(s.node.hint if isinstance(s, torch.SymInt) else int(s) for s in sizes)
+
+
+def run_backward(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """The gradients of `inputs`, as `torch.autograd.grad` gives them.
+
+    That one is a torch function itself: a mode that watches torch functions is told of the call,
+    and is then off until it ends. Here the modes stay on for what backward does.
+    """
+    if not outputs or not inputs:
+        return [None] * len(inputs)
+    return _engine_run_backward(
+        tuple(outputs), tuple(cotangents), False, False, tuple(inputs), True, accumulate_grad=False
+    )
+
+
+def untraced() -> Any:
+    """Record nothing in the growing graph; fake tensors stay fake."""
+    return proxy_tensor.disable_proxy_modes_tracing()
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Out of sight of every trace and mode around: a capture may happen inside another."""
+    modes = []
+    while overrides._len_torch_function_stack():
+        modes.append(overrides._pop_mode())
+    try:
+        with _python_dispatch._disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(modes):
+            overrides._push_mode(mode)

@@ -1,0 +1,175 @@
+"""Capture: a program, with its backward, as one joint graph of aten ops.
+
+The program runs once on fake tensors, with symbols for their sizes, and so does its backward: the
+engine itself calls each hand-written backward, which is thereby taken over as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pullback.capture.fake import Stage, apart
+from pullback.capture.names import program_name
+from pullback.capture.refuse import refusing
+from pullback.capture.tidy import tidy
+from pullback.capture.tracing import ARGUMENT, Held, Result, Traced, Tracing, is_traced
+from pullback.capture.trees import Spec
+from pullback.graph.parts import JointGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input of a joint graph.
+
+    `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
+    tensor from around the program: `tensor`) or "constant" (a tensor that the program makes from
+    numbers: `tensor`). `needs` says whether it needs a gradient; `free`, whether it is a leaf,
+    which is alive anyway and costs nothing to save.
+    """
+
+    name: str
+    kind: str
+    position: int | None
+    tensor: Tensor | None
+    needs: bool
+    free: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One leaf of what the program returns, or an input that it changes in place.
+
+    `kind` is "tensor", "number" (a symbolic size) or "constant" (`value`, which is no part of the
+    graph). `index` is its place among the outputs of the graph. A differentiable output has a
+    cotangent if it is `used`. `changes` is the place of the input whose new value it is.
+    `returned` is False for a changed input that the program does not return.
+    """
+
+    kind: str
+    index: int | None
+    value: Any
+    differentiable: bool
+    used: bool
+    changes: int | None
+    returned: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """A program as one joint graph, with all that is needed to call it like the program.
+
+    Law: for every row of tensors that it `serves`, the graph computes what the program computes:
+    outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw the same
+    numbers from the same state. A cotangent is given with the strides of its placeholder.
+    """
+
+    name: str
+    joint: JointGraph
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    in_spec: Spec
+    out_spec: Spec
+    leaves: tuple[Any, ...]
+    units: tuple[str, ...]
+    local_names: dict[str, str]
+    conditions: str
+    stage: Stage
+
+    @property
+    def mutated(self) -> tuple[tuple[int, int], ...]:
+        """Each input that is changed in place, with the place of its new value in the outputs."""
+        changed = [o for o in self.outputs if o.changes is not None]
+        return tuple((o.changes, o.index) for o in changed)  # type: ignore[misc]
+
+    def row(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the placeholders of the inputs are given, for these tensors as arguments."""
+        held = [i.tensor for i in self.inputs if i.tensor is not None]
+        return [*tensors, *held]
+
+    def serves(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the graph is right for these tensors as arguments: dtypes, devices and sizes."""
+        row = self.row(tensors)
+        values = [node.meta["val"] for node in self.joint.inputs]
+        if len(row) != len(values):
+            return False
+        same = (
+            a.dtype is b.dtype and a.device == b.device and a.dim() == b.dim()
+            for a, b in zip(row, values, strict=True)
+        )
+        return all(same) and self.stage.meets(self.conditions, row)
+
+
+def capture(
+    program: Callable[..., Any],
+    examples: Sequence[Any],
+    *,
+    needs: Sequence[bool] | None = None,
+    used: Sequence[bool] | None = None,
+    dynamic: bool = True,
+) -> Capture:
+    """Capture `program` as it runs on `examples`.
+
+    Arguments:
+        program: any callable on tensors: a function, a module, a Function's `apply`.
+        examples: its positional arguments; tensors may be inside tuples, lists and dicts. What is
+            no tensor is a constant of the capture.
+        needs: for each tensor in `examples`, whether it needs a gradient; by default, whether it
+            requires grad.
+        used: for each differentiable output, whether it has a cotangent; by default all have.
+        dynamic: whether sizes are symbols, so that one capture serves many shapes.
+
+    Raises `CaptureError` for what cannot be captured.
+    """
+    name = program_name(program)
+    with apart(), refusing(name):
+        stage = Stage(dynamic=dynamic)
+        tracing = Tracing(program, tuple(examples), stage)
+        traced = tracing.run(needs, used)
+        joint = tidy(stage, traced)
+        return _capture(stage, traced, joint)
+
+
+def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
+    inputs = tuple(_input(held, position) for position, held in enumerate(traced.held))
+    names = {n.name: n.meta["local"] for n in joint.graph.nodes if "local" in n.meta}
+    return Capture(
+        name=traced.name,
+        joint=joint,
+        inputs=inputs,
+        outputs=_outputs(traced),
+        in_spec=traced.in_spec,
+        out_spec=traced.out_spec,
+        leaves=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in traced.leaves),
+        units=tuple(traced.units),
+        local_names=names,
+        conditions=stage.conditions([held.leaf for held in traced.held]),
+        stage=stage,
+    )
+
+
+def _input(held: Held, position: int) -> Input:
+    if held.kind == ARGUMENT:
+        return Input(held.name, held.kind, position, None, held.needs, held.free)
+    return Input(held.name, held.kind, None, held.real, held.needs, held.free)
+
+
+def _outputs(traced: Traced) -> tuple[Output, ...]:
+    outputs, index = [], 0
+    for place, result in enumerate(traced.results):
+        inside = is_traced(result.value)
+        outputs.append(_output(result, index if inside else None, place < traced.returned))
+        index += inside
+    return tuple(outputs)
+
+
+def _output(result: Result, index: int | None, returned: bool) -> Output:
+    value = result.value if index is None else None
+    kind = "constant" if index is None else "number"
+    kind = "tensor" if isinstance(result.value, Tensor) else kind
+    return Output(
+        kind, index, value, result.differentiable, result.used, result.changes, returned
+    )

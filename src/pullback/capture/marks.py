@@ -1,0 +1,155 @@
+"""Where each node of a growing graph came from: its unit, its phase, its place, its name.
+
+Nodes are marked as they appear: whatever was added to the graph during a call is marked with that
+call. In backward the engine says which node of the autograd graph it runs, through the hooks that
+every such node has, and what is added then is marked with the call that made that node in forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, fx
+
+from pullback.capture.places import frames_above
+from pullback.function.slots import no_torch_function
+from pullback.graph.parts import BACKWARD, FORWARD
+
+# A name from an outer frame is worth more than one from an inner frame, and `grad_h` more than what
+# a hand-written backward calls it.
+_OF_GRADIENTS, _IN_BACKWARD = 100, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The unit and the place that nodes come from."""
+
+    unit: int | None = None
+    place: str = ""
+
+
+class Marks:
+    """The marks of one growing graph.
+
+    `graph()` gives the graph, `node_of(tensor)` the node in it that computes a tensor, or None.
+    """
+
+    def __init__(
+        self, graph: Callable[[], fx.Graph], node_of: Callable[[Tensor], fx.Node | None]
+    ) -> None:
+        self.graph = graph
+        self.node_of = node_of
+        self.phase = FORWARD
+        self.now = Mark()
+        self._last: fx.Node | None = None
+        self._makers: dict[Any, Mark] = {}  # nodes of the autograd graph
+        self._names: dict[fx.Node, tuple[int, str]] = {}
+        self._frames: dict[FrameType, int] = {}
+        self._heads: dict[tuple[Any, int], fx.Node] = {}
+
+    # ---- units and places ----
+
+    def settle(self, mark: Mark) -> fx.Node | None:
+        """Give `mark` to every node that was added since the last time; the last of them."""
+        added = []
+        for node in reversed(self.graph().nodes):
+            if node is self._last:
+                break
+            added.append(node)
+        for node in added:
+            if node.op == "call_function":
+                node.meta.update(unit=mark.unit, place=mark.place, phase=self.phase)
+        self._last = added[0] if added else self._last
+        return next((node for node in added if node.op == "call_function"), None)
+
+    def own(self, tensors: Iterable[Tensor], mark: Mark) -> None:
+        """Remember that the newest part of the history of `tensors` was made under `mark`."""
+        with no_torch_function():
+            heads = [tensor.grad_fn for tensor in tensors if tensor.requires_grad]
+        while heads:
+            head = heads.pop()
+            if head is None or head in self._makers:
+                continue
+            self._makers[head] = mark
+            heads += [before for before, _ in head.next_functions]
+
+    def leaves(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The leaves that the history of `outputs` ends in."""
+        self.own(outputs, Mark())
+        leaves = [getattr(maker, "variable", None) for maker in self._makers]
+        return [leaf for leaf in leaves if leaf is not None]
+
+    # ---- backward ----
+
+    @contextmanager
+    def followed(self, outputs: Sequence[Tensor]) -> Iterator[None]:
+        """While backward runs from `outputs`, know at each moment what it is differentiating."""
+        with no_torch_function():
+            self.own(outputs, Mark())
+            self.settle(self.now)
+        self.phase = BACKWARD
+        hooks = [m.register_prehook(self._make_hook(m, k)) for m, k in self._makers.items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _make_hook(self, maker: Any, mark: Mark) -> Callable[[Any], None]:
+        def hook(cotangents: Sequence[Tensor | None]) -> None:
+            self.settle(self.now)
+            self.now = mark
+            for position, cotangent in enumerate(cotangents):
+                head = self._heads.get((maker, position))
+                if head in self._names and cotangent is not None:
+                    self.name(cotangent, f"grad_{self._names[head][1]}", _OF_GRADIENTS)
+
+        return hook
+
+    # ---- names ----
+
+    def read(self, frame: FrameType | None) -> None:
+        """Read the names that the user's frames from `frame` upwards give to tensors."""
+        frames = list(frames_above(frame))
+        least = 0 if self.phase == FORWARD else _IN_BACKWARD
+        for depth, users in enumerate(reversed(frames), least):
+            self._frames.setdefault(users, depth)
+            self._read_frame(users, self._frames[users])
+
+    def read_again(self) -> None:
+        """Read what the frames of a pass held when they were left: the last names given there.
+
+        A frame that someone still refers to keeps its variables after its function has returned.
+        """
+        for frame, depth in self._frames.items():
+            self._read_frame(frame, depth)
+        self._frames.clear()
+
+    def _read_frame(self, frame: FrameType, depth: int) -> None:
+        for name, value in list(frame.f_locals.items()):
+            if name.isidentifier() and name != "_":
+                self._read_variable(name, value, depth)
+
+    def _read_variable(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, Tensor):
+            self.name(value, name, depth)
+        elif isinstance(value, (tuple, list)) and len(value) <= 32:
+            for position, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    self.name(item, f"{name}_{position}", depth)
+
+    def name(self, tensor: Tensor, name: str, depth: int = 0) -> None:
+        """Name the node of `tensor`; of several names the one with the least depth counts."""
+        node = self.node_of(tensor)
+        if node is None or node.op == "placeholder":
+            return
+        if node not in self._names or depth < self._names[node][0]:
+            self._names[node] = (depth, name)
+            node.meta["local"] = name
+        with no_torch_function():
+            if self.phase == FORWARD and tensor.grad_fn is not None:
+                self._heads[tensor.grad_fn, tensor.output_nr] = node

@@ -1,0 +1,145 @@
+"""The user's own names: of a program, of its arguments, and of tensors from around it."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.capture.trees import paths_of
+from pullback.function.signature import signature_of
+
+# How far into containers, objects and helper functions names are looked for, and how long.
+_DEPTH, _LIMIT = 3, 10_000
+
+
+def program_name(program: Any) -> str:
+    """What the user calls `program`: `Square.apply`, `loss`, `MyModule`."""
+    cls = function_of(program)
+    if cls is not None:
+        return f"{cls.__name__}.apply"
+    inner = getattr(program, "func", program)  # functools.partial
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def function_of(program: Any) -> type | None:
+    """The Function class whose `apply` `program` is, or None."""
+    owner = getattr(program, "__self__", None)
+    is_apply = getattr(program, "__name__", "") == "apply"
+    if is_apply and isinstance(owner, type) and issubclass(owner, TorchFunction):
+        return owner
+    return None
+
+
+def argument_names(program: Any, examples: Sequence[Any]) -> list[str]:
+    """The user's name of each leaf of the arguments: `x`, `xs[0]`, `params['w']`."""
+    names = _parameter_names(program, len(examples))
+    return [
+        f"{name}{path}"
+        for name, example in zip(names, examples, strict=True)
+        for path in paths_of(example)
+    ]
+
+
+def _parameter_names(program: Any, count: int) -> list[str]:
+    cls = function_of(program)
+    if cls is not None:
+        signature = signature_of(cls)
+        return [signature.name(i) for i in range(count)]
+    try:
+        parameters = list(inspect.signature(program).parameters.values())
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return [f"arg{i}" for i in range(count)]
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{i}]" for i in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return (names + [f"arg{i}" for i in range(len(names), count)])[:count]
+
+
+def closure_name(program: Any, tensor: Tensor) -> str:
+    """How `program` refers to a tensor that is not among its arguments, or ""."""
+    for name, value in islice(_surroundings(program, _DEPTH), _LIMIT):
+        if value is tensor:
+            return name
+    return ""
+
+
+def identifier(name: str) -> str:
+    """`name` as one that Python accepts: `xs[0]` becomes `xs_0`.
+
+    >>> identifier("self.params['w']"), identifier("lambda")
+    ('self_params_w', 'lambda_')
+    """
+    plain = re.sub(r"\W+", "_", name).strip("_") or "value"
+    plain = f"_{plain}" if plain[0].isdigit() else plain
+    return f"{plain}_" if keyword.iskeyword(plain) else plain
+
+
+# ---- what a function can see around it ----
+
+
+def _surroundings(program: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Names and values that `program` sees, itself a function, method, module or partial."""
+    if isinstance(program, nn.Module):
+        yield from _inside("self", program, depth)
+        return
+    owner = getattr(program, "__self__", None)
+    if owner is not None and not isinstance(owner, ModuleType):
+        yield from _inside("self", owner, depth)
+    function = inspect.unwrap(getattr(program, "__func__", getattr(program, "func", program)))
+    if not isinstance(function, FunctionType):
+        return
+    for name, value in _variables(function):
+        yield from _inside(name, value, depth)
+
+
+def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables from the enclosing scopes that `function` mentions, and their values."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a variable that has no value yet
+            yield name, cell.cell_contents
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """`value` under its name, and what can be reached through it."""
+    yield name, value
+    if depth == 0 or isinstance(value, (Tensor, ModuleType, type)):
+        return
+    for path, inner in _members(value):
+        yield from _inside(f"{name}{path}", inner, depth - 1)
+    if isinstance(value, FunctionType) or inspect.ismethod(value):
+        yield from _surroundings(value, depth - 1)
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        named = [*value.named_parameters(), *value.named_buffers()]
+        yield from ((f".{name}", tensor) for name, tensor in named)
+    if isinstance(value, (list, tuple)):
+        yield from ((f"[{i}]", item) for i, item in enumerate(value[:100]))
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:100])
+    elif not isinstance(value, FunctionType):
+        attributes = getattr(value, "__dict__", {})
+        yield from ((f".{key}", item) for key, item in list(attributes.items())[:100])

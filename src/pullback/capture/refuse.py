@@ -1,0 +1,235 @@
+"""What cannot be captured, and what to do about it: every refusal of capture is worded here.
+
+`refusing` turns what PyTorch raises on tensors without values into a `CaptureError` at the user's
+file and line. Errors that the user's own code raises, and those of pullback, pass unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.fake import NoFakeKernel, NoFakeTensor, SizeNeeded, ValueNeeded
+from pullback.capture.places import is_users_error, place_of_error
+from pullback.capture.watch import Call
+from pullback.errors import CaptureError, PullbackError
+
+_WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
+_READ = "keep it a tensor, or read it before the call and pass it as a number"
+_SIZE = "use a form of fixed size, such as a mask with `torch.where`, or make it before the call"
+_CUSTOM = "put that part into a custom op: `torch.library.custom_op` with `register_fake`"
+
+# What a read of values is called, and what to do instead: by the name of the call.
+_READS = {
+    "bool": ("a decision on the value of a tensor", _WHERE),
+    "item": ("`.item()`, which reads the value of a tensor", _READ),
+    "tolist": ("`.tolist()`, which reads the values of a tensor", _READ),
+    "int": ("`int(...)` of a tensor", _READ),
+    "float": ("`float(...)` of a tensor", _READ),
+    "complex": ("`complex(...)` of a tensor", _READ),
+    "index": ("a tensor used as an index or a size", _READ),
+    "contains": ("`in`, which compares the values of a tensor", _WHERE),
+    "equal": ("`torch.equal`, which compares the values of tensors", _WHERE),
+    "allclose": ("`torch.allclose`, which compares the values of tensors", _WHERE),
+    "is_nonzero": ("a decision on the value of a tensor", _WHERE),
+    "numpy": ("a NumPy array of a tensor's values", f"use torch ops, or {_CUSTOM}"),
+    "array": ("a NumPy array of a tensor's values", f"use torch ops, or {_CUSTOM}"),
+    "data_ptr": ("the address of a tensor's memory", _CUSTOM),
+}
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum)
+_TORCH_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Turn what stops the capture of `name` into an error that says where and what to do."""
+    try:
+        yield
+    except PullbackError:
+        raise
+    except Exception as error:
+        if is_users_error(error):
+            raise
+        raise _refusal(name, error) from error
+
+
+def _refusal(name: str, error: Exception) -> CaptureError:
+    place = place_of_error(error)
+    call = _name_of_call(error)
+    if call in _READS:
+        return unreadable(name, call, place)
+    if isinstance(error, ValueNeeded):
+        return _needs(name, place, f"`{_op_name(error)}`, which reads the value of a tensor", _READ)
+    if isinstance(error, SizeNeeded):
+        got = f"`{_op_name(error)}`, whose result has as many elements as the values say"
+        return _needs(name, place, got, _SIZE)
+    if isinstance(error, NoFakeKernel):
+        return CaptureError(
+            f"`{name}` must be made of ops that can run on tensors without values",
+            at=place,
+            got=f"`{_op_name(error)}`, which has no fake kernel",
+            fix=f'give it one: `torch.library.register_fake("{_op_name(error)}")`',
+        )
+    if isinstance(error, NoFakeTensor):
+        return CaptureError(
+            f"`{name}` must be given tensors that capture knows", at=place, got=str(error.reason)
+        )
+    return CaptureError(
+        f"`{name}` must run on tensors without values",
+        at=place,
+        got=f"{type(error).__name__}: {_first_line(error)}",
+        fix=f"call `{name}` itself on the same examples; if it runs there, {_CUSTOM}",
+    )
+
+
+def unreadable(name: str, call: str, place: str) -> CaptureError:
+    """The error for a call that takes values out of tensors."""
+    got, fix = _READS[call]
+    return _needs(name, place, got, fix)
+
+
+def reads_values(call: str) -> bool:
+    """Whether a call of this name takes values out of tensors."""
+    return call in _READS
+
+
+def _needs(name: str, place: str, got: str, fix: str) -> CaptureError:
+    rule = f"`{name}` must do the same work whatever the values of its tensors are"
+    return CaptureError(rule, at=place, got=got, fix=fix)
+
+
+def _name_of_call(error: BaseException) -> str:
+    """The name of the call that raised `error`: the outermost one below the user's frames."""
+    found = ""
+    entry = error.__traceback__
+    while entry is not None:
+        call = entry.tb_frame.f_locals.get("call")
+        if isinstance(call, Call):
+            found = call.name
+        entry = entry.tb_next
+    return found
+
+
+def _op_name(error: Any) -> str:
+    return str(error.func).rsplit(".", 1)[0].replace(".", "::", 1)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+# ---- what is asked of a program before and while it is captured ----
+
+
+def require_needs(
+    name: str, tensors: Sequence[tuple[str, Tensor]], needs: Sequence[bool] | None
+) -> list[bool]:
+    """Which tensors need a gradient: `needs`, or those of the examples that require one."""
+    if needs is None:
+        return [tensor.requires_grad for _, tensor in tensors]
+    flags = [bool(need) for need in needs]
+    if len(flags) != len(tensors):
+        raise CaptureError(
+            f"`needs` must say for each tensor among the arguments of `{name}` whether it needs a "
+            "gradient",
+            expected=f"{len(tensors)}, for ({', '.join(n for n, _ in tensors)})",
+            got=f"{len(flags)}",
+        )
+    for (argument, tensor), need in zip(tensors, flags, strict=True):
+        if need and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise CaptureError(
+                f"`{argument}` of `{name}` must be of a dtype that has gradients to need one",
+                expected="a floating-point or complex dtype",
+                got=f"{tensor.dtype}",
+                fix="say False in its place in `needs`",
+            )
+    return flags
+
+
+def require_mask(name: str, count: int, used: Sequence[bool] | None) -> list[bool]:
+    """Which differentiable outputs get a cotangent: `used`, or all of them."""
+    flags = [True] * count if used is None else [bool(flag) for flag in used]
+    if len(flags) != count:
+        raise CaptureError(
+            f"`used` must say for each differentiable output of `{name}` whether it is used",
+            expected=f"{count}",
+            got=f"{len(flags)}",
+        )
+    return flags
+
+
+def require_strided(name: str, argument: str, tensor: Tensor) -> None:
+    """Raise unless `tensor` is an ordinary one: dense, and of no subclass that acts on ops."""
+    cls = type(tensor)
+    special = cls.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    if tensor.layout is torch.strided and not tensor.is_quantized and not special:
+        return
+    if special and _is_fake(tensor):
+        return
+    raise CaptureError(
+        f"`{argument}` of `{name}` must be an ordinary dense tensor",
+        got=cls.__name__ if special else f"{tensor.layout}",
+        fix="convert it before the call (`.to_dense()`, `.dequantize()`)",
+    )
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return torch.compiler.is_compiling() or type(tensor).__name__ == "FakeTensor"
+
+
+def require_backward_free(name: str, call: Call) -> None:
+    """Raise when a program runs backward by itself."""
+    if call.name == "backward":
+        raise CaptureError(
+            f"`{name}` must leave the `.grad` of its tensors to its caller",
+            at=call.place,
+            got="a call of `backward`",
+            fix="use `torch.autograd.grad` for a gradient that is part of the computation",
+        )
+
+
+def require_hook_free(name: str, call: Call) -> None:
+    """Raise when a program hangs hooks on its tensors."""
+    if call.name in ("register_hook", "register_post_accumulate_grad_hook"):
+        raise CaptureError(
+            f"`{name}` must not hang hooks on its tensors between its units",
+            at=call.place,
+            got=f"a call of `{call.name}`",
+            fix="write what the hook does as the backward of a Function",
+        )
+
+
+def require_kept(name: str, value: Any) -> None:
+    """Raise unless `value`, which is no tensor, may stand among the outputs as it is."""
+    if isinstance(value, (*_PLAIN, *_TORCH_PLAIN, *_SYMBOLIC)):
+        return
+    raise CaptureError(
+        f"`{name}` must return tensors, numbers, strings and `None`, in tuples, lists and dicts",
+        got=f"{type(value).__name__}",
+        fix="return its tensors one by one",
+    )
+
+
+def unwritable(name: str, node: fx.Node) -> CaptureError:
+    """The error for an op that has no place in a graph of ops without side effects."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return CaptureError(
+            f"`{name}` must not use custom ops that change their arguments",
+            at=str(node.meta.get("place", "")),
+            got=f"`{schema.name}`",
+            fix="let the op return a new tensor, or clone the argument inside it",
+        )
+    return CaptureError(
+        f"`{name}` must not call other graphs (`torch.cond`, `torch.while_loop`, ...)",
+        at=str(node.meta.get("place", "")),
+        got=f"`{node.target}`",
+        fix="write the choice with `torch.where`, and the loop in Python",
+    )

@@ -1,0 +1,238 @@
+"""From the raw trace to the form of `graph/parts.py`: placeholders first, ops without side effects.
+
+Steps, each from a graph to a new graph: bring the placeholders to the front and turn constants into
+inputs; write in-place ops as ops without side effects, where there are any; drop what only autograd
+needs (`detach`, `alias`) and what nobody uses.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.fake import Stage
+from pullback.capture.marks import Mark, Marks
+from pullback.capture.names import closure_name, identifier
+from pullback.capture.refuse import unwritable
+from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Traced, is_traced
+from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
+
+aten = torch.ops.aten
+
+# Ops that give their argument back: autograd needs them, a graph of values does not.
+_SAME = (
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+)
+_MARKS = ("unit", "place", "phase")
+_KEPT = ("val", *_MARKS, "local")
+
+
+def tidy(stage: Stage, traced: Traced) -> JointGraph:
+    """The joint graph of a trace. What turns out to be an input is added to `traced.held`."""
+    graph = _Forming(stage, traced).run()
+    if any(is_mutable(node) for node in calls(graph)):
+        graph = _functional(stage, graph)
+    graph = _bare(graph)
+    for node in calls(graph):
+        if is_mutable(node) or _is_higher(node):
+            raise unwritable(traced.name, node)
+        _complete(node)
+    outputs = sum(is_traced(result.value) for result in traced.results)
+    return JointGraph(graph, len(traced.held), outputs)
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Whether `node` changes one of its arguments in place."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether `node` draws random numbers, so that every run gives others."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
+
+
+def _is_higher(node: fx.Node) -> bool:
+    """Whether `node` calls other graphs (`torch.cond` and its like)."""
+    return getattr(node.target, "namespace", "") == "higher_order"
+
+
+# ---- placeholders first ----
+
+
+class _Forming:
+    """The copy of a raw graph with its placeholders in front, under the user's names."""
+
+    def __init__(self, stage: Stage, traced: Traced) -> None:
+        self.stage = stage
+        self.traced = traced
+        self.old = traced.module.graph
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, Any] = {}
+
+    def run(self) -> fx.Graph:
+        """The new graph."""
+        loose = self._loose_tensors()
+        for held in self.traced.held:
+            self._place(identifier(held.name), held.node)
+        for node, held in loose.items():
+            self._place(identifier(held.name), node)
+        cotangents = [r.node for r in self.traced.results if r.node is not None]
+        for position, cotangent in enumerate(cotangents):
+            self._place(f"cotangent_{position}" if cotangents[1:] else "cotangent", cotangent)
+        self.traced.held += loose.values()
+        for node in self.old.nodes:
+            if node.op == "call_function":
+                self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+            elif node.op == "get_attr" and node not in self.copies:
+                self.copies[node] = self._attribute(node)
+        returned = fx.map_arg(self.old.output_node().args[0], self.copies.__getitem__)
+        self.graph.output(tuple(returned))  # type: ignore[arg-type]
+        return self.graph
+
+    def _place(self, name: str, node: fx.Node | None) -> None:
+        placeholder = self.graph.placeholder(name)
+        assert node is not None
+        placeholder.meta = dict(node.meta)
+        self.copies[node] = placeholder
+
+    def _loose_tensors(self) -> dict[fx.Node, Held]:
+        """New inputs for the tensors that the raw graph holds itself."""
+        found: dict[int, Held] = {}
+        loose: dict[fx.Node, Held] = {}
+        for node in self.old.nodes:
+            if node.op != "get_attr" or not isinstance(tensor := self._value(node), Tensor):
+                continue
+            known = [held for held in self.traced.held if held.real is tensor]
+            if known or id(tensor) in found or _is_number(node, tensor):
+                continue
+            held = found[id(tensor)] = self._held(node, tensor)
+            node.meta["val"] = held.leaf
+            loose[node] = held
+        return loose
+
+    def _held(self, node: fx.Node, tensor: Tensor) -> Held:
+        if _is_fresh(node):
+            name, kind = "constant", CONSTANT
+        else:
+            name, kind = closure_name(self.traced.program, tensor) or "closure", CLOSURE
+        leaf = self.stage.stand_in(tensor)
+        return Held(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
+
+    def _attribute(self, node: fx.Node) -> fx.Node:
+        """The node for a tensor that the raw graph holds, and that has no node of its own yet."""
+        tensor = self._value(node)
+        if not isinstance(tensor, Tensor):
+            raise unwritable(self.traced.name, node)
+        if not _is_number(node, tensor):
+            for held, copy in zip(self.traced.held, self.graph.nodes, strict=False):
+                if held.real is tensor:
+                    return copy
+        kwargs = {"dtype": tensor.dtype, "device": tensor.device, "pin_memory": False}
+        full = self.graph.call_function(aten.full.default, ([], tensor.item()), kwargs)
+        full.meta = {"val": self.stage.stand_in(tensor)}
+        return full
+
+    def _value(self, node: fx.Node) -> Any:
+        return attrgetter(str(node.target))(self.traced.module)
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Whether the program itself makes this tensor, from numbers."""
+    return all(user.target is aten.lift_fresh_copy.default for user in node.users)
+
+
+def _is_number(node: fx.Node, tensor: Tensor) -> bool:
+    return tensor.dim() == 0 and _is_fresh(node)
+
+
+# ---- no side effects ----
+
+
+class _Carrying(fx.Interpreter):
+    """Runs a graph so that what it adds to a growing graph carries the marks of what it came of."""
+
+    def __init__(self, module: fx.GraphModule, stage: Stage) -> None:
+        fx.Interpreter.__init__(self, module, garbage_collect_values=False)
+        self.marks = Marks(lambda: stage.graph, stage.node_of)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The value of `n`; the nodes that it took are marked."""
+        self.marks.settle(Mark())
+        value = fx.Interpreter.run_node(self, n)
+        self.marks.phase = phase_of(n)
+        last = self.marks.settle(Mark(n.meta.get("unit"), n.meta.get("place", "")))
+        if last is not None:
+            last.meta.update({key: n.meta[key] for key in ("local", "given") if key in n.meta})
+        return value
+
+
+def _functional(stage: Stage, graph: fx.Graph) -> fx.Graph:
+    """`graph` with each in-place op written as one that gives a new tensor.
+
+    The last value of a placeholder that is changed is written back to it at the end (`copy_`).
+    """
+    module = fx.GraphModule({}, graph)
+    placeholders = graph.find_nodes(op="placeholder")
+
+    def run(*values: Any) -> Any:
+        with torch.no_grad():
+            return _Carrying(module, stage).run(*values)
+
+    inputs = [node.meta["val"] for node in placeholders]
+    result = stage.trace(torch.func.functionalize(run), inputs).graph
+    for old, new in zip(placeholders, result.find_nodes(op="placeholder"), strict=True):
+        new.target = old.target
+        new.meta = dict(old.meta)
+    return result
+
+
+# ---- nothing but values ----
+
+
+def _bare(graph: fx.Graph) -> fx.Graph:
+    """`graph` without what has no influence on values, or whose value nobody uses."""
+    new = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = new.placeholder(str(node.target))
+        elif node.target in _SAME or node.meta.get("given"):
+            copies[node] = copies[node.args[0]]
+            continue
+        elif node.op == "call_function" and not _is_written_back(node):
+            copies[node] = new.node_copy(node, copies.__getitem__)
+        if node in copies:
+            copies[node].meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+    new.output(fx.map_arg(tuple(graph.output_node().args[0]), copies.__getitem__))  # type: ignore
+    for node in reversed(list(calls(new))):
+        # A draw of random numbers that nobody uses still moves the stream for the next one.
+        if not node.users and not is_random(node):
+            new.erase_node(node)
+    return new
+
+
+def _is_written_back(node: fx.Node) -> bool:
+    target = node.args[0] if node.args else None
+    is_input = isinstance(target, fx.Node) and target.op == "placeholder"
+    return is_input and node.target is aten.copy_.default and not node.users
+
+
+def _complete(node: fx.Node) -> None:
+    """Give `node` the marks of its arguments, where it has none of its own, and say if it draws."""
+    if "phase" not in node.meta:
+        before = [n for n in node.all_input_nodes if n.op == "call_function"]
+        late = [n for n in before if phase_of(n) == BACKWARD]
+        like = (late or before or [node])[-1]
+        node.meta.update({key: like.meta.get(key) for key in _MARKS[:1]})
+        node.meta["place"] = like.meta.get("place", "")
+        node.meta["phase"] = BACKWARD if late else FORWARD
+    if is_random(node):
+        node.meta["random"] = True

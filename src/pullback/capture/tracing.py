@@ -1,0 +1,296 @@
+"""Run a program and its backward on fake tensors, once, and note everything about it.
+
+`trace` gives the raw graph, with the placeholders still where they came up, in-place ops still in
+place, and each node marked. `tidy` brings it into the form of `graph/parts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.fake import Stage, run_backward
+from pullback.capture.marks import Mark, Marks
+from pullback.capture.names import argument_names, closure_name, identifier, program_name
+from pullback.capture.places import call_user
+from pullback.capture.refuse import (
+    require_backward_free,
+    require_kept,
+    require_mask,
+    require_needs,
+    require_strided,
+)
+from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
+from pullback.capture.watch import Call, is_unit, versions_of, watched
+from pullback.function.slots import no_torch_function
+from pullback.graph.parts import BACKWARD, FORWARD
+
+ARGUMENT, CLOSURE, CONSTANT = "argument", "closure", "constant"
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(slots=True)
+class Held:
+    """An input of the trace: the real tensor, and the fake ones that stand in for it."""
+
+    name: str
+    kind: str
+    real: Tensor
+    needs: bool
+    free: bool
+    leaf: Tensor  # what gradients are taken of
+    given: Tensor  # what the program is given: the leaf, or a clone where the real one is no leaf
+    node: fx.Node | None = None
+    version: int = 0
+
+
+@dataclass(slots=True)
+class Result:
+    """One output of the trace: a leaf of what the program returned, or a changed input."""
+
+    value: Any
+    differentiable: bool = False
+    used: bool = False
+    changes: int | None = None
+    node: fx.Node | None = None  # of its cotangent
+
+
+@dataclass(slots=True)
+class Traced:
+    """What came of one run."""
+
+    name: str
+    program: Callable[..., Any]
+    module: fx.GraphModule
+    held: list[Held]
+    results: list[Result]
+    returned: int  # how many of the results the program returned
+    units: list[str]
+    in_spec: Spec
+    out_spec: Spec
+    leaves: list[Any]
+
+
+@dataclass
+class Tracing:
+    """One run under way."""
+
+    program: Callable[..., Any]
+    examples: tuple[Any, ...]
+    stage: Stage
+    held: list[Held] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    units: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = program_name(self.program)
+        self.marks = Marks(lambda: self.stage.graph, self.stage.node_of)
+        self.leaves, self.in_spec = flatten(self.examples)
+        self.used: Sequence[bool] | None = None
+        self.out_spec: Spec | None = None
+
+    def run(self, needs: Sequence[bool] | None, used: Sequence[bool] | None) -> Traced:
+        """Trace the program; `needs` and `used` as in `capture`."""
+        names = argument_names(self.program, self.examples)
+        tensors = [(n, x) for n, x in zip(names, self.leaves, strict=True) if _is_tensor(x)]
+        flags = require_needs(self.name, tensors, needs)
+        self.used = used
+        for (name, tensor), need in zip(tensors, flags, strict=True):
+            self._hold(name, ARGUMENT, tensor, need)
+        module = self.stage.trace(self._joint, [held.leaf for held in self.held])
+        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+        for held, node in zip(self.held, nodes[: len(tensors)], strict=False):
+            held.node = node
+        assert self.out_spec is not None
+        return Traced(
+            self.name,
+            self.program,
+            module,
+            self.held,
+            self.results,
+            self.out_spec.num_leaves,
+            self.units,
+            self.in_spec,
+            self.out_spec,
+            self.leaves,
+        )
+
+    # ---- inputs ----
+
+    def _hold(self, name: str, kind: str, tensor: Tensor, needs: bool) -> Held:
+        require_strided(self.name, name, tensor)
+        leaf = self.stage.stand_in(tensor).requires_grad_(needs)
+        held = Held(name, kind, tensor, needs, tensor.is_leaf, leaf, leaf)
+        self.held.append(held)
+        return held
+
+    def _give(self, held: Held) -> Tensor:
+        """What the program gets for an input.
+
+        A leaf that needs a gradient cannot be changed in place. A tensor that is no leaf can, so
+        the program gets one that is none either; `tidy` removes the clone.
+        """
+        if held.needs and not held.free:
+            held.given = held.leaf.clone()
+            node = self.stage.node_of(held.given)
+            assert node is not None
+            node.meta["given"] = True
+        held.version = held.given._version
+        return held.given
+
+    def _ours(self, value: Any) -> Any:
+        """`value`, or what stands in for it when it is a tensor from around the program."""
+        if not _is_tensor(value) or not self.stage.is_foreign(value):
+            return value
+        for held in self.held:
+            if held.real is value and held.kind == CLOSURE:
+                return held.given
+        name = closure_name(self.program, value) or f"closure_{len(self.held)}"
+        held = self._hold(name, CLOSURE, value, value.requires_grad)
+        held.node = self.stage.add_placeholder(held.leaf, identifier(name))
+        with torch.set_grad_enabled(self.marks.phase == FORWARD):
+            return self._give(held)
+
+    # ---- the run ----
+
+    def _joint(self, *_: Tensor) -> list[Any]:
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+            with watched(self._listen):
+                self._forward()
+                gradients = self._backward()
+        self.marks.settle(self.marks.now)
+        return [*(r.value for r in self.results if is_traced(r.value)), *gradients]
+
+    def _listen(self, call: Call) -> Any:
+        if not self.stage.is_recording:
+            return call.make(*call.args, **call.kwargs)
+        marks, around = self.marks, self.marks.now
+        marks.settle(around)
+        marks.read(call.frame)
+        outermost = marks.phase == FORWARD and not call.inner
+        unit = len(self.units) if outermost else around.unit
+        marks.now = mark = Mark(unit, call.place or around.place)
+        if outermost:
+            require_backward_free(self.name, call)
+        args, kwargs = call.args, call.kwargs
+        touched = tensors_in((args, kwargs))
+        if any(self.stage.is_foreign(tensor) for tensor in touched):
+            args, kwargs = map_leaves(self._ours, (args, kwargs))
+            touched = tensors_in((args, kwargs))
+        before = versions_of(touched)
+        try:
+            result = call.make(*args, **kwargs)
+        finally:
+            marks.settle(mark)
+            marks.now = around
+        if outermost and is_unit(result, before, versions_of(touched)):
+            self.units.append(call.name)
+            marks.own([*tensors_in(result), *touched], mark)
+        return result
+
+    def _forward(self) -> None:
+        with no_torch_function():
+            given = iter([self._give(held) for held in self.held])
+        filled = [next(given) if _is_tensor(leaf) else leaf for leaf in self.leaves]
+        returned = call_user(self.program, *unflatten(filled, self.in_spec))
+        leaves, self.out_spec = flatten(returned)
+        with no_torch_function():
+            self.marks.read_again()
+            self.results = [self._result(leaf) for leaf in leaves]
+            self._add_changed()
+        self.used = require_mask(self.name, sum(r.differentiable for r in self.results), self.used)
+
+    def _result(self, leaf: Any) -> Result:
+        if not _is_tensor(leaf):
+            require_kept(self.name, leaf)
+            return Result(leaf)
+        leaf = self._ours(leaf)
+        return Result(leaf, differentiable=leaf.requires_grad)
+
+    def _add_changed(self) -> None:
+        """Make each input that was changed in place an output, if it is none yet."""
+        for position, held in enumerate(self.held):
+            if held.given._version == held.version:
+                continue
+            found = next((r for r in self.results if r.value is held.given), None)
+            if found is None:
+                found = self._result(held.given)
+                self.results.append(found)
+            found.changes = position
+
+    # ---- backward ----
+
+    def _backward(self) -> list[Tensor | None]:
+        with no_torch_function():
+            outputs, cotangents = self._cotangents()
+            self._lift_leaves(outputs)
+        wanted = [held for held in self.held if held.needs]
+        # A closure that reached PyTorch by a way nobody could watch is in the history as itself.
+        hidden = [held for held in wanted if held.kind == CLOSURE]
+        inputs = [held.leaf for held in wanted] + [held.real for held in hidden]
+        kinds = {held.leaf.device.type for held in self.held} | {"cpu"}
+        with _autocast_off(kinds), self.marks.followed(outputs):
+            found = iter(call_user(run_backward, outputs, inputs, cotangents))
+        with no_torch_function(), torch.no_grad():
+            self.marks.read_again()
+            gradients = {id(held): next(found) for held in wanted}
+            for held in hidden:
+                gradients[id(held)] = _sum(gradients[id(held)], next(found))
+            return [self._gradient(held, gradients.get(id(held))) for held in self._needing()]
+
+    def _needing(self) -> list[Held]:
+        return [held for held in self.held if held.needs]
+
+    def _gradient(self, held: Held, gradient: Tensor | None) -> Tensor | None:
+        if gradient is not None:
+            self.marks.name(gradient, f"grad_{identifier(held.name)}")
+        return gradient
+
+    def _cotangents(self) -> tuple[list[Tensor], list[Tensor]]:
+        outputs, cotangents = [], []
+        mask = iter(self.used or ())
+        for result in self.results:
+            if not result.differentiable:
+                continue
+            result.used = next(mask)
+            if result.used:
+                cotangent = self.stage.like(result.value)
+                result.node = self.stage.add_placeholder(cotangent, "cotangent")
+                outputs.append(result.value)
+                cotangents.append(cotangent)
+        return outputs, cotangents
+
+    def _lift_leaves(self, outputs: Sequence[Tensor]) -> None:
+        """Make inputs of the real tensors that the history of `outputs` ends in."""
+        for leaf in self.marks.leaves(outputs):
+            self._ours(leaf)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value of the program's has a node of its own."""
+    return isinstance(value, (Tensor, *_SYMBOLIC))
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+@contextmanager
+def _autocast_off(kinds: set[str]) -> Iterator[None]:
+    """Backward runs outside autocast, whatever is on around the capture, as the AMP guide asks."""
+    with ExitStack() as stack:
+        for kind in kinds:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -1,0 +1,40 @@
+"""Nested containers as flat rows: what `torch.utils._pytree` does, in this one place.
+
+Tuples, lists, dicts, named tuples and whatever else is registered with PyTorch's pytree are
+containers; everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Spec = pytree.TreeSpec
+
+
+def flatten(tree: Any) -> tuple[list[Any], Spec]:
+    """The leaves of `tree`, and its form."""
+    return pytree.tree_flatten(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
+    """The tree of the form `spec` with these leaves."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The leaves of `tree` that are tensors."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with `function` applied to each leaf."""
+    return pytree.tree_map(function, tree)
+
+
+def paths_of(tree: Any) -> list[str]:
+    """How each leaf is reached, as Python writes it: `[0]`, `['w']`, `.scale`."""
+    return [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(tree)]

@@ -1,0 +1,261 @@
+"""What a node is and what it costs: bytes it holds, operations it takes, whether it may run twice.
+
+Sizes may be symbolic. `bytes_of` and `flops_of` then answer with the sizes of the examples that the
+graph was captured on; `bytes_expression` and `flops_expression` answer for every size. Neither adds
+a guard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any, TypeAlias
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+
+from pullback.errors import InternalError
+from pullback.graph.values import aten, tensor_of, value_of
+
+Size: TypeAlias = Any
+"""An `int`, or a `sympy` expression in the symbols of the captured sizes."""
+
+TRANSCENDENTAL = 10
+"""Operations that one exp, log, sine, erf or the like counts for."""
+
+
+# ---- what a node is ----
+
+
+_Op = type(aten.mul.Tensor)  # torch's OpOverload, under a name that is not private
+
+
+def op_of(node: fx.Node) -> Any:
+    """The registered op that `node` calls, or None."""
+    return node.target if isinstance(node.target, _Op) else None
+
+
+def op_name(node: fx.Node) -> str:
+    """The name of the op without namespace and overload: `mul` for `aten.mul.Tensor`."""
+    op = op_of(node)
+    if op is not None:
+        return str(op._schema.name).partition("::")[2]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a second run of `node` gives other numbers."""
+    op = op_of(node)
+    return op is not None and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def is_mutating(node: fx.Node) -> bool:
+    """Whether `node` changes one of its arguments."""
+    op = op_of(node)
+    return op is not None and bool(op._schema.is_mutable)
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether `node` calls what PyTorch does not bring, or a graph: its inside is unknown."""
+    if node.op != "call_function":
+        return False
+    op = op_of(node)
+    if op is not None:
+        return op.namespace not in ("aten", "prims")
+    return getattr(node.target, "__module__", None) not in ("_operator", "math", "torch")
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the value of `node` shares the memory of its first argument."""
+    if node.op == "call_function" and node.target is getitem:
+        return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
+    op = op_of(node)
+    if op is None or op is aten._unsafe_view.default:  # its schema hides that it is one
+        return op is not None
+    aliases = [returned.alias_info for returned in op._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` shares: itself, unless it is a view."""
+    while is_view(node):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):  # a list of tensors: no one base
+            return node
+        node = source
+    return node
+
+
+_PRODUCTS = (
+    *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "matmul"),
+    *("linear", "linear_backward", "convolution", "convolution_backward", "_scaled_mm", "_int_mm"),
+    *("_trilinear", "_cdist_forward", "_cdist_backward"),
+)
+_FAMILIES = ("_scaled_dot_product_", "linalg_", "_linalg_")
+
+
+def is_matmul_like(node: fx.Node) -> bool:
+    """Whether `node` takes many operations per byte it reads, so that running it twice is dear.
+
+    Products, convolutions, attention and factorisations.
+    """
+    name = op_name(node)
+    return name in _PRODUCTS or name.startswith(_FAMILIES)
+
+
+# ---- sizes ----
+
+
+def hint_of(size: int | torch.SymInt) -> int:
+    """A size as it was in the examples. Unlike `int(size)`, this adds no guard."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    if hint is None:
+        raise InternalError(f"the size `{size}` must have been known when the graph was captured")
+    return int(hint)
+
+
+def expression_of(size: int | torch.SymInt) -> Size:
+    """A size for all inputs: a number, or a `sympy` expression."""
+    return size if isinstance(size, int) else size.node.expr
+
+
+Reader = Callable[[Any], Size]
+
+
+def bytes_of(node: fx.Node) -> int:
+    """The bytes of the value of `node`; 0 for sizes and numbers."""
+    return int(_bytes(value_of(node), hint_of))
+
+
+def bytes_expression(node: fx.Node) -> sympy.Expr:
+    """The bytes of the value of `node`, for all sizes."""
+    return sympy.sympify(_bytes(value_of(node), expression_of))
+
+
+def _bytes(value: Any, read: Reader) -> Size:
+    if isinstance(value, torch.Tensor):
+        return _numel(value, read) * value.element_size()
+    if isinstance(value, list | tuple):
+        return sum(_bytes(item, read) for item in value)
+    return 0
+
+
+def _numel(value: Any, read: Reader) -> Size:
+    if isinstance(value, torch.Tensor):
+        return math.prod(map(read, value.shape))
+    if isinstance(value, list | tuple):
+        return sum(_numel(item, read) for item in value)
+    return 0
+
+
+# ---- operations ----
+
+
+def flops_of(node: fx.Node) -> int:
+    """The operations on numbers that `node` takes; 0 for views and for what moves no numbers."""
+    return int(_flops(node, hint_of))
+
+
+def flops_expression(node: fx.Node) -> sympy.Expr:
+    """The operations that `node` takes, for all sizes."""
+    return sympy.sympify(_flops(node, expression_of))
+
+
+def _flops(node: fx.Node, read: Reader) -> Size:
+    if node.op != "call_function" or op_of(node) is None or is_view(node):
+        return 0
+    name = op_name(node)
+    formula = _formula(name)
+    if formula is not None:
+        return formula(node, read)
+    weight = _WEIGHTS.get(name.removesuffix("_backward").removesuffix("_forward"), 1)
+    largest = max([_numel(value_of(node), read), *_input_sizes(node, read)], key=_order)
+    return weight * largest
+
+
+def _order(size: Size) -> Any:
+    """Something to compare sizes by: symbols stand for large numbers."""
+    return size.subs(dict.fromkeys(size.free_symbols, 1024)) if hasattr(size, "subs") else size
+
+
+def _input_sizes(node: fx.Node, read: Reader) -> list[Size]:
+    return [_numel(tensor_of(arg), read) for arg in node.all_input_nodes]
+
+
+_WEIGHTS = {
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p"), TRANSCENDENTAL),
+    **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan", "atan2"), TRANSCENDENTAL),
+    **dict.fromkeys(("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"), TRANSCENDENTAL),
+    **dict.fromkeys(("erf", "erfc", "erfinv", "lgamma", "digamma", "pow"), TRANSCENDENTAL),
+    **dict.fromkeys(("sigmoid", "log_sigmoid", "logit", "logaddexp"), TRANSCENDENTAL),
+    **dict.fromkeys(("softplus", "gelu", "silu", "mish", "elu"), TRANSCENDENTAL),
+    **dict.fromkeys(("_softmax", "_log_softmax", "logsumexp", "_safe_softmax"), 13),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 4),
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm"), 8),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), 4),
+    # These move numbers.
+    **dict.fromkeys(("clone", "_to_copy", "copy", "cat", "stack", "flip", "roll", "repeat"), 0),
+    **dict.fromkeys(("index", "gather", "scatter", "embedding", "constant_pad_nd"), 0),
+    **dict.fromkeys(("slice_scatter", "select_scatter", "slice", "select"), 0),
+    **dict.fromkeys(("full", "zeros", "ones", "empty", "arange", "scalar_tensor"), 0),
+    **dict.fromkeys(("full_like", "zeros_like", "ones_like", "empty_like"), 0),
+    **dict.fromkeys(("new_full", "new_zeros", "new_ones", "new_empty"), 0),
+    **dict.fromkeys(("sym_size", "sym_numel", "sym_stride", "sym_storage_offset"), 0),
+}
+
+
+def _shape(node: fx.Node, position: int, read: Reader) -> Sequence[Size]:
+    value = tensor_of(node.args[position])
+    return [read(size) for size in value.shape] if value is not None else []
+
+
+def _product(first: int) -> Callable[[fx.Node, Reader], Size]:
+    """The operations of a matrix product whose left factor is argument `first`."""
+
+    def flops(node: fx.Node, read: Reader) -> Size:
+        inner = _shape(node, first, read)[-1]
+        return 2 * inner * _numel(value_of(node), read)
+
+    return flops
+
+
+def _convolution(node: fx.Node, read: Reader) -> Size:
+    weight, is_transposed = _shape(node, 1, read), node.args[6]
+    spots = _numel(tensor_of(node.args[0]) if is_transposed else value_of(node), read)
+    return 2 * spots * math.prod(weight[1:])
+
+
+def _convolution_backward(node: fx.Node, read: Reader) -> Size:
+    weight, is_transposed, mask = _shape(node, 2, read), node.args[7], node.args[10]
+    spots = _numel(tensor_of(node.args[1 if is_transposed else 0]), read)
+    once = 2 * spots * math.prod(weight[1:])
+    return once * sum(map(bool, mask[:2]))  # type: ignore[index, arg-type]
+
+
+def _attention(times: int, query: int) -> Callable[[fx.Node, Reader], Size]:
+    """`times` products of the kinds query by key and weight by value."""
+
+    def flops(node: fx.Node, read: Reader) -> Size:
+        q, k, v = (_shape(node, query + offset, read) for offset in range(3))
+        return times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])  # a product is 2nmk
+
+    return flops
+
+
+_DENSE: dict[str, Callable[[fx.Node, Reader], Size]] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "matmul", "linear"), _product(0)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product(1)),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}
+
+
+def _formula(name: str) -> Callable[[fx.Node, Reader], Size] | None:
+    if name.startswith("_scaled_dot_product_"):
+        # Two products forward. Backward has five, as it computes the weights again.
+        return _attention(5, 1) if name.endswith("_backward") else _attention(2, 0)
+    return _DENSE.get(name)

@@ -1,0 +1,30 @@
+"""Dead code: nodes that nothing returned depends on are dropped.
+
+Random ops stay: without them, those that follow would draw other numbers than in the user's
+program. So do ops that change their arguments.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from pullback.graph.copies import Source, copy_of, graph_of, with_graph
+from pullback.graph.cost import is_mutating, is_random
+
+
+def drop_dead(source: Source) -> Source:
+    """`source` without the nodes that nothing depends on; every placeholder stays."""
+    graph, _ = copy_of(graph_of(source))
+    erase_dead(graph)
+    return with_graph(source, graph)
+
+
+def erase_dead(graph: fx.Graph) -> None:
+    """Erase the dead nodes of a graph that the caller owns."""
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and not _has_effect(node):
+            graph.erase_node(node)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    return is_random(node) or is_mutating(node)

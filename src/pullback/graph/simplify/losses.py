@@ -1,0 +1,98 @@
+"""Losses, forward and backward, written out. A reduction is 0 for none, 1 for mean, 2 for sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pullback.graph.rewrite import Table
+from pullback.graph.simplify.composites import composite
+from pullback.graph.values import aten
+
+MEAN, SUM = 1, 2
+
+
+def reduced(loss: Any, reduction: int) -> Any:
+    """A loss per element, reduced."""
+    if reduction == MEAN:
+        return loss.mean()
+    return loss.sum() if reduction == SUM else loss
+
+
+def averaged(gradient: Any, x: Any, reduction: int) -> Any:
+    """The gradient per element of a loss that was reduced."""
+    return gradient / x.numel() if reduction == MEAN else gradient
+
+
+def mse_loss(x: Any, y: Any, reduction: int = MEAN) -> Any:
+    """(x - y)²."""
+    return reduced((x - y) ** 2, reduction)
+
+
+def mse_loss_backward(g: Any, x: Any, y: Any, reduction: int) -> Any:
+    """2 (x - y)."""
+    return averaged(2 * (x - y) * g, x, reduction)
+
+
+def huber_loss_backward(g: Any, x: Any, y: Any, reduction: int, delta: float) -> Any:
+    """x - y, held within delta."""
+    return averaged((x - y).clamp(-delta, delta) * g, x, reduction)
+
+
+def smooth_l1_loss_backward(g: Any, x: Any, y: Any, reduction: int, beta: float) -> Any:
+    """(x - y) / beta, held within one."""
+    slope = ((x - y) / beta).clamp(-1.0, 1.0) if beta else (x - y).sign()
+    return averaged(slope * g, x, reduction)
+
+
+def binary_cross_entropy_backward(
+    g: Any, x: Any, y: Any, weight: Any = None, reduction: int = MEAN
+) -> Any:
+    """(x - y) / (x (1 - x)), as the kernel guards it against zero."""
+    slope = (x - y) / ((1 - x) * x).clamp(min=1e-12) * g
+    return averaged(slope if weight is None else slope * weight, x, reduction)
+
+
+# ---- negative log-likelihood of classes ----
+
+
+def chosen(target: Any, ignored: int) -> tuple[Any, Any]:
+    """Which samples count, and the classes of all of them, made safe to index with."""
+    counts = target.ne(ignored)
+    return counts, target.masked_fill(target.eq(ignored), 0)
+
+
+def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
+    """The loss, and the sum of the weights that it was divided by."""
+    if weight is not None or x.dim() != 2:
+        return None
+    counts, classes = chosen(target, ignored)
+    picked = x.gather(1, classes.unsqueeze(1)).squeeze(1)
+    losses = (-picked).masked_fill(target.eq(ignored), 0)
+    count = counts.sum().to(x.dtype)
+    if reduction == MEAN:
+        return losses.sum() / count, count
+    return reduced(losses, reduction), count
+
+
+def nll_loss_backward(
+    g: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, count: Any
+) -> Any:
+    """-1 at the class of each sample that counts."""
+    if weight is not None or x.dim() != 2:
+        return None
+    _, classes = chosen(target, ignored)
+    g = g / count if reduction == MEAN else g
+    g = g if reduction else g.unsqueeze(1)
+    picked = x.new_zeros(x.shape).scatter(1, classes.unsqueeze(1), -1.0)
+    return picked.masked_fill(target.eq(ignored).unsqueeze(1), 0) * g
+
+
+TABLE: Table = (
+    composite(aten.mse_loss.default, mse_loss),
+    composite(aten.mse_loss_backward.default, mse_loss_backward),
+    composite(aten.huber_loss_backward.default, huber_loss_backward),
+    composite(aten.smooth_l1_loss_backward.default, smooth_l1_loss_backward),
+    composite(aten.binary_cross_entropy_backward.default, binary_cross_entropy_backward),
+    composite(aten.nll_loss_forward.default, nll_loss),
+    composite(aten.nll_loss_backward.default, nll_loss_backward),
+)

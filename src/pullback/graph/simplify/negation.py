@@ -1,0 +1,83 @@
+"""Negation: minus signs meet and cancel, or move outwards until a sum takes them in.
+
+Changing a sign commutes with rounding to nearest, and the sign of a product or quotient is the
+product of the signs, zeros included. Complex numbers are left alone: their products are sums, and
+the sign of a zero sum does not follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pullback.graph.patterns import number, shared, tensors
+from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.values import Value, aten, same
+
+a, b = tensors("a b")
+c = number("c")
+
+ROUNDS = "changing a sign commutes with rounding"
+
+
+def is_as_large(a: Value, b: Value) -> bool:
+    """Whether the negated factor is as large as the product: else moving the sign costs work."""
+    return is_real(a, b) and a.dim() >= b.dim() and _covers(a, b)
+
+
+def is_real(a: Value, b: Any = None, **_: Any) -> bool:
+    """Whether no complex number is involved."""
+    return not any(x.dtype.is_complex for x in (a, b) if isinstance(x, Value))
+
+
+def is_literal(a: Value, c: Any) -> bool:
+    """Whether a real tensor meets a number whose sign can be changed in the text."""
+    return is_real(a) and isinstance(c, int | float)
+
+
+def _covers(a: Value, b: Value) -> bool:
+    tail = a.val.shape[a.dim() - b.dim() :]
+    pairs = zip(tail, b.val.shape, strict=True)
+    return all(same(x, y) or same(y, 1) for x, y in pairs)
+
+
+MOVES = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+
+
+@rule("negated-view", *MOVES, why="a view moves numbers and leaves them as they are")
+def negated_view(node: Value) -> Any:
+    """(-x).view(s) -> -(x.view(s))"""
+    inner, *rest = node.args
+    if inner.target != aten.neg.default or not inner.is_used_once:
+        return None
+    source = inner.args[0]
+    return -source.made(node.target, *rest, **node.kwargs)
+
+
+TABLE: Table = (
+    Rule.of("double-negation", -shared(-a), lambda a: a, why="the sign is changed twice"),
+    Rule.of("added-negative", a + -b, lambda a, b: a - b, why="IEEE defines a - b as a + (-b)"),
+    Rule.of("subtracted-negative", a - -b, lambda a, b: a + b, why="a - (-b) is a + b by IEEE"),
+    Rule.of("negative-times-number", -a * c, lambda a, c: a * -c, when=is_literal, why=ROUNDS),
+    Rule.of("negated-multiple", -(a * c), lambda a, c: a * -c, when=is_literal, why=ROUNDS),
+    Rule.of("negative-factor", -a * b, lambda a, b: -(a * b), when=is_as_large, why=ROUNDS),
+    Rule.of("negative-dividend", -a / b, lambda a, b: -(a / b), when=is_as_large, why=ROUNDS),
+    Rule.of("negative-over-number", -a / c, lambda a, c: -(a / c), when=is_literal, why=ROUNDS),
+    Rule.of(
+        "negative-divisor",
+        a / -b,
+        lambda a, b: -(a / b),
+        when=lambda a, b: is_as_large(b, a),
+        why=ROUNDS,
+    ),
+    negated_view,
+)

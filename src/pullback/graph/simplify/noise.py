@@ -1,0 +1,122 @@
+"""Noise: aliases, copies and chains of views that change nothing. Exact: no number is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from pullback.graph.rewrite import Table, rule
+from pullback.graph.values import Value, aten, same, same_kind, same_layout, tensor_of
+
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+VIEWS = (
+    *RESHAPES,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.expand.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.slice.Tensor,
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+)
+
+
+@rule(
+    "alias",
+    *(aten.alias.default, aten.detach.default, aten.lift_fresh.default),
+    why="an alias holds the very same memory; history is not a matter of a captured graph",
+)
+def alias(node: Value) -> Any:
+    """alias(x) -> x"""
+    return node.args[0]
+
+
+@rule(
+    "copy",
+    *(aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default),
+    why="a copy of one dtype, device and layout holds the same numbers, and nothing changes them",
+)
+def copy(node: Value) -> Any:
+    """clone(x) -> x"""
+    return node.args[0]
+
+
+@rule(
+    "widened-and-back",
+    aten._to_copy.default,
+    why="a wider floating-point type holds every number of the narrower one",
+)
+def widened_and_back(node: Value) -> Any:
+    """x.double().float() -> x, where x is float"""
+    middle = node.args[0]
+    if middle.target != aten._to_copy.default:
+        return None
+    source = middle.args[0]
+    is_wider = torch.promote_types(middle.dtype, source.dtype) == middle.dtype
+    return source if is_wider and source.dtype.is_floating_point else None
+
+
+@rule(
+    "round-trip",
+    *VIEWS,
+    why="a view with the sizes, strides and offset of the tensor it came from is that tensor",
+)
+def round_trip(node: Value) -> Any:
+    """t(t(x)) -> x, and every other chain of views that comes back"""
+    found, source = None, node.node
+    while source.target in VIEWS:
+        source = source.args[0]  # type: ignore[assignment]
+        if _same_place(node.node, source):
+            found = source
+    return None if found is None else node.maker.wrap(found)
+
+
+@rule(
+    "view-of-view",
+    *RESHAPES,
+    why="only the last shape counts; the numbers keep their order",
+)
+def view_of_view(node: Value) -> Any:
+    """x.view(a).view(b) -> x.view(b)"""
+    inner, shape = node.args
+    if inner.target not in RESHAPES or not inner.is_used_once:
+        return None
+    return inner.args[0].made(node.target, shape)
+
+
+@rule(
+    "copied-view",
+    *(aten._unsafe_view.default, aten.view.default),
+    why="`reshape` copies where strides ask for it: the same copy, the same view",
+)
+def copied_view(node: Value) -> Any:
+    """x.clone().view(a) -> x.reshape(a)"""
+    inner, shape = node.args
+    if inner.target != aten.clone.default or not inner.is_used_once:
+        return None
+    return inner.args[0].made(aten.reshape.default, shape)
+
+
+def _same_place(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two views of one tensor are the same, whatever the strides it has next time."""
+    one, two = tensor_of(a), tensor_of(b)
+    if one is None or two is None or not same_kind(one, two):
+        return False
+    # A stride of zero, as after `expand`, makes different views look the same.
+    spread = all(same(size, 1) or not same(step, 0) for size, step in _steps(two))
+    marks = (one.is_conj(), one.is_neg()) == (two.is_conj(), two.is_neg())
+    offset = same(one.storage_offset(), two.storage_offset())
+    return spread and marks and offset and same_layout(one, two)
+
+
+def _steps(tensor: torch.Tensor) -> list[tuple[Any, Any]]:
+    return list(zip(tensor.shape, tensor.stride(), strict=True))
+
+
+TABLE: Table = (alias, copy, widened_and_back, round_trip, view_of_view, copied_view)

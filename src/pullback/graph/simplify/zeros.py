@@ -1,0 +1,155 @@
+"""Zeros: identities that hold for every number, but for the sign of a result that is zero.
+
+A sum that cancels is +0 whichever way its terms are signed, so `-(a - b)` is -0 where `b - a` is
++0. A gradient does not mind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from pullback.graph.patterns import call, number, tensors
+from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.simplify.negation import is_real
+from pullback.graph.values import Value, aten, same
+
+a, b = tensors("a b")
+c = number("c")
+
+CANCELS = "the same terms with the other sign: only the sign of a zero sum differs"
+
+
+@rule("negated-sum", aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, why=CANCELS)
+def negated_sum(node: Value) -> Any:
+    """(-x).sum(d) -> -(x.sum(d))"""
+    inner, *rest = node.args
+    if inner.target != aten.neg.default or not inner.is_used_once:
+        return None
+    return -inner.args[0].made(node.target, *rest, **node.kwargs)
+
+
+@rule("negated-product", aten.mm.default, aten.bmm.default, aten.matmul.default, why=CANCELS)
+def negated_product(node: Value) -> Any:
+    """(-a) @ b -> -(a @ b)"""
+    args = node.args
+    bare = [
+        arg.args[0] if arg.target == aten.neg.default and arg.is_used_once else arg for arg in args
+    ]
+    changed = sum(one is not other for one, other in zip(args, bare, strict=True))
+    if not changed:
+        return None
+    product = node.maker.call(node.target, *bare)
+    return -product if changed == 1 else product
+
+
+@rule(
+    "sum-of-one",
+    aten.sum.dim_IntList,
+    why="a sum of one term is the term; it starts at +0, so -0 becomes +0",
+)
+def sum_of_one(node: Value) -> Any:
+    """x.sum(0) -> x.view(s), where x has size one there"""
+    source, dims = node.args[:2]
+    if not dims or not all(same(source.val.shape[dim], 1) for dim in dims):
+        return None
+    return source.reshape(list(node.shape))
+
+
+# ---- slices and selections put together again ----
+
+PUT = "each place gets its own numbers, plus zeros: only the sign of a zero differs"
+
+
+@rule("slices-joined", aten.add.Tensor, why=PUT)
+def slices_joined(node: Value) -> Any:
+    """pad(a) + pad(b) -> cat([a, b])"""
+    terms = _terms_of(node.node, aten.slice_backward.default)
+    geometry = {(term.args[2], term.args[5]) for term in terms}
+    if len(geometry) != 1:
+        return None
+    dim, step = geometry.pop()
+    size, slots = node.val.shape[dim], _slots(terms, 3)
+    if step != 1 or not _tile(list(slots), size):
+        return None
+    parts = [_added(node, slots[slot]) for slot in sorted(slots)]
+    return node.maker.call(aten.cat.default, parts, dim)
+
+
+@rule("selections-stacked", aten.add.Tensor, why=PUT)
+def selections_stacked(node: Value) -> Any:
+    """put(a, 0) + put(b, 1) -> stack([a, b])"""
+    terms = _terms_of(node.node, aten.select_backward.default)
+    dims = {term.args[2] for term in terms}
+    if len(dims) != 1:
+        return None
+    dim = dims.pop()
+    size, slots = node.val.shape[dim], _slots(terms, 3, count=1)
+    if not isinstance(size, int) or set(slots) != {(i,) for i in range(size)}:
+        return None
+    parts = [_added(node, slots[slot]) for slot in sorted(slots)]
+    return node.maker.call(aten.stack.default, parts, dim)
+
+
+def _terms_of(node: fx.Node, target: Any) -> list[Any]:
+    """The terms of a sum if each of them calls `target`, else nothing."""
+    terms = list(_terms(node))
+    is_all = all(isinstance(term, fx.Node) and term.target == target for term in terms)
+    return terms if is_all and not node.kwargs else []
+
+
+def _terms(node: fx.Node) -> Any:
+    """The terms of a sum, from left to right, through sums that nothing else uses."""
+    for arg in node.args:
+        if isinstance(arg, fx.Node) and arg.target == aten.add.Tensor and len(arg.users) == 1:
+            yield from [None] if arg.kwargs else _terms(arg)
+        else:
+            yield arg
+
+
+def _slots(terms: list[fx.Node], first: int, count: int = 2) -> dict[Any, list[fx.Node]]:
+    """What is put at each place: the terms by their arguments from `first` on."""
+    slots: dict[Any, list[fx.Node]] = {}
+    for term in terms:
+        slots.setdefault(tuple(term.args[first : first + count]), []).append(term)
+    return slots
+
+
+def _tile(slots: list[Any], size: Any) -> bool:
+    """Whether slices, once in order, cover a dimension without gap or overlap."""
+    if not all(isinstance(edge, int) for edge in (size, *(e for slot in slots for e in slot))):
+        return False
+    edges = sorted((max(start, 0), min(end, size)) for start, end in slots)
+    starts, ends = [start for start, _ in edges], [end for _, end in edges]
+    return starts == [0, *ends[:-1]] and ends[-1] == size
+
+
+def _added(node: Value, terms: list[fx.Node]) -> Value:
+    total: Value = node.maker.wrap(terms[0].args[0])
+    for term in terms[1:]:
+        total = total + node.maker.wrap(term.args[0])
+    return total
+
+
+TABLE: Table = (
+    negated_sum,
+    negated_product,
+    sum_of_one,
+    slices_joined,
+    selections_stacked,
+    Rule.of(
+        "plus-zero",
+        a + c,
+        lambda a, c: a,
+        when=lambda a, c: is_real(a) and isinstance(c, int | float) and c == 0,
+        why="x + 0 is x, but for -0",
+    ),
+    Rule.of("negated-difference", -(a - b), lambda a, b: b - a, why=CANCELS),
+    Rule.of(
+        "negated-difference-from-number",
+        -call(aten.rsub.Scalar, a, c),
+        lambda a, c: a - c,
+        why=CANCELS,
+    ),
+)

@@ -1,0 +1,365 @@
+"""Values: nodes of a graph that are computed with like tensors.
+
+`-(a * b)` with two values adds a `mul` and a `neg` node to their graph, each with its `meta`. A
+formula written with operators and methods works on values and on tensors alike: rewrites are
+written so, and tests run the same formula on tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+aten = torch.ops.aten
+
+INHERITED = ("phase", "unit", "place")
+"""The entries of `meta` that a new node takes from the node it is made for."""
+
+
+# ---- what a node will hold when the graph runs ----
+
+
+def value_of(arg: Any) -> Any:
+    """The fake tensor or number that an argument of a node stands for."""
+    return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
+
+
+def tensor_of(arg: Any) -> torch.Tensor | None:
+    """The fake tensor that `arg` stands for, or None if it is a number, a list or unknown."""
+    value = value_of(arg)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def is_scalar(arg: Any) -> bool:
+    """Whether `arg` is a number: a literal, or a node that holds a symbolic size."""
+    value = value_of(arg)
+    numbers = (int, float, torch.SymInt, torch.SymFloat)
+    return isinstance(value, numbers) and not isinstance(value, bool)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal for every input, decided without adding a guard."""
+    return statically_known_true(a == b)
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are equal for every input."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+def same_kind(a: Any, b: Any) -> bool:
+    """Whether two fake tensors have one shape, dtype and device."""
+    return (
+        isinstance(a, torch.Tensor)
+        and isinstance(b, torch.Tensor)
+        and (a.dtype, a.device, a.layout) == (b.dtype, b.device, b.layout)
+        and same_sizes(a.shape, b.shape)
+    )
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two fake tensors of one shape have the same strides, where a stride matters."""
+    dims = range(a.dim())
+    return all(same(a.shape[d], 1) or same(a.stride(d), b.stride(d)) for d in dims)
+
+
+def guardless(arguments: Any) -> AbstractContextManager[Any]:
+    """A block in which ops on the fake tensors among `arguments` add no guard to their sizes."""
+    for value in _flat(arguments):
+        mode = getattr(value, "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            block: AbstractContextManager[Any] = mode.shape_env.suppress_guards()
+            return block
+    return nullcontext()
+
+
+def outcome_of(target: Any, args: Any, kwargs: Any) -> Any:
+    """What a call gives on the fake tensors that its arguments stand for."""
+    args, kwargs = fx.map_arg((args, kwargs), value_of)
+    with guardless((args, kwargs)), torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]
+
+
+# ---- making nodes ----
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes nodes before `here`, in its phase, unit and place."""
+
+    here: fx.Node
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
+        """A new node that calls `target`."""
+        args, kwargs = unwrapped(args), unwrapped(kwargs)
+        outcome = outcome_of(target, args, kwargs)
+        graph = self.here.graph
+        with graph.inserting_before(self.here):
+            node = graph.call_function(target, args, kwargs)
+        node.meta = {key: self.here.meta[key] for key in INHERITED if key in self.here.meta}
+        node.meta["val"] = outcome
+        return Value(node, self)
+
+    def wrap(self, arg: Any) -> Any:
+        """`arg` with a value in the place of each node in it."""
+        if isinstance(arg, fx.Node):
+            return Value(arg, self)
+        if isinstance(arg, list | tuple):
+            return type(arg)(map(self.wrap, arg))
+        return arg
+
+
+def unwrapped(arg: Any) -> Any:
+    """`arg` with a node in the place of each value in it."""
+    if isinstance(arg, Value):
+        return arg.node
+    if isinstance(arg, list | tuple):
+        return type(arg)(map(unwrapped, arg))
+    if isinstance(arg, dict):
+        return {key: unwrapped(item) for key, item in arg.items()}
+    return arg
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A node that is computed with like a tensor, and the maker of what is computed."""
+
+    node: fx.Node
+    maker: Maker
+
+    @property
+    def target(self) -> Any:
+        """The op that the node calls."""
+        return self.node.target
+
+    @property
+    def args(self) -> Any:
+        """The positional arguments of the node, with values for nodes."""
+        return self.maker.wrap(self.node.args)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of the node."""
+        return dict(self.node.kwargs)
+
+    @property
+    def is_used_once(self) -> bool:
+        """Whether one node only uses this one."""
+        return len(self.node.users) == 1
+
+    @property
+    def val(self) -> Any:
+        """The fake tensor or symbolic size that the node holds."""
+        return self.node.meta.get("val")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensor."""
+        dtype: torch.dtype = self.val.dtype
+        return dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The sizes: numbers, and values where a size is symbolic."""
+        return tuple(self._size(dim) for dim in range(self.val.dim()))
+
+    def _size(self, dim: int) -> Any:
+        size = self.val.shape[dim]
+        return size if isinstance(size, int) else self.made(aten.sym_size.int, dim)
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        dim: int = self.val.dim()
+        return dim
+
+    def made(self, target: Any, *args: Any, **kwargs: Any) -> Value:
+        """`target(self, *args, **kwargs)` as a new node."""
+        return self.maker.call(target, self, *args, **kwargs)
+
+    # ---- operators ----
+
+    def __neg__(self) -> Value:
+        return self.made(aten.neg.default)
+
+    def __add__(self, other: Any) -> Value:
+        return self.made(aten.add.Tensor, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self.made(aten.add.Tensor, other)
+
+    def __sub__(self, other: Any) -> Value:
+        return self.made(aten.sub.Tensor, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self.made(aten.rsub.Scalar, other)
+
+    def __mul__(self, other: Any) -> Value:
+        return self.made(aten.mul.Tensor, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self.made(aten.mul.Tensor, other)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self.made(aten.div.Tensor, other)
+
+    def __pow__(self, other: Any) -> Value:
+        return self.made(aten.pow.Tensor_Scalar, other)
+
+    def __matmul__(self, other: Value) -> Value:
+        return self.made({2: aten.mm.default, 3: aten.bmm.default}[self.dim()], other)
+
+    def __gt__(self, other: Any) -> Value:
+        return self.made(aten.gt.Scalar, other)
+
+    def __ge__(self, other: Any) -> Value:
+        return self.made(aten.ge.Scalar, other)
+
+    def __lt__(self, other: Any) -> Value:
+        return self.made(aten.lt.Scalar, other)
+
+    def __le__(self, other: Any) -> Value:
+        return self.made(aten.le.Scalar, other)
+
+    def __or__(self, other: Any) -> Value:
+        return self.made(aten.bitwise_or.Tensor, other)
+
+    # ---- methods, named and called as those of a tensor ----
+
+    def eq(self, other: Any) -> Value:
+        """Where a tensor equals a number."""
+        return self.made(aten.eq.Scalar, other)
+
+    def ne(self, other: Any) -> Value:
+        """Where a tensor differs from a number."""
+        return self.made(aten.ne.Scalar, other)
+
+    def abs(self) -> Value:
+        """|x|."""
+        return self.made(aten.abs.default)
+
+    def sign(self) -> Value:
+        """The sign: -1, 0 or 1."""
+        return self.made(aten.sign.default)
+
+    def exp(self) -> Value:
+        """e to the power x."""
+        return self.made(aten.exp.default)
+
+    def log(self) -> Value:
+        """The natural logarithm."""
+        return self.made(aten.log.default)
+
+    def erf(self) -> Value:
+        """The error function."""
+        return self.made(aten.erf.default)
+
+    def tanh(self) -> Value:
+        """The hyperbolic tangent."""
+        return self.made(aten.tanh.default)
+
+    def sigmoid(self) -> Value:
+        """1 / (1 + exp(-x))."""
+        return self.made(aten.sigmoid.default)
+
+    def rsqrt(self) -> Value:
+        """1 / sqrt(x)."""
+        return self.made(aten.rsqrt.default)
+
+    def clamp(self, min: Any = None, max: Any = None) -> Value:
+        """x between two bounds."""
+        return self.made(aten.clamp.default, min, max)
+
+    def log1p(self) -> Value:
+        """log(1 + x)."""
+        return self.made(aten.log1p.default)
+
+    def numel(self) -> Any:
+        """The number of elements: a number, or a value if a size is symbolic."""
+        if all(isinstance(size, int) for size in self.val.shape):
+            return self.val.numel()
+        return self.made(aten.sym_numel.default)
+
+    def masked_fill(self, mask: Value, number: float) -> Value:
+        """x, and `number` where `mask` holds."""
+        return self.made(aten.masked_fill.Scalar, mask, number)
+
+    def where(self, mask: Value, other: Value) -> Value:
+        """x where `mask` holds, else `other`."""
+        return self.maker.call(aten.where.self, mask, self, other)
+
+    def sum(self, dim: Any = None, keepdim: bool = False) -> Value:
+        """The sum over `dim`, or over everything."""
+        return self._reduced(aten.sum.default, aten.sum.dim_IntList, dim, keepdim)
+
+    def mean(self, dim: Any = None, keepdim: bool = False) -> Value:
+        """The mean over `dim`, or over everything."""
+        return self._reduced(aten.mean.default, aten.mean.dim, dim, keepdim)
+
+    def _reduced(self, whole: Any, some: Any, dim: Any, keepdim: bool) -> Value:
+        if dim is None:
+            return self.made(whole)
+        dims = [dim] if isinstance(dim, int) else list(dim)
+        return self.made(some, dims, True) if keepdim else self.made(some, dims)
+
+    def var(self, dim: Any, correction: int = 1, keepdim: bool = False) -> Value:
+        """The variance over `dim`."""
+        return self.made(aten.var.correction, list(dim), correction=correction, keepdim=keepdim)
+
+    def t(self) -> Value:
+        """The transpose of a matrix."""
+        return self.made(aten.t.default)
+
+    def transpose(self, first: int, second: int) -> Value:
+        """Two dimensions swapped."""
+        return self.made(aten.transpose.int, first, second)
+
+    def unsqueeze(self, dim: int) -> Value:
+        """A dimension of size one more."""
+        return self.made(aten.unsqueeze.default, dim)
+
+    def squeeze(self, dim: int) -> Value:
+        """A dimension of size one less."""
+        return self.made(aten.squeeze.dim, dim)
+
+    def reshape(self, shape: Sequence[Any]) -> Value:
+        """The same numbers in another shape."""
+        return self.made(aten.view.default, list(shape))
+
+    def expand(self, shape: Sequence[Any]) -> Value:
+        """The same numbers, repeated along dimensions of size one."""
+        return self.made(aten.expand.default, list(shape))
+
+    def to(self, dtype: torch.dtype) -> Value:
+        """Another dtype; the value itself if it has that dtype."""
+        return self if dtype == self.dtype else self.made(aten._to_copy.default, dtype=dtype)
+
+    def gather(self, dim: int, index: Value) -> Value:
+        """The elements at `index` along `dim`."""
+        return self.made(aten.gather.default, dim, index)
+
+    def scatter(self, dim: int, index: Value, source: Any) -> Value:
+        """x with the elements at `index` along `dim` replaced."""
+        target = aten.scatter.src if isinstance(source, Value) else aten.scatter.value
+        return self.made(target, dim, index, source)
+
+    def index_put(self, indices: Sequence[Any], source: Value, accumulate: bool) -> Value:
+        """x with `source` put, or added, at `indices`."""
+        return self.made(aten.index_put.default, list(indices), source, accumulate)
+
+    def new_zeros(self, shape: Sequence[Any]) -> Value:
+        """Zeros of the dtype and device of x."""
+        return self.made(aten.new_zeros.default, list(shape), pin_memory=False)

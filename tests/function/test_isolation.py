@@ -1,0 +1,94 @@
+"""Inside, draws are repeatable and nothing from outside changes; outside, no trace is left."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pullback.function.isolation import isolated
+
+
+def draws(generator):
+    tensor = torch.rand(1).item()
+    own = torch.rand(1, generator=generator).item()
+    return tensor, own, random.random(), np.random.rand()
+
+
+def states(generator):
+    numpy = np.random.get_state()
+    return (
+        torch.get_rng_state().tolist(),
+        generator.get_state().tolist(),
+        random.getstate(),
+        numpy[1].tolist(),
+        numpy[2],
+    )
+
+
+def test_same_seed_gives_same_draws():
+    generator = torch.Generator()
+    found = []
+    for seed in (0, 1, 0):
+        with isolated([generator], seed):
+            found.append(draws(generator))
+
+    assert found[0] == found[2]
+    assert all(a != b for a, b in zip(found[0], found[1], strict=True))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_random_states_come_back(fails):
+    generator = torch.Generator()
+    before = states(generator)
+    try:
+        with isolated([1, generator, "text"], 0):
+            draws(generator)
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+
+    assert states(generator) == before
+
+
+CHANGES = {
+    "in place": lambda x: x.mul_(2),
+    "through a view": lambda x: x[:1].add_(1),
+    "by index": lambda x: x.__setitem__(0, 5.0),
+    "out=": lambda x: torch.add(torch.ones(2), 1, out=x),
+    "detached": lambda x: x.detach().zero_(),
+    "data": lambda x: x.data.zero_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_outside_tensor_cannot_change(change):
+    x = torch.ones(2)
+    with pytest.raises(RuntimeError, match="changes a tensor in place"), isolated([x], 0):
+        change(x)
+
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_own_tensor_may_change():
+    x = torch.ones(2)
+    with isolated([x], 0):
+        y = torch.empty_like(x)
+        y.copy_(x).mul_(2)
+        y[0] = 5.0
+        torch.add(y, 1, out=y)
+        z = x.clone()
+        z.view(2, 1).add_(1)
+
+    assert y.tolist() == [6.0, 3.0]
+    assert z.tolist() == [2.0, 2.0]
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_gradients_are_recorded_inside():
+    x = torch.ones(2, requires_grad=True)
+    with isolated([x], 0):
+        y = x * 3
+
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [3.0, 3.0]
