@@ -227,16 +227,6 @@ def test_replaced_split_forward_is_used(monkeypatch):
     assert Split.apply(x, factor=3).item() == 27.0
 
 
-def test_class_may_change_its_style(monkeypatch):
-    cls = square()
-    assert slope(cls) == 6.0
-    monkeypatch.setattr(cls, "forward", staticmethod(lambda x: x * x))
-    save = staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-    monkeypatch.setattr(cls, "setup_context", save)
-
-    assert slope(cls) == 6.0
-
-
 def test_methods_may_come_after_the_class():
     class Late(pb.Function):
         pass

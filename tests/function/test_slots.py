@@ -407,12 +407,16 @@ def test_traced_tensors_are_known():
 
 
 def test_forward_mode_is_noticed():
-    seen = [slots.in_dual_level()]
+    x = torch.ones(1)
+    seen = [slots.has_tangent([x])]
     with forward_ad.dual_level():
-        seen.append(slots.in_dual_level())
-    seen.append(slots.in_dual_level())
+        dual = forward_ad.make_dual(x, torch.ones(1))
+        seen += [slots.has_tangent([x, 2]), slots.has_tangent([2, dual])]
+        with forward_ad._set_fwd_grad_enabled(False):  # as PyTorch does around forward
+            seen.append(slots.has_tangent([dual]))
+    seen.append(slots.has_tangent([x]))
 
-    assert seen == [False, True, False]
+    assert seen == [False, False, True, True, False]
 
 
 # ---- the compiler ----

@@ -73,8 +73,8 @@ def _agrees(run: Run, inputs: Sequence[Tensor], i: int, weights: Tensor, said: f
     with torch.no_grad():
         for step in (1e-2, 1e-3, 1e-4, 1e-5):
             ahead, behind = (
-                run(_moved(inputs, step, like=True)),
-                run(_moved(inputs, -step, like=True)),
+                run(_moved(inputs, step)),
+                run(_moved(inputs, -step)),
             )
             if ahead[i].shape != weights.shape or behind[i].shape != weights.shape:
                 return True  # the shape depends on the values: nothing to compare
@@ -89,15 +89,10 @@ def _agrees(run: Run, inputs: Sequence[Tensor], i: int, weights: Tensor, said: f
 # ---- points nearby ----
 
 
-def _moved(inputs: Sequence[Tensor], step: float, *, like: bool = False) -> list[Tensor]:
-    """The inputs that can move, moved by `step` along fixed directions."""
-    moving = iter(_directions([x for x in inputs if _can_move(x, like)]))
-    return [x + step * next(moving) if _can_move(x, like) else x for x in inputs]
-
-
-def _can_move(x: Tensor, like: bool) -> bool:
-    """With `like`, only what requires grad moves: the line along which history is asked."""
-    return x.requires_grad if like else x.is_floating_point() or x.is_complex()
+def _moved(inputs: Sequence[Tensor], step: float) -> list[Tensor]:
+    """The inputs, those that need a gradient moved by `step` along fixed directions."""
+    directions = iter(_directions([x for x in inputs if x.requires_grad]))
+    return [x + step * next(directions) if x.requires_grad else x for x in inputs]
 
 
 def _directions(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -15,6 +15,7 @@ otherwise than its history says, is an error (`evidence.py`).
 from __future__ import annotations
 
 import ast
+import contextlib
 import enum
 import inspect
 import numbers
@@ -123,6 +124,13 @@ class _Input:
         return [x.requires_grad_(self.needs) for x in (draw, -draw, draw - 1)]
 
 
+_DEVICES = ("cpu", "cuda")
+
+
+def _autocasts(device: str) -> bool:
+    return torch.is_autocast_enabled(device)
+
+
 class _Tie(TorchFunction):
     """An empty tensor that hangs in the graph where `x` does, and holds none of its memory."""
 
@@ -146,12 +154,13 @@ def _apply(function: Any, *args: Any) -> Any:
 class Origin:
     """Where the saved intermediates of one call came from."""
 
-    __slots__ = ("arguments", "door", "middles")
+    __slots__ = ("arguments", "autocast", "door", "middles")
 
     def __init__(self, door: Door, arguments: tuple[_Plain | _Input, ...], middles: list[int]):
         self.door = door
         self.arguments = arguments
         self.middles = middles
+        self.autocast = [(d, torch.get_autocast_dtype(d)) for d in _DEVICES if _autocasts(d)]
 
     def attach(
         self, ctx: AutogradContext, saved: tuple[Tensor | None, ...]
@@ -272,7 +281,9 @@ class _Replay:
         args = [a.value if isinstance(a, _Plain) else next(given) for a in self.origin.arguments]
         ctx: Any = ListeningContext(self.flags, self.plain)
         cls = self.door.cls
-        with isolated(args, seed):
+        with isolated(args, seed), contextlib.ExitStack() as stack:
+            for device, dtype in self.origin.autocast:
+                stack.enter_context(torch.autocast(device, dtype))
             if self.door.signature.has_setup:
                 output = cls.forward(*args)
                 cls.setup_context(ctx, tuple(args), output)

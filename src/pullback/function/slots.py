@@ -80,8 +80,10 @@ def has_tangent(args: Iterable[Any]) -> bool:
     """Whether forward-mode differentiation comes with `args`, so that a jvp follows forward."""
     if forward_ad._current_level < 0:
         return False
+    unpack: Any = forward_ad.unpack_dual
     tensors = (arg for arg in args if isinstance(arg, torch.Tensor))
-    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    with forward_ad._set_fwd_grad_enabled(True):  # PyTorch turns it off around forward
+        return any(unpack(tensor).tangent is not None for tensor in tensors)
 
 
 def is_built(ctx: Any) -> bool:
