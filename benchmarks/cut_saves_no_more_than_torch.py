@@ -23,8 +23,8 @@ from torch._functorch import partitioners
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from benchmarks.pipelines import PIPELINES, make_inputs
-from pullback.graph.cost import bytes_of
-from pullback.graph.cut import base_of, cut, is_number
+from pullback.graph.cost import base_of, bytes_of
+from pullback.graph.cut import cut, is_number
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, phase_of
 
 Bytes = tuple[int, int]

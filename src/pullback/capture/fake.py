@@ -85,7 +85,6 @@ class Stage:
     def trace(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
         """The graph of `function(*inputs)`, whose inputs are fake tensors of this stage."""
 
-
         def run(*values: Any) -> Any:
             self._tracer = getattr(proxy_tensor.get_proxy_mode(), "tracer", None)
             return function(*values)
@@ -106,9 +105,10 @@ class Stage:
         mode = proxy_tensor.get_proxy_mode()
         return mode is not None and mode.tracer is self._tracer
 
-    def add_placeholder(self, tensor: Tensor, name: str) -> fx.Node:
+    def add_placeholder(self, tensor: Tensor) -> fx.Node:
         """Make the fake tensor `tensor` an input of the growing graph."""
-        proxy = self._tracer.create_proxy("placeholder", name, (), {})
+        count = len(self.graph.find_nodes(op="placeholder"))
+        proxy = self._tracer.create_proxy("placeholder", f"added_{count}", (), {})
         with untraced():
             proxy_tensor.track_tensor_tree(tensor, proxy, constant=None, tracer=self._tracer)
         node: fx.Node = proxy.node
@@ -138,6 +138,37 @@ class Stage:
 def numbers_of(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Sizes as plain numbers: symbols of another trace by the number they stand for there."""
     return tuple(s.node.hint if isinstance(s, torch.SymInt) else int(s) for s in sizes)
+
+
+def resized(
+    shapes: Sequence[Sequence[Any]],
+    fixed: Sequence[Sequence[Any]],
+    grow: Callable[[int, int], int],
+) -> list[tuple[int, ...]]:
+    """`shapes` with other sizes: the n-th symbol stands for `grow(n, size)` instead of `size`.
+
+    Sizes that are tied to each other stay so, and symbols that occur in `fixed` keep their numbers.
+    """
+    hints = {
+        size.node.expr: size.node.hint
+        for shape in (*shapes, *fixed)
+        for size in shape
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
+    }
+    kept = {symbol for shape in fixed for size in shape for symbol in _symbols_in(size)}
+    values = {
+        symbol: hint if symbol in kept else grow(n, hint)
+        for n, (symbol, hint) in enumerate(hints.items())
+    }
+    return [tuple(_number(size, values) for size in shape) for shape in shapes]
+
+
+def _symbols_in(size: Any) -> set[Any]:
+    return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
+
+
+def _number(size: Any, values: dict[Any, int]) -> int:
+    return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
 
 
 def run_backward(

@@ -17,7 +17,7 @@ from pullback.capture.names import program_name
 from pullback.capture.refuse import refusing
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, Held, Result, Traced, Tracing, is_traced
-from pullback.capture.trees import Spec
+from pullback.capture.trees import Spec, unflatten
 from pullback.graph.parts import JointGraph
 
 
@@ -65,6 +65,10 @@ class Capture:
     Law: for every row of tensors that it `serves`, the graph computes what the program computes:
     outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw the same
     numbers from the same state. A cotangent is given with the strides of its placeholder.
+
+    `leaves` are those of the arguments, an `Input` in the place of each tensor. `units` are the
+    names of the units, whose numbers the nodes carry. `local_names` gives the user's name for what
+    a node computes, by the name of the node.
     """
 
     name: str
@@ -84,6 +88,18 @@ class Capture:
         """Each input that is changed in place, with the place of its new value in the outputs."""
         changed = [o for o in self.outputs if o.changes is not None]
         return tuple((o.changes, o.index) for o in changed)  # type: ignore[misc]
+
+    def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments that the program is called with, for these tensors in them."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(leaf, Input) else leaf for leaf in self.leaves]
+        return tuple(unflatten(leaves, self.in_spec))
+
+    def give(self, values: Sequence[Any]) -> Any:
+        """What the program returns, for these values of the outputs of the graph."""
+        returned = [output for output in self.outputs if output.returned]
+        leaves = [o.value if o.index is None else values[o.index] for o in returned]
+        return unflatten(leaves, self.out_spec)
 
     def row(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the placeholders of the inputs are given, for these tensors as arguments."""
@@ -135,6 +151,7 @@ def capture(
 
 def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
     inputs = tuple(_input(held, position) for position, held in enumerate(traced.held))
+    rest = iter(inputs)
     names = {n.name: n.meta["local"] for n in joint.graph.nodes if "local" in n.meta}
     return Capture(
         name=traced.name,
@@ -143,7 +160,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
         outputs=_outputs(traced),
         in_spec=traced.in_spec,
         out_spec=traced.out_spec,
-        leaves=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in traced.leaves),
+        leaves=tuple(next(rest) if isinstance(leaf, Tensor) else leaf for leaf in traced.leaves),
         units=tuple(traced.units),
         local_names=names,
         conditions=stage.conditions([held.leaf for held in traced.held]),
@@ -170,6 +187,4 @@ def _output(result: Result, index: int | None, returned: bool) -> Output:
     value = result.value if index is None else None
     kind = "constant" if index is None else "number"
     kind = "tensor" if isinstance(result.value, Tensor) else kind
-    return Output(
-        kind, index, value, result.differentiable, result.used, result.changes, returned
-    )
+    return Output(kind, index, value, result.differentiable, result.used, result.changes, returned)

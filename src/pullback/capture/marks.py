@@ -45,6 +45,7 @@ class Marks:
         self.node_of = node_of
         self.phase = FORWARD
         self.now = Mark()
+        self.taken: set[str] = set()  # names of inputs, that no variable of a helper may take
         self._last: fx.Node | None = None
         self._makers: dict[Any, Mark] = {}  # nodes of the autograd graph
         self._names: dict[fx.Node, tuple[int, str]] = {}
@@ -145,7 +146,7 @@ class Marks:
     def name(self, tensor: Tensor, name: str, depth: int = 0) -> None:
         """Name the node of `tensor`; of several names the one with the least depth counts."""
         node = self.node_of(tensor)
-        if node is None or node.op == "placeholder":
+        if node is None or node.op == "placeholder" or (depth > 0 and name in self.taken):
             return
         if node not in self._names or depth < self._names[node][0]:
             self._names[node] = (depth, name)

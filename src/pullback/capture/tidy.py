@@ -44,7 +44,9 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
             raise unwritable(traced.name, node)
         _complete(node)
     outputs = sum(is_traced(result.value) for result in traced.results)
-    return JointGraph(graph, len(traced.held), outputs)
+    joint = JointGraph(graph, len(traced.held), outputs)
+    _move_forward(joint)
+    return joint
 
 
 def is_mutable(node: fx.Node) -> bool:
@@ -98,8 +100,8 @@ class _Forming:
         return self.graph
 
     def _place(self, name: str, node: fx.Node | None) -> None:
-        placeholder = self.graph.placeholder(name)
         assert node is not None
+        placeholder = _placeholder(self.graph, name)
         placeholder.meta = dict(node.meta)
         self.copies[node] = placeholder
 
@@ -142,6 +144,13 @@ class _Forming:
 
     def _value(self, node: fx.Node) -> Any:
         return attrgetter(str(node.target))(self.traced.module)
+
+
+def _placeholder(graph: fx.Graph, name: str) -> fx.Node:
+    """A placeholder of that name, or of the nearest one that is free."""
+    node = graph.create_node("placeholder", name, name=name)
+    node.target = node.name
+    return node
 
 
 def _is_fresh(node: fx.Node) -> bool:
@@ -203,7 +212,7 @@ def _bare(graph: fx.Graph) -> fx.Graph:
     copies: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            copies[node] = new.placeholder(str(node.target))
+            copies[node] = _placeholder(new, str(node.target))
         elif node.target in _SAME or node.meta.get("given"):
             copies[node] = copies[node.args[0]]
             continue
@@ -236,3 +245,16 @@ def _complete(node: fx.Node) -> None:
         node.meta["phase"] = BACKWARD if late else FORWARD
     if is_random(node):
         node.meta["random"] = True
+
+
+def _move_forward(joint: JointGraph) -> None:
+    """Call forward what the outputs are made of, whenever it was added to the graph.
+
+    A size that the program returns, and a view of a changed tensor, come up at the very end.
+    """
+    left = [node for node in joint.outputs if isinstance(node, fx.Node)]
+    while left:
+        node = left.pop()
+        if node.op == "call_function":
+            node.meta["phase"] = FORWARD
+            left += node.all_input_nodes

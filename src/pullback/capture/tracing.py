@@ -127,6 +127,7 @@ class Tracing:
         leaf = self.stage.stand_in(tensor).requires_grad_(needs)
         held = Held(name, kind, tensor, needs, tensor.is_leaf, leaf, leaf)
         self.held.append(held)
+        self.marks.taken |= {identifier(name), f"grad_{identifier(name)}"}
         return held
 
     def _give(self, held: Held) -> Tensor:
@@ -152,7 +153,7 @@ class Tracing:
                 return held.given
         name = closure_name(self.program, value) or f"closure_{len(self.held)}"
         held = self._hold(name, CLOSURE, value, value.requires_grad)
-        held.node = self.stage.add_placeholder(held.leaf, identifier(name))
+        held.node = self.stage.add_placeholder(held.leaf)
         with torch.set_grad_enabled(self.marks.phase == FORWARD):
             return self._give(held)
 
@@ -170,28 +171,35 @@ class Tracing:
         if not self.stage.is_recording:
             return call.make(*call.args, **call.kwargs)
         marks, around = self.marks, self.marks.now
-        marks.settle(around)
-        marks.read(call.frame)
         outermost = marks.phase == FORWARD and not call.inner
-        unit = len(self.units) if outermost else around.unit
-        marks.now = mark = Mark(unit, call.place or around.place)
-        if outermost:
-            require_backward_free(self.name, call)
-        args, kwargs = call.args, call.kwargs
-        touched = tensors_in((args, kwargs))
-        if any(self.stage.is_foreign(tensor) for tensor in touched):
-            args, kwargs = map_leaves(self._ours, (args, kwargs))
+        with no_torch_function():
+            marks.settle(around)
+            marks.read(call.frame)
+            if outermost:
+                require_backward_free(self.name, call)
+            unit = len(self.units) if outermost else around.unit
+            marks.now = mark = Mark(unit, call.place or around.place)
+            args, kwargs = self._replaced(call)
             touched = tensors_in((args, kwargs))
-        before = versions_of(touched)
+            before = versions_of(touched)
         try:
             result = call.make(*args, **kwargs)
         finally:
             marks.settle(mark)
             marks.now = around
-        if outermost and is_unit(result, before, versions_of(touched)):
-            self.units.append(call.name)
-            marks.own([*tensors_in(result), *touched], mark)
+        with no_torch_function():
+            if outermost and is_unit(result, before, versions_of(touched)):
+                self.units.append(call.name)
+                marks.own([*tensors_in(result), *touched], mark)
         return result
+
+    def _replaced(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What `call` is made with: tensors from around the program replaced."""
+        given = (call.args, call.kwargs)
+        if any(self.stage.is_foreign(tensor) for tensor in tensors_in(given)):
+            args, kwargs = map_leaves(self._ours, given)
+            return args, kwargs
+        return given
 
     def _forward(self) -> None:
         with no_torch_function():
@@ -260,7 +268,7 @@ class Tracing:
             result.used = next(mask)
             if result.used:
                 cotangent = self.stage.like(result.value)
-                result.node = self.stage.add_placeholder(cotangent, "cotangent")
+                result.node = self.stage.add_placeholder(cotangent)
                 outputs.append(result.value)
                 cotangents.append(cotangent)
         return outputs, cotangents

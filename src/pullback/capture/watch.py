@@ -83,9 +83,7 @@ class _Watcher(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind, name, frame = _kind_of(func), _name_of(func), sys._getframe(1)
-        return self._inside(
-            Call(kind, name, func, func, args, kwargs or {}, frame, self.is_inside)
-        )
+        return self._inside(Call(kind, name, func, func, args, kwargs or {}, frame, self.is_inside))
 
     def _inside(self, call: Call) -> Any:
         before, self.is_inside = self.is_inside, True

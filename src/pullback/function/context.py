@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import (
     InputIndexError,
@@ -148,6 +149,7 @@ class AutogradContext(BackwardCFunction):
     _pb_data: dict[str, Any] | None = None  # behind `saved_data`
     _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
     _pb_needs: NeedsInputGrad | None = None
+    _pb_flags: tuple[bool, ...] | None = None  # the flags alone, for compiled autograd to read
     _pb_live: tuple[bool, ...] | None = None  # which tensor inputs compiled autograd's run needs
 
     # ---- saving ----
@@ -252,6 +254,8 @@ class AutogradContext(BackwardCFunction):
     @property  # type: ignore[override]
     def needs_input_grad(self) -> NeedsInputGrad:
         """Which inputs need a gradient: `needs_input_grad[i]`, or `(i)` as in C++."""
+        if is_dynamo_compiling():  # from torch 2.14 on, Dynamo reads this very function
+            return cast(NeedsInputGrad, self._pb_flags or get_needs(self))
         if self._pb_needs is None:
             needs = NeedsInputGrad(self._pb_door.group(get_needs(self)))
             needs._ctx = weakref.ref(self)
@@ -314,6 +318,7 @@ class AutogradContext(BackwardCFunction):
         edges = self.next_functions if self._pb_door.is_translated else ()
         live = tuple(node is not None and will_run(node) for node, _ in edges)
         self.__dict__["_pb_live"] = live if edges else None
+        self.__dict__["_pb_flags"] = tuple(self.needs_input_grad)
         key = self._pb_door.cls._compiled_autograd_key(self)
         return (*key, *map(int, live), *self._pb_door.layout(self))
 

@@ -190,7 +190,9 @@ def _compiled_backward(door: Door) -> Callable[..., Any]:
 
 
 def _hide_methods(cls: type) -> None:
-    for value in vars(cls).values():
+    for name, value in vars(cls).items():
+        if name == "needs_input_grad":
+            continue  # written for Dynamo to read
         for function in (value, *(getattr(value, part, None) for part in ("fget", "fset"))):
             if isinstance(function, types.FunctionType):
                 unseen(function)

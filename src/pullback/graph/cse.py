@@ -69,5 +69,7 @@ def _both_escape(a: fx.Node, b: fx.Node, outputs: list[fx.Node]) -> bool:
 def _merge(node: fx.Node, earlier: fx.Node) -> None:
     node.replace_all_uses_with(earlier, propagate_meta=False)
     names = (*node.meta.get("stands_for", ()), node.name)
+    if "hint" in node.meta:
+        earlier.meta.setdefault("hint", node.meta["hint"])
     earlier.meta["stands_for"] = (*earlier.meta.get("stands_for", ()), *names)
     node.graph.erase_node(node)

@@ -28,13 +28,14 @@ from torch import fx
 
 from pullback.errors import InternalError, PolicyError
 from pullback.graph.cost import (
+    base_of,
     bytes_of,
     flops_of,
     is_matmul_like,
     is_opaque,
     is_random,
     is_view,
-    op_name,
+    op_of,
 )
 from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 
@@ -323,7 +324,7 @@ def _priced(
 def _runs_once(node: fx.Node, policy: str | int) -> bool:
     """Whether `policy` forbids to run `node` a second time."""
     if policy == "everything":
-        return node.op == "call_function" and not (is_number(node) or is_alias(node))
+        return node.op == "call_function" and not (is_number(node) or is_view(node))
     is_dear = policy == "auto" and (is_matmul_like(node) or _shrinks(node))
     return is_dear or is_unrepeatable(node)
 
@@ -532,7 +533,7 @@ def _search(problem: _Problem, budget: int) -> tuple[_Choice | None, bool]:
     """
     budget = _grid([item.charge for item in problem.items.values()]).floor(budget)
     best: _Choice | None = None
-    allowance = EFFORT // max(1, len(problem.items))
+    allowance = max(1, EFFORT // max(1, len(problem.items)))
     parts = [(0, 0, _NOTHING, _NOTHING)]
     tickets = itertools.count(-1, -1)  # among equal bounds the newest goes first: depth first
     while parts:
@@ -626,18 +627,6 @@ def is_unrepeatable(node: fx.Node) -> bool:
     return is_random(node) or is_opaque(node)
 
 
-def is_alias(node: fx.Node) -> bool:
-    """Whether `node` shows the memory of another; `_unsafe_view` does, and does not say so."""
-    return is_view(node) or op_name(node) == "_unsafe_view"
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` shows: itself, unless it is a view."""
-    while is_alias(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
 def is_number(node: fx.Node) -> bool:
     """Whether `node` holds no tensor but a size or another plain value."""
     return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
@@ -647,15 +636,12 @@ def is_savable(node: fx.Node) -> bool:
     """Whether `node` can be handed over as it is: a number, or a tensor that is no view."""
     if node.op == "get_attr" or isinstance(node.meta.get("val"), tuple | list):
         return False
-    return not is_alias(node)
-
-
-PICKING = frozenset({"embedding", "gather", "index", "index_select", "take"})
+    return not is_view(node)
 
 
 def _shrinks(node: fx.Node) -> bool:
     """Whether `node` is a reduction to a quarter of its input or less."""
-    if op_name(node) in PICKING or is_alias(node) or is_number(node):
+    op = op_of(node)
+    if op is None or torch.Tag.reduction not in op.tags:
         return False
-    largest = max((bytes_of(source) for source in node.all_input_nodes), default=0)
-    return 4 * bytes_of(node) <= largest
+    return 4 * bytes_of(node) <= max(map(bytes_of, node.all_input_nodes))

@@ -97,6 +97,13 @@ def _flat(value: Any) -> list[Any]:
 # ---- making nodes ----
 
 
+def named(name: str, value: Any) -> Any:
+    """`value`, which goes by `name` in a text unless its user has a better one."""
+    if isinstance(value, Value):
+        value.node.meta["hint"] = name
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Maker:
     """Makes nodes before `here`, in its phase, unit and place."""

@@ -17,9 +17,9 @@ EXACT = "zeros everywhere else, and the numbers themselves in the slice"
 
 
 def slice_backward(g: Any, sizes: Any, dim: int, start: Any, end: Any, step: Any) -> Any:
-    """Padding with zeros where the slice is plain, else a scatter."""
+    """Padding with zeros where the slice is plain and of known size, else a scatter."""
     size = sizes[dim]
-    if step == 1 and all(isinstance(number, int) for number in (size, start, end)):
+    if step == 1 and all(isinstance(number, int) for number in (*sizes, start, end)):
         start, end = clipped(start, size), clipped(end, size)
         behind = g.dim() - 1 - dim % g.dim()
         return g.made(aten.constant_pad_nd.default, [0, 0] * behind + [start, size - end], 0.0)

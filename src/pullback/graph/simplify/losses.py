@@ -6,7 +6,7 @@ from typing import Any
 
 from pullback.graph.rewrite import Table
 from pullback.graph.simplify.composites import composite
-from pullback.graph.values import aten
+from pullback.graph.values import aten, named
 
 MEAN, SUM = 1, 2
 
@@ -56,22 +56,21 @@ def binary_cross_entropy_backward(
 
 
 def chosen(target: Any, ignored: int) -> tuple[Any, Any]:
-    """Which samples count, and the classes of all of them, made safe to index with."""
-    counts = target.ne(ignored)
-    return counts, target.masked_fill(target.eq(ignored), 0)
+    """Which samples do not count, and the classes of all of them, made safe to index with."""
+    skip = named("skip", target.eq(ignored).unsqueeze(1))
+    return skip, named("classes", target.unsqueeze(1).masked_fill(skip, 0))
 
 
 def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
     """The loss, and the sum of the weights that it was divided by."""
     if weight is not None or x.dim() != 2:
         return None
-    counts, classes = chosen(target, ignored)
-    picked = x.gather(1, classes.unsqueeze(1)).squeeze(1)
-    losses = (-picked).masked_fill(target.eq(ignored), 0)
-    count = counts.sum().to(x.dtype)
+    skip, classes = chosen(target, ignored)
+    losses = (-x.gather(1, classes)).masked_fill(skip, 0)
+    count = named("count", target.ne(ignored).sum().to(x.dtype))
     if reduction == MEAN:
         return losses.sum() / count, count
-    return reduced(losses, reduction), count
+    return losses.sum() if reduction == SUM else losses.squeeze(1), count
 
 
 def nll_loss_backward(
@@ -80,11 +79,11 @@ def nll_loss_backward(
     """-1 at the class of each sample that counts."""
     if weight is not None or x.dim() != 2:
         return None
-    _, classes = chosen(target, ignored)
+    skip, classes = chosen(target, ignored)
     g = g / count if reduction == MEAN else g
     g = g if reduction else g.unsqueeze(1)
-    picked = x.new_zeros(x.shape).scatter(1, classes.unsqueeze(1), -1.0)
-    return picked.masked_fill(target.eq(ignored).unsqueeze(1), 0) * g
+    picked = x.new_zeros(x.shape).scatter(1, classes, -1.0)
+    return picked.masked_fill(skip, 0) * g
 
 
 TABLE: Table = (

@@ -40,6 +40,22 @@ def _covers(a: Value, b: Value) -> bool:
     return all(same(x, y) or same(y, 1) for x, y in pairs)
 
 
+ABSORBING = (aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.neg.default)
+
+
+@rule("negative-factor", aten.mul.Tensor, why=ROUNDS)
+def negative_factor(node: Value) -> Any:
+    """-a * b -> -(a * b), where every user of -a takes the sign in"""
+    for negative, b in (node.args, node.args[::-1]):
+        if not isinstance(negative, Value) or negative.target != aten.neg.default:
+            continue
+        a = negative.args[0]
+        is_absorbed = all(user.target in ABSORBING for user in negative.node.users)
+        if isinstance(b, Value) and is_absorbed and is_as_large(a, b):
+            return -(a * b)
+    return None
+
+
 MOVES = (
     aten.view.default,
     aten._unsafe_view.default,
@@ -69,9 +85,9 @@ TABLE: Table = (
     Rule.of("subtracted-negative", a - -b, lambda a, b: a + b, why="a - (-b) is a + b by IEEE"),
     Rule.of("negative-times-number", -a * c, lambda a, c: a * -c, when=is_literal, why=ROUNDS),
     Rule.of("negated-multiple", -(a * c), lambda a, c: a * -c, when=is_literal, why=ROUNDS),
-    Rule.of("negative-factor", -a * b, lambda a, b: -(a * b), when=is_as_large, why=ROUNDS),
+    negative_factor,
     Rule.of("negative-dividend", -a / b, lambda a, b: -(a / b), when=is_as_large, why=ROUNDS),
-    Rule.of("negative-over-number", -a / c, lambda a, c: -(a / c), when=is_literal, why=ROUNDS),
+    Rule.of("negative-over-number", -a / c, lambda a, c: -(a / c), when=is_real, why=ROUNDS),
     Rule.of(
         "negative-divisor",
         a / -b,

@@ -103,6 +103,16 @@ def copied_view(node: Value) -> Any:
     return inner.args[0].made(aten.reshape.default, shape)
 
 
+@rule(
+    "zeros-like",
+    aten.new_zeros.default,
+    why="zeros are zeros; shape, dtype and device are compared",
+)
+def zeros_like(node: Value) -> Any:
+    """x.new_zeros(x.shape) -> zeros_like(x)"""
+    return node.args[0].made(aten.zeros_like.default)
+
+
 def _same_place(a: fx.Node, b: fx.Node) -> bool:
     """Whether two views of one tensor are the same, whatever the strides it has next time."""
     one, two = tensor_of(a), tensor_of(b)
@@ -119,4 +129,4 @@ def _steps(tensor: torch.Tensor) -> list[tuple[Any, Any]]:
     return list(zip(tensor.shape, tensor.stride(), strict=True))
 
 
-TABLE: Table = (alias, copy, widened_and_back, round_trip, view_of_view, copied_view)
+TABLE: Table = (alias, copy, widened_and_back, round_trip, view_of_view, copied_view, zeros_like)

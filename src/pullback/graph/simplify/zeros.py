@@ -93,17 +93,27 @@ def selections_stacked(node: Value) -> Any:
 
 
 def _terms_of(node: fx.Node, target: Any) -> list[Any]:
-    """The terms of a sum if each of them calls `target`, else nothing."""
-    terms = list(_terms(node))
-    is_all = all(isinstance(term, fx.Node) and term.target == target for term in terms)
-    return terms if is_all and not node.kwargs else []
+    """The terms of a sum if each of them calls `target`, else nothing.
+
+    Nothing either if the sum is part of a larger one of that kind, which takes all terms at once.
+    """
+    terms, (*users,) = list(_terms(node)), node.users
+    is_part = len(users) == 1 and _all_call(_terms(users[0]), target)
+    return terms if _all_call(terms, target) and not is_part else []
+
+
+def _all_call(terms: Any, target: Any) -> bool:
+    return all(isinstance(term, fx.Node) and term.target == target for term in terms)
 
 
 def _terms(node: fx.Node) -> Any:
     """The terms of a sum, from left to right, through sums that nothing else uses."""
+    if node.target != aten.add.Tensor or node.kwargs:
+        yield None
+        return
     for arg in node.args:
         if isinstance(arg, fx.Node) and arg.target == aten.add.Tensor and len(arg.users) == 1:
-            yield from [None] if arg.kwargs else _terms(arg)
+            yield from _terms(arg)
         else:
             yield arg
 

@@ -1,0 +1,333 @@
+"""The captured graph against the program that it came from, on inputs that neither has seen.
+
+Capture sees ops, not values: a global that changes, a counter, or a random state of the program's
+own escape it. So the graph is run beside the program before anyone uses it: on new values, on
+other sizes where sizes are symbols, and once more in double precision, where rounding hides less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.fake import numbers_of, resized
+from pullback.capture.joint import Capture, capture
+from pullback.capture.trees import flatten, unflatten
+from pullback.errors import CaptureError, DifferingCaptureError
+
+# How far two computations of the same thing may be apart, relative to the largest number in it.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_DOUBLE |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of one run: of the program, or of its graph."""
+
+    outputs: list[Any]
+    gradients: list[Tensor | None]
+
+
+def run_joint(captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Run:
+    """Run the joint graph on tensors as arguments, with the cotangents of its used outputs.
+
+    The outputs are those of `captured.outputs` that are part of the graph, in its order; the
+    gradients those of the inputs that need one.
+    """
+    row = [tensor.detach() for tensor in captured.row(tensors)]
+    laid = [
+        _laid_out(cotangent, node)
+        for cotangent, node in zip(cotangents, captured.joint.cotangents, strict=True)
+    ]
+    module = fx.GraphModule({}, captured.joint.graph)
+    with torch.no_grad():
+        returned = module(*row, *laid)
+    count = captured.joint.output_count
+    return Run(list(returned[:count]), list(returned[count:]))
+
+
+def _laid_out(cotangent: Tensor, node: fx.Node) -> Tensor:
+    """`cotangent` in the memory order of the placeholder that it is given to."""
+    strides = numbers_of(node.meta["val"].stride())
+    order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
+    empty = torch.empty_permuted(
+        cotangent.shape, order, dtype=cotangent.dtype, device=cotangent.device
+    )
+    return empty.copy_(cotangent)
+
+
+# ---- verify ----
+
+
+def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[Any]) -> None:
+    """Raise `DifferingCaptureError` unless the graph computes what `program` computes.
+
+    The program is called several times, under a random state of the check's own. Inputs are drawn
+    from `examples`; a draw on which the program itself raises is left out.
+    """
+    leaves, _ = flatten(tuple(examples))
+    own = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    check = _Check(captured, program)
+    if not check.compare([_near(t, 1) for t in own], 1):
+        check.compare(own, 1)
+    check.compare([_drawn(t, t.shape, 2) for t in own], 2)
+    for seed, shapes in enumerate(_other_shapes(captured, own), 3):
+        check.compare([_drawn(t, s, seed) for t, s in zip(own, shapes, strict=True)], seed)
+    _verify_in_double(captured, program, leaves)
+
+
+def _verify_in_double(
+    captured: Capture, program: Callable[..., Any], leaves: Sequence[Any]
+) -> None:
+    doubled = [_doubled(leaf) for leaf in leaves]
+    tensors = [leaf for leaf in doubled if isinstance(leaf, Tensor)]
+    if all(a is b for a, b in zip(doubled, leaves, strict=True)):
+        return
+    arguments = [i for i in captured.inputs if i.position is not None]
+    differentiable = [output.used for output in captured.outputs if output.differentiable]
+    try:
+        again = capture(
+            program,
+            unflatten(doubled, captured.in_spec),
+            needs=[i.needs for i in arguments],
+            used=differentiable,
+            dynamic=captured.stage.dynamic,
+        )
+    except CaptureError:
+        return  # what runs in single precision only is no fault of the graph
+    _Check(again, program).compare([_near(t, 1) for t in tensors], 1)
+
+
+class _Check:
+    """The comparison of one graph with its program."""
+
+    def __init__(self, captured: Capture, program: Callable[..., Any]) -> None:
+        self.captured = captured
+        self.program = program
+
+    def compare(self, tensors: Sequence[Tensor], seed: int) -> bool:
+        """Compare both on `tensors`; False when the program cannot run on them."""
+        if not self.captured.serves(tensors):
+            return False
+        with _unchanged(self.captured), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            try:
+                expected, cotangents = self._run_program(tensors, seed)
+            except Exception:
+                return False
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            got = run_joint(self.captured, [_copy(t) for t in tensors], cotangents)
+        self._require_same(expected, got, tensors)
+        return True
+
+    def _run_program(self, tensors: Sequence[Tensor], seed: int) -> tuple[Run, list[Tensor]]:
+        pairs = list(zip(tensors, self.captured.inputs, strict=False))
+        own = [_copy(tensor).requires_grad_(i.needs) for tensor, i in pairs]
+        with torch.enable_grad():
+            given = [
+                leaf if i.free or not i.needs else leaf.clone()
+                for leaf, (_, i) in zip(own, pairs, strict=True)
+            ]
+            returned = self.program(*self.captured.fill(given))
+            leaves = self._leaves(returned, given)
+            return self._differentiated(leaves, own, seed)
+
+    def _leaves(self, returned: Any, given: Sequence[Tensor]) -> list[Any]:
+        """What the program gave: the leaves it returned, then the inputs that it changed."""
+        leaves, spec = flatten(returned)
+        if spec != self.captured.out_spec:
+            raise _differing(
+                self.captured.name,
+                at="what is returned",
+                expected=f"{spec}",
+                got=f"{self.captured.out_spec}",
+            )
+        row = self.captured.row(given)
+        changed = [o for o in self.captured.outputs if not o.returned]
+        return leaves + [row[o.changes] for o in changed if o.changes is not None]
+
+    def _differentiated(
+        self, leaves: list[Any], own: Sequence[Tensor], seed: int
+    ) -> tuple[Run, list[Tensor]]:
+        pairs = list(zip(leaves, self.captured.outputs, strict=True))
+        used = [leaf for leaf, output in pairs if output.used]
+        cotangents = [_normal(leaf, seed + 100 * k) for k, leaf in enumerate(used)]
+        row = self.captured.row(own)
+        wanted = [t for t, i in zip(row, self.captured.inputs, strict=True) if i.needs]
+        gradients: Sequence[Tensor | None] = [None] * len(wanted)
+        if used and wanted:
+            gradients = torch.autograd.grad(used, wanted, cotangents, allow_unused=True)
+        return Run(leaves, list(gradients)), cotangents
+
+    # ---- what must be the same ----
+
+    def _require_same(self, expected: Run, got: Run, tensors: Sequence[Tensor]) -> None:
+        self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
+        for place, (value, output) in enumerate(
+            zip(expected.outputs, self.captured.outputs, strict=True)
+        ):
+            where = f"output {place}"
+            if not output.returned and output.changes is not None:
+                where = f"`{self.captured.inputs[output.changes].name}`, which is changed"
+            if isinstance(value, Tensor) and value.requires_grad != output.differentiable:
+                raise self._fault(
+                    where,
+                    f"requires_grad is {value.requires_grad}",
+                    f"requires_grad is {output.differentiable}",
+                )
+            graphs = output.value if output.index is None else got.outputs[output.index]
+            self._require_equal(where, value, graphs)
+        names = [i.name for i in self.captured.inputs if i.needs]
+        for name, wanted, gradient in zip(names, expected.gradients, got.gradients, strict=True):
+            self._require_equal(f"gradient of `{name}`", wanted, gradient)
+
+    def _require_equal(self, where: str, expected: Any, got: Any) -> None:
+        if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
+            if type(expected) is not type(got) or expected != got:
+                raise self._fault(where, _kind(expected), _kind(got))
+            return
+        if expected.shape != got.shape or expected.dtype != got.dtype:
+            raise self._fault(where, _kind(expected), _kind(got))
+        apart = _distance(expected.detach(), got)
+        far = apart > _allowed(expected.detach())
+        if bool(far.any()):
+            worst = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+            raise self._fault(
+                f"{where}, index {list(worst)}",
+                f"{_written(expected[worst])}",
+                f"{_written(got[worst])}; {int(far.sum())} of {far.numel()} elements differ",
+            )
+
+    def _fault(self, where: str, expected: str, got: str) -> DifferingCaptureError:
+        at = f"{where}, for inputs of shape {self.shapes}"
+        return _differing(self.captured.name, at=at, expected=expected, got=got)
+
+
+def _differing(name: str, *, at: str, expected: str, got: str) -> DifferingCaptureError:
+    return DifferingCaptureError(
+        f"the graph of `{name}` must compute what `{name}` computes",
+        at=at,
+        expected=f"{expected}, from `{name}`",
+        got=f"{got}, from its graph",
+        fix=f"look for what `{name}` uses besides its tensors: (1) a global or attribute that "
+        "changes; (2) a random state of its own (`manual_seed`); (3) a value read outside PyTorch",
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    return repr(value)
+
+
+def _written(value: Tensor) -> str:
+    number = value.item()
+    return f"{number:.6g}" if isinstance(number, (float, complex)) else f"{number}"
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """How far apart two tensors are, element by element; NaN and NaN are the same."""
+    same = (a == b) | ((a != a) & (b != b))
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    apart = (a.to(wide) - b.to(wide)).abs()
+    return torch.where(same, 0.0, torch.nan_to_num(apart, nan=torch.inf))
+
+
+def _allowed(expected: Tensor) -> float:
+    if not expected.is_floating_point() and not expected.is_complex():
+        return 0.0
+    real = expected.abs()
+    finite = real[real.isfinite()]
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return _TOLERANCE.get(real.dtype, 1e-4) * (1e-3 + largest)
+
+
+# ---- inputs ----
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A leaf of its own, of the same values and strides."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+    empty = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor.detach())
+
+
+def _near(tensor: Tensor, seed: int) -> Tensor:
+    """`tensor` with each element moved by up to a tenth of itself: what was valid stays valid."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor
+    noise = torch.rand(tensor.shape, generator=_generator(tensor, seed), device=tensor.device)
+    return (_copy(tensor) * (1 + 0.2 * (noise - 0.5))).to(tensor.dtype)
+
+
+def _drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+    """A tensor of another shape, its elements drawn from those of `tensor` and moved a little."""
+    count = 1
+    for size in shape:
+        count *= size
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() == 0:
+        flat = tensor.new_ones(1)
+    picks = torch.randint(
+        flat.numel(), (count,), generator=_generator(tensor, seed), device=tensor.device
+    )
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+    empty = torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
+    return _near(empty.copy_(flat[picks].reshape(shape)), seed)
+
+
+def _normal(tensor: Tensor, seed: int) -> Tensor:
+    generator = _generator(tensor, seed)
+    return torch.randn(
+        tensor.shape, dtype=tensor.dtype, generator=generator, device=tensor.device
+    )
+
+
+def _generator(tensor: Tensor, seed: int) -> torch.Generator:
+    return torch.Generator(tensor.device).manual_seed(seed)
+
+
+def _doubled(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or leaf.dtype not in _DOUBLE:
+        return leaf
+    return leaf.detach().to(_DOUBLE[leaf.dtype]).requires_grad_(leaf.requires_grad)
+
+
+def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tuple[int, ...]]]:
+    """Up to two rows of other shapes that the graph serves."""
+    values = [node.meta["val"].shape for node in captured.joint.inputs]
+    arguments, around = values[: len(own)], values[len(own) :]
+    ways: list[Callable[[int, int], int]] = [
+        lambda n, size: size + 1 + n,
+        lambda n, size: 2 * size,
+        lambda n, size: 3 * size,
+    ]
+    found = 0
+    for grow in ways:
+        shapes = resized(arguments, around, grow)
+        differs = any(tuple(t.shape) != shape for t, shape in zip(own, shapes, strict=True))
+        drawn = [_drawn(t, shape, 0) for t, shape in zip(own, shapes, strict=True)]
+        if differs and found < 2 and captured.serves(drawn):
+            found += 1
+            yield shapes
+
+
+@contextmanager
+def _unchanged(captured: Capture) -> Iterator[None]:
+    """Put back what the program changes in tensors from around it."""
+    tensors = [captured.inputs[place].tensor for place, _ in captured.mutated]
+    before = [(t, t.detach().clone()) for t in tensors if t is not None]
+    try:
+        yield
+    finally:
+        for tensor, values in before:
+            tensor.detach().copy_(values)

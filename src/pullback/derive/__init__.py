@@ -1,0 +1,1 @@
+"""Derive: a backward, and every further derivative, from the forward by PyTorch's own rules."""

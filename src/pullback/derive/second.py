@@ -1,0 +1,90 @@
+"""Second derivatives of a program made of hand-written Functions, each with its whole history.
+
+A program is differentiated twice by running it again with gradient recording on and differentiating
+the backward that the engine then runs. That backward is the user's own, so a surrogate gradient (a
+straight-through rounding, a reversal) stays what it is. The one thing that PyTorch gets wrong
+there, intermediates that come back without history, is mended by running its Functions as
+Functions of ours, which give them one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.patch import watching
+from pullback.function.function import Function
+from pullback.function.signature import has_setup_context
+from pullback.function.slots import new_class
+
+_twins: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
+
+
+def with_history(cls: Any) -> Any:
+    """A Function of ours with the methods of `cls`; `cls` itself if it is one already."""
+    if issubclass(cls, Function):
+        return cls
+    twin = _twins.get(cls)
+    if twin is None:
+        names = ("forward", "backward", "vjp", "jvp", "vmap")
+        space: dict[str, Any] = {n: staticmethod(getattr(cls, n)) for n in names}
+        if has_setup_context(cls):
+            space["setup_context"] = staticmethod(cls.setup_context)
+        space |= {"generate_vmap_rule": cls.generate_vmap_rule, "__module__": cls.__module__}
+        twin = _twins[cls] = new_class(cls.__name__, Function, space)
+    return twin
+
+
+@contextmanager
+def keeping_history() -> Iterator[None]:
+    """Inside, every Function that this thread applies keeps the history of its intermediates."""
+
+    def handle(cls: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return call(*args, **kwargs) if issubclass(cls, Function) else _run(cls, args, kwargs)
+
+    with watching(handle):
+        yield
+
+
+def _run(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return with_history(cls).apply(*args, **kwargs)
+
+
+def pull_again(
+    program: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of `inputs`, recorded so that they can be differentiated again.
+
+    Arguments:
+        program: gives the differentiable outputs for a row of tensors.
+        inputs: the row; those that require grad get a gradient.
+        cotangents: one per output, or None.
+    """
+    with torch.enable_grad(), keeping_history():
+        row = [x.view_as(x) if x.requires_grad else x for x in inputs]
+        outputs = program(row)
+    pairs = [
+        (output, cotangent)
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+        if cotangent is not None and output.requires_grad
+    ]
+    wanted = [x for x in row if x.requires_grad]
+    if not pairs or not wanted:
+        return [None] * len(inputs)
+    pulled = iter(
+        torch.autograd.grad(
+            [output for output, _ in pairs],
+            wanted,
+            [cotangent for _, cotangent in pairs],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [next(pulled) if x.requires_grad else None for x in row]

@@ -1,0 +1,218 @@
+"""Names for the nodes of a joint graph: the user's own where they are known, else telling ones.
+
+An input and a local variable keep the name they have in the user's function, a gradient is
+`grad_<name>`, and the rest is called after what it computes: `exp_x`, `mean_x`, `mask`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from pullback.graph.cost import op_name
+from pullback.graph.parts import JointGraph, calls
+from pullback.graph.values import tensor_of
+
+RESERVED = frozenset({"torch", "ctx", "self", "cls", "_", *dir(builtins)})
+"""Names that a printed function must not take: it uses some of them."""
+
+LocalNames = Mapping[Any, str]
+"""The variable that held a node's value: keys are nodes, or names of nodes."""
+
+
+class Names(dict[fx.Node, str]):
+    """The name of each node, and which of them were given, not made up."""
+
+    given: frozenset[fx.Node] = frozenset()
+
+
+def names_of(
+    joint: JointGraph,
+    local_names: LocalNames,
+    input_names: Sequence[str],
+    *,
+    differentiated: Sequence[int] | None = None,
+) -> Names:
+    """A name for each node of `joint`: no two alike, no keyword, the same from run to run.
+
+    Arguments:
+        joint: The graph, captured or rewritten: a node that stands for others takes their names.
+        local_names: What the user called the values of nodes, by node or by name of node.
+        input_names: What the user called the inputs, one name for each.
+        differentiated: The positions of the inputs that need a gradient, one per gradient. Without
+            it, they are all inputs if there are as many, else the ones with as fitting shapes.
+    """
+    book = _Book()
+    for node, name in zip(joint.inputs, input_names, strict=False):
+        book.give(node, name)
+    locals_ = {getattr(key, "name", key): name for key, name in local_names.items()}
+    for node in calls(joint.graph):
+        for known in (node.name, *node.meta.get("stands_for", ())):
+            if known in locals_:
+                book.give(node, locals_[known])
+    _name_outputs(joint, book)
+    _name_gradients(joint, book, _differentiated(joint, differentiated))
+    _invent_rest(joint, book)
+    return book.finish()
+
+
+class _Book:
+    """Names given so far."""
+
+    def __init__(self) -> None:
+        self.names = Names()
+        self.taken: set[str] = set()
+        self.given: set[fx.Node] = set()
+
+    def give(self, node: Any, wish: str) -> None:
+        """Name a node by what the user calls it, unless it has a name."""
+        if isinstance(node, fx.Node) and node not in self.names:
+            self.invent(node, wish)
+            self.given.add(node)
+
+    def invent(self, node: fx.Node, wish: str) -> None:
+        """Name a node by `wish`, with a number if it is taken."""
+        name = legal(wish)
+        free = self.numbered(name) if name in self.taken else name
+        self.names[node] = free
+        self.taken.add(free)
+
+    def numbered(self, name: str) -> str:
+        """`name` with the first number that makes it free."""
+        number = 1
+        while f"{name}_{number}" in self.taken:
+            number += 1
+        return f"{name}_{number}"
+
+    def finish(self) -> Names:
+        """The names."""
+        self.names.given = frozenset(self.given)
+        return self.names
+
+
+def legal(wish: str) -> str:
+    """`wish` as an identifier that shadows nothing."""
+    name = re.sub(r"\W", "_", wish) or "_"
+    name = f"_{name}" if name[0].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) or name in RESERVED else name
+
+
+# ---- outputs and gradients ----
+
+
+def _name_outputs(joint: JointGraph, book: _Book) -> None:
+    several = len(joint.outputs) > 1
+    for position, node in enumerate(joint.outputs):
+        book.give(node, f"out{position}" if several else "out")
+
+
+def _name_gradients(joint: JointGraph, book: _Book, inputs: list[fx.Node]) -> None:
+    outputs = [node for node in joint.outputs if isinstance(node, fx.Node)]
+    differentiable = _matching(joint.cotangents, outputs)
+    for cotangent, output in zip(joint.cotangents, differentiable, strict=False):
+        book.give(cotangent, f"grad_{book.names[output]}")
+    for cotangent in joint.cotangents:
+        book.give(cotangent, "grad_out")
+    for gradient, source in zip(joint.gradients, inputs, strict=False):
+        book.give(gradient, f"grad_{book.names[source]}")
+
+
+def _differentiated(joint: JointGraph, positions: Sequence[int] | None) -> list[fx.Node]:
+    """The input of each gradient."""
+    if positions is not None:
+        return [joint.inputs[position] for position in positions]
+    if len(joint.gradients) == len(joint.inputs):
+        return joint.inputs
+    return _matching(joint.gradients, joint.inputs)
+
+
+def _matching(values: Iterable[Any], sources: list[fx.Node]) -> list[fx.Node]:
+    """For each value the next source with its rank and dtype; in order, as both are."""
+    found: list[fx.Node] = []
+    rest = iter(sources)
+    for value in values:
+        match = next((source for source in rest if _fits(value, source)), None)
+        if match is None:
+            break
+        found.append(match)
+    return found
+
+
+def _fits(value: Any, source: fx.Node) -> bool:
+    one, two = tensor_of(value), tensor_of(source)
+    if two is None or not (two.is_floating_point() or two.is_complex()):
+        return False
+    return one is None or (one.dim(), one.dtype) == (two.dim(), two.dtype)
+
+
+# ---- the rest ----
+
+WORDS = {
+    **dict.fromkeys(("sum", "mean", "var", "std", "prod", "neg"), ""),
+    **dict.fromkeys(("amax", "max"), "max"),
+    **dict.fromkeys(("amin", "min"), "min"),
+    **dict.fromkeys(("_softmax", "softmax"), "probs"),
+    **dict.fromkeys(("_log_softmax", "log_softmax"), "log_probs"),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "bitwise_not", "logical_not"), "mask"),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "logical_and", "logical_or"), "mask"),
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "addmm", "linear"), "product"),
+    **dict.fromkeys(("mul", "mul_"), "scaled"),
+    **dict.fromkeys(("add", "cumsum"), "total"),
+    **dict.fromkeys(("sub", "rsub"), "diff"),
+    **dict.fromkeys(("div",), "ratio"),
+    **dict.fromkeys(("pow",), "power"),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "expand", "permute"), "reshaped"),
+    **dict.fromkeys(("t", "transpose"), "transposed"),
+    **dict.fromkeys(("slice", "select", "index", "gather", "embedding"), "picked"),
+    **dict.fromkeys(("scatter", "scatter_add", "index_put", "index_add"), "placed"),
+    **dict.fromkeys(("cat", "stack"), "joined"),
+    **dict.fromkeys(("masked_fill", "where"), "masked"),
+    **dict.fromkeys(("constant_pad_nd",), "padded"),
+    **dict.fromkeys(("convolution",), "conv"),
+    **dict.fromkeys(("_to_copy",), "cast"),
+    **dict.fromkeys(("reciprocal",), "inverse"),
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"), "base"),
+}
+"""What a node is called after; an empty word is the name of the op, with its argument."""
+
+SHORT = 8
+"""The longest name that becomes part of another one."""
+
+
+def _invent_rest(joint: JointGraph, book: _Book) -> None:
+    cotangents = set(joint.cotangents)
+    linear: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node in cotangents or not linear.isdisjoint(node.all_input_nodes):
+            linear.add(node)
+        if node.op in ("call_function", "placeholder") and node not in book.names:
+            book.invent(node, _wish(node, book.names, node in linear))
+
+
+def _wish(node: fx.Node, names: Names, is_linear: bool) -> str:
+    """A telling name: a hint of the rule that made the node, or what it computes from what."""
+    if "hint" in node.meta:
+        return str(node.meta["hint"])
+    if node.op == "placeholder":
+        return node.name
+    op = op_name(node)
+    word = WORDS.get(op)
+    prefix = "g_" if is_linear else ""
+    if word:
+        return f"{prefix}{word}"
+    plain = op.strip("_").removesuffix("_backward")
+    operand = next(_operands(node, names), "")
+    return f"{plain}_{operand}" if operand else f"{prefix}{plain}"
+
+
+def _operands(node: fx.Node, names: Names) -> Iterator[str]:
+    """The name of the only argument, if it is short."""
+    if len(node.all_input_nodes) == 1:
+        name = names.get(node.all_input_nodes[0], "")
+        if name and len(name) <= SHORT:
+            yield name

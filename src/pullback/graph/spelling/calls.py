@@ -1,0 +1,260 @@
+"""Calls: methods of tensors, functions of `torch` and of `torch.nn.functional`.
+
+An op whose name is that of a method or function is called by it: PyTorch makes both from one
+schema. What differs is listed here, or falls back to `torch.ops`, which always runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from pullback.graph.cost import op_name, op_of
+from pullback.graph.spelling.expressions import Expression, Spelling, Spellings, Text, Writer
+from pullback.graph.spelling.views import rank
+from pullback.graph.values import aten, tensor_of
+
+FUNCTIONAL = "torch.nn.functional"
+
+
+# ---- calls by schema ----
+
+DIMS = ("dim", "dims", "sizes", "size", "shape", "repeats")
+"""Arguments that are lists of numbers, and may be one number."""
+
+NOISE = {"layout": (torch.strided, None), "pin_memory": (False, None), "implicit": (False,)}
+"""Keywords that say nothing with these values."""
+
+DIFFERENT = frozenset(
+    {
+        *("norm", "split", "split_with_sizes", "stft", "istft", "unique", "lu", "data", "copy"),
+        *("index", "to", "resize", "view_copy", "expand_copy", "set", "unsafe_split", "ravel"),
+        *("align_to", "rename", "refine_names", "type", "real", "imag", "max_pool2d", "tensor"),
+        *("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "embedding"),
+    }
+)
+"""Names of methods and functions that are not the op of that name, or take other arguments."""
+
+
+def called(writer: Writer, node: fx.Node) -> Expression | None:
+    """A call by the name of the op, as a method where its first argument is a tensor."""
+    op, name = op_of(node), op_name(node)
+    if op is None or op.namespace != "aten" or name.startswith("_") or name in DIFFERENT:
+        return None
+    args, kwargs = arguments(writer, node)
+    owner = node.args[0] if node.args else None
+    is_method = tensor_of(owner) is not None and hasattr(torch.Tensor, name)
+    if is_method and op._schema.arguments[0].name == "self":
+        return writer.method(owner, name, *args[1:], **kwargs)
+    if hasattr(torch, name) and not name.endswith("_backward"):
+        return writer.call(f"torch.{name}", *args, **kwargs)
+    return None
+
+
+def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as a person writes them: flags by keyword, one dimension without brackets."""
+    op = op_of(node)
+    schema = op._schema.arguments
+    args, kwargs = [], dict[str, Any]()
+    last = last_meant(node)
+    for position, (arg, slot) in enumerate(zip(node.args, schema, strict=False)):
+        if position > last:
+            break
+        if isinstance(arg, bool) or kwargs:
+            kwargs[slot.name] = arg
+        else:
+            args.append(dims(node, arg) if slot.name in DIMS else arg)
+    for key, arg in node.kwargs.items():
+        if arg not in NOISE.get(key, ()) and not is_default(schema, key, arg):
+            kwargs[key] = writer.device(arg) if key == "device" else arg
+    return args, kwargs
+
+
+def last_meant(node: fx.Node) -> int:
+    """The position of the last argument that is not its default."""
+    schema = op_of(node)._schema.arguments
+    last = len(node.args) - 1
+    while (
+        last > 0 and last < len(schema) and is_default(schema, schema[last].name, node.args[last])
+    ):
+        last -= 1
+    return last
+
+
+def is_default(schema: Any, name: str, arg: Any) -> bool:
+    """Whether an argument may be left out."""
+    for slot in schema:
+        if slot.name == name and slot.has_default_value():
+            return type(slot.default_value) is type(arg) and bool(slot.default_value == arg)
+    return False
+
+
+def dims(node: fx.Node, arg: Any) -> Any:
+    """A list of dimensions: one without brackets, the last as -1."""
+    if isinstance(arg, list | tuple) and all(isinstance(dim, int) for dim in arg):
+        numbers = tuple(last_as_minus_one(node, dim) for dim in arg)
+        return numbers[0] if len(numbers) == 1 else numbers
+    return last_as_minus_one(node, arg) if isinstance(arg, int) else arg
+
+
+def last_as_minus_one(node: fx.Node, dim: int) -> int:
+    """The last dimension of several counts from the end: it is the same for every rank."""
+    count = rank(node.args[0])
+    return -1 if dim == count - 1 and count > 1 else dim
+
+
+# ---- ops with a form of their own ----
+
+
+def softmax(name: str) -> Spelling:
+    """`x.softmax(-1)`; the flag that casts to float has no such form."""
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        source, dim, casts = node.args
+        if casts or not isinstance(dim, int):
+            return None
+        return writer.method(source, name, last_as_minus_one(node, dim))
+
+    return spell
+
+
+def where(writer: Writer, node: fx.Node) -> Expression | None:
+    """`torch.where(mask, x, 0.0)`: a constant that no dtype rounds is a number."""
+    if len(node.args) != 3:
+        return None
+    return writer.call("torch.where", node.args[0], *map(constant, node.args[1:]))
+
+
+def constant(arg: Any) -> Any:
+    """A number in the place of the tensor that holds it, if every dtype holds it."""
+    if not isinstance(arg, fx.Node) or arg.target != aten.scalar_tensor.default:
+        return arg
+    number = arg.args[0]
+    is_small = isinstance(number, int | float) and number == round(number) and abs(number) < 256
+    value = tensor_of(arg)
+    is_float = value is not None and value.is_floating_point() == isinstance(number, float)
+    return number if is_small and is_float else arg
+
+
+def cast(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.to(torch.float64)`."""
+    kwargs = {key: arg for key, arg in node.kwargs.items() if arg not in NOISE.get(key, ())}
+    dtype = kwargs.pop("dtype", None)
+    if "device" in kwargs:
+        kwargs["device"] = writer.device(kwargs["device"])
+    if dtype is None and not kwargs:
+        return writer.method(node.args[0], "clone")
+    return writer.method(node.args[0], "to", *([] if dtype is None else [dtype]), **kwargs)
+
+
+def created(name: str) -> Spelling:
+    """`x.new_zeros(...)` for zeros like an argument's, which follow its dtype and device."""
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        sizes, *rest = node.args
+        owner = like_owner(writer, node)
+        if owner is None:
+            return None
+        return writer.method(owner, name, Text(writer.shape(sizes)), *rest)
+
+    return spell
+
+
+def like_owner(writer: Writer, node: fx.Node) -> fx.Node | None:
+    """An argument with the dtype and device of a new tensor."""
+    value = tensor_of(node)
+    for owner in writer.placeholders:
+        other = tensor_of(owner)
+        if value is None or other is None:
+            continue
+        if (value.dtype, value.device) == (other.dtype, other.device):
+            return owner
+    return None
+
+
+def created_from(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.new_zeros(...)`."""
+    owner, sizes, *rest = node.args
+    if any(node.kwargs.get(key) is not None for key in ("dtype", "device")):
+        return None
+    return writer.method(owner, op_name(node), Text(writer.shape(sizes)), *rest)
+
+
+def embedding(writer: Writer, node: fx.Node) -> Expression | None:
+    """`torch.nn.functional.embedding(index, weight)`; padding matters to its gradient only."""
+    if any(node.args[3:]):
+        return None
+    weight, index = node.args[:2]
+    return writer.call(f"{FUNCTIONAL}.embedding", index, weight)
+
+
+def convolution(writer: Writer, node: fx.Node) -> Expression | None:
+    """`torch.nn.functional.conv2d(x, w, b, stride=2)`."""
+    source, weight, bias, stride, padding, dilation, is_transposed, extra, groups = node.args
+    count = rank(weight) - 2
+    if count not in (1, 2, 3) or rank(source) != count + 2:
+        return None
+    kwargs: dict[str, Any] = {
+        key: shortened(arg)
+        for key, arg, neutral in (
+            ("stride", stride, 1),
+            ("padding", padding, 0),
+            ("output_padding", extra if is_transposed else [0], 0),
+            ("groups", groups, 1),
+            ("dilation", dilation, 1),
+        )
+        if any(item != neutral for item in (arg if isinstance(arg, list | tuple) else [arg]))
+    }
+    name = f"conv_transpose{count}d" if is_transposed else f"conv{count}d"
+    tensors = [source, weight] if bias is None else [source, weight, bias]
+    return writer.call(f"{FUNCTIONAL}.{name}", *tensors, **kwargs)
+
+
+def shortened(arg: Any) -> Any:
+    """A list of equal numbers as one number."""
+    is_uniform = isinstance(arg, list | tuple) and len(set(arg)) == 1
+    return arg[0] if is_uniform else arg
+
+
+def padded(writer: Writer, node: fx.Node) -> Expression | None:
+    """`torch.nn.functional.pad(x, (0, 4))`."""
+    source, pads, *value = node.args
+    extra: dict[str, Any] = {"value": value[0]} if value and value[0] != 0 else {}
+    return writer.call(f"{FUNCTIONAL}.pad", source, tuple(pads), **extra)  # type: ignore[arg-type]
+
+
+def activation(name: str, most: int) -> Spelling:
+    """A function of `torch.nn.functional` that takes the first `most` arguments of the op."""
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        args, kwargs = arguments(writer, node)
+        return writer.call(f"{FUNCTIONAL}.{name}", *args, **kwargs) if len(args) <= most else None
+
+    return spell
+
+
+TABLE: Spellings = {
+    aten._softmax.default: softmax("softmax"),
+    aten._log_softmax.default: softmax("log_softmax"),
+    aten.where.self: where,
+    aten._to_copy.default: cast,
+    aten.zeros.default: created("new_zeros"),
+    aten.ones.default: created("new_ones"),
+    aten.full.default: created("new_full"),
+    **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created_from),
+    aten.new_full.default: created_from,
+    aten.embedding.default: embedding,
+    aten.convolution.default: convolution,
+    aten.constant_pad_nd.default: padded,
+    **{
+        getattr(aten, name).default: activation(name, most)
+        for most, names in {
+            1: ("gelu", "silu", "mish", "hardswish", "hardsigmoid"),
+            2: ("leaky_relu", "elu", "glu"),
+            3: ("linear", "softplus", "hardtanh"),
+        }.items()
+        for name in names
+    },
+}

@@ -1,0 +1,155 @@
+"""Expressions: Python text with its precedence, and the writer that spells arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from pullback.errors import UnsupportedOpError
+from pullback.graph.cost import expression_of
+from pullback.graph.values import same_sizes, tensor_of
+
+# How tightly an expression holds together, as in Python's grammar.
+COMPARED, OR, AND, SUM, PRODUCT, SIGN, POWER, ATOM = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A piece of Python: its text, how tightly it binds, and how many ops stand in it.
+
+    A call keeps its head and arguments too, so that it can be broken over lines.
+    """
+
+    text: str
+    level: int = ATOM
+    size: int = 1
+    head: str = ""
+    arguments: tuple[str, ...] = ()
+
+    def within(self, level: int) -> str:
+        """The text as an operand of something that binds as tightly as `level`."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+class Text(str):
+    """Text that is Python already."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """Spells arguments: nodes by their names or by the expressions they are replaced by."""
+
+    placeholders: tuple[fx.Node, ...]
+    names: Mapping[fx.Node, str]
+    inlined: dict[fx.Node, Expression]
+
+    def arg(self, arg: Any, level: int = COMPARED) -> str:
+        """The text of an argument, as an operand at `level`."""
+        return self.expression(arg).within(level)
+
+    def expression(self, arg: Any) -> Expression:
+        """The expression for an argument of a node."""
+        if isinstance(arg, Text):
+            return Expression(arg, size=0)
+        if isinstance(arg, fx.Node):
+            return self.inlined.get(arg) or Expression(self.names[arg], size=0)
+        if isinstance(arg, list | tuple):
+            parts = [self.expression(item) for item in arg]
+            text = _listed(arg, [part.text for part in parts])
+            return Expression(text, size=sum(part.size for part in parts))
+        if isinstance(arg, torch.SymInt):
+            return Expression(self.size(arg), PRODUCT)
+        text = _literal(arg)
+        return Expression(text, SIGN if text.startswith("-") else ATOM, size=0)
+
+    def size(self, size: Any) -> str:
+        """A symbolic size, read from the argument that has it."""
+        wanted = expression_of(size)
+        for node in self.placeholders:
+            value = tensor_of(node)
+            for dim, other in enumerate(() if value is None else value.shape):
+                if expression_of(other) == wanted:
+                    return f"{self.names[node]}.shape[{dim}]"
+        raise UnsupportedOpError(
+            "a size in the graph must be the size of one of its arguments",
+            got=f"`{size}`",
+            fix="read it from a tensor in the graph",
+        )
+
+    def shape(self, sizes: Any) -> str:
+        """The sizes of a new tensor: `x.shape` where an argument has them all, else a tuple."""
+        twin = self.like(sizes)
+        return f"{twin}.shape" if twin else self.arg(tuple(sizes))
+
+    def like(self, sizes: Any) -> str:
+        """The name of an argument with these sizes, or nothing."""
+        wanted = [tensor.meta["val"] if isinstance(tensor, fx.Node) else tensor for tensor in sizes]
+        for node in self.placeholders if wanted else ():
+            value = tensor_of(node)
+            if value is not None and same_sizes(value.shape, wanted):
+                return self.names[node]
+        return ""
+
+    def call(self, head: str, *args: Any, **kwargs: Any) -> Expression:
+        """A call of `head` with arguments that are spelled here, unless they are text already."""
+        parts = [*map(self.expression, args), *map(self.expression, kwargs.values())]
+        keys = [""] * len(args) + [f"{key}=" for key in kwargs]
+        listed = tuple(key + part.text for key, part in zip(keys, parts, strict=True))
+        size = 1 + sum(part.size for part in parts)
+        return Expression(f"{head}({', '.join(listed)})", ATOM, size, head, listed)
+
+    def method(self, owner: Any, name: str, *args: Any, **kwargs: Any) -> Expression:
+        """A call of a method of the tensor `owner`."""
+        inner = self.expression(owner)
+        call = self.call(f"{inner.within(ATOM)}.{name}", *args, **kwargs)
+        return replace(call, size=call.size + inner.size)
+
+    def attribute(self, owner: Any, suffix: str) -> Expression:
+        """`owner.suffix` or `owner[suffix]`, with the suffix as it is."""
+        inner = self.expression(owner)
+        return Expression(inner.within(ATOM) + suffix, ATOM, inner.size + 1)
+
+    def device(self, device: Any) -> Any:
+        """`x.device` where an argument is on the device, else the device itself."""
+        for node in self.placeholders:
+            value = tensor_of(node)
+            if value is not None and value.device == device:
+                return Text(f"{self.names[node]}.device")
+        return device
+
+
+Spelling = Callable[[Writer, fx.Node], Expression | None]
+"""Writes one op; None where it has no good form for these arguments."""
+
+Spellings = dict[Any, Spelling]
+
+
+def _listed(arg: Any, items: list[str]) -> str:
+    if isinstance(arg, list):
+        return f"[{', '.join(items)}]"
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _literal(arg: Any) -> str:
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return f'float("{arg}")'
+    if isinstance(arg, complex) and not (math.isfinite(arg.real) and math.isfinite(arg.imag)):
+        return f"complex({_literal(arg.real)}, {_literal(arg.imag)})"
+    if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
+        return str(arg)
+    if isinstance(arg, torch.device):
+        return f'torch.device("{arg}")'
+    if arg is None or isinstance(arg, bool | int | float | complex):
+        return repr(arg)
+    if isinstance(arg, str):
+        return '"' + repr(arg)[1:-1].replace('"', '\\"') + '"'
+    raise UnsupportedOpError(
+        "a constant in the graph must be a literal to be printed",
+        got=f"{type(arg).__name__}",
+        fix="pass it as an argument of the function",
+    )

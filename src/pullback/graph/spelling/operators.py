@@ -1,0 +1,139 @@
+"""Operators: arithmetic, comparisons and matrix products, written infix."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from pullback.graph.spelling.expressions import (
+    AND,
+    COMPARED,
+    OR,
+    POWER,
+    PRODUCT,
+    SIGN,
+    SUM,
+    Expression,
+    Spelling,
+    Spellings,
+    Writer,
+)
+from pullback.graph.values import aten, is_scalar, tensor_of
+
+
+def joined(writer: Writer, sign: str, level: int, left: Any, right: Any) -> Expression:
+    """`left sign right`. Evaluation goes from left to right, as in the graph."""
+    one, two = writer.expression(left), writer.expression(right)
+    text = f"{one.within(level)} {sign} {two.within(level + 1)}"
+    return Expression(text, level, one.size + two.size + 1)
+
+
+def infix(sign: str, level: int) -> Spelling:
+    """Two operands; keywords such as `alpha` have no infix form."""
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        if len(node.args) != 2 or node.kwargs:
+            return None
+        return joined(writer, sign, level, *node.args)
+
+    return spell
+
+
+def product(writer: Writer, node: fx.Node) -> Expression | None:
+    """`2 * x`: a number stands in front. Multiplication commutes, in floating point too."""
+    left, right = node.args
+    if is_scalar(right) and not is_scalar(left):
+        left, right = right, left
+    return joined(writer, "*", PRODUCT, left, right)
+
+
+def comparison(sign: str) -> Spelling:
+    """Two operands, each more tightly bound: comparisons do not chain on tensors."""
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        left, right = writer.expression(node.args[0]), writer.expression(node.args[1])
+        text = f"{left.within(OR)} {sign} {right.within(OR)}"
+        return Expression(text, COMPARED, left.size + right.size + 1)
+
+    return spell
+
+
+def reversed_difference(writer: Writer, node: fx.Node) -> Expression | None:
+    """`1 - x`."""
+    if len(node.args) != 2 or node.kwargs or tensor_of(node.args[1]) is not None:
+        return None
+    return joined(writer, "-", SUM, node.args[1], node.args[0])
+
+
+def negative(writer: Writer, node: fx.Node) -> Expression | None:
+    """`-x`."""
+    inner = writer.expression(node.args[0])
+    return Expression(f"-{inner.within(POWER)}", SIGN, inner.size + 1)
+
+
+def inverted(writer: Writer, node: fx.Node) -> Expression | None:
+    """`~mask`."""
+    inner = writer.expression(node.args[0])
+    return Expression(f"~{inner.within(POWER)}", SIGN, inner.size + 1)
+
+
+def power(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x ** 3`, which binds its left operand more tightly than its right one."""
+    base, exponent = map(writer.expression, node.args)
+    text = f"{base.within(POWER + 1)} ** {exponent.within(POWER)}"
+    return Expression(text, POWER, base.size + exponent.size + 1)
+
+
+def reciprocal(writer: Writer, node: fx.Node) -> Expression | None:
+    """`1 / x`: PyTorch computes the reciprocal and multiplies it by one."""
+    value = tensor_of(node.args[0])
+    if value is None or not value.is_floating_point():
+        return None
+    return joined(writer, "/", PRODUCT, 1, node.args[0])
+
+
+TABLE: Spellings = {
+    aten.add.Tensor: infix("+", SUM),
+    aten.sub.Tensor: infix("-", SUM),
+    aten.mul.Tensor: product,
+    aten.div.Tensor: infix("/", PRODUCT),
+    aten.add.Scalar: infix("+", SUM),
+    aten.sub.Scalar: infix("-", SUM),
+    aten.mul.Scalar: product,
+    aten.div.Scalar: infix("/", PRODUCT),
+    aten.rsub.Scalar: reversed_difference,
+    aten.neg.default: negative,
+    aten.reciprocal.default: reciprocal,
+    aten.pow.Tensor_Scalar: power,
+    aten.pow.Tensor_Tensor: power,
+    aten.pow.Scalar: power,
+    **dict.fromkeys((aten.mm.default, aten.bmm.default), infix("@", PRODUCT)),
+    **dict.fromkeys((aten.mv.default, aten.dot.default), infix("@", PRODUCT)),
+    aten.matmul.default: infix("@", PRODUCT),
+    aten.bitwise_and.Tensor: infix("&", AND),
+    aten.bitwise_or.Tensor: infix("|", OR),
+    aten.bitwise_not.default: inverted,
+    **{
+        op: comparison(sign)
+        for name, sign in {
+            "eq": "==",
+            "ne": "!=",
+            "lt": "<",
+            "le": "<=",
+            "gt": ">",
+            "ge": ">=",
+        }.items()
+        for op in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+    },
+    # Sizes.
+    operator.add: infix("+", SUM),
+    operator.sub: infix("-", SUM),
+    operator.mul: infix("*", PRODUCT),
+    operator.floordiv: infix("//", PRODUCT),
+    operator.truediv: infix("/", PRODUCT),
+    operator.mod: infix("%", PRODUCT),
+    operator.neg: negative,
+    operator.pow: power,
+}

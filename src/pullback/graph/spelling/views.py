@@ -1,0 +1,160 @@
+"""Views: shapes, transposes, slices and indices, as one writes them by hand."""
+
+from __future__ import annotations
+
+import sys
+from operator import getitem
+from typing import Any
+
+from torch import fx
+
+from pullback.graph.spelling.expressions import Expression, Spellings, Text, Writer
+from pullback.graph.values import aten, same, tensor_of
+
+
+def rank(node: Any) -> int:
+    """The number of dimensions of a tensor."""
+    value = tensor_of(node)
+    return -1 if value is None else value.dim()
+
+
+def reshaped(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.flatten(0, 1)` where dimensions are merged, else `x.reshape(...)`.
+
+    Not `view`: the text must also run on a cotangent with other strides.
+    """
+    source, sizes = node.args
+    merged = merged_dims(node)
+    if merged:
+        return writer.method(source, "flatten", *merged)
+    twin = writer.like(sizes)
+    if twin:
+        return writer.method(source, "reshape", Text(f"{twin}.shape"))
+    return writer.method(source, "reshape", *sizes)  # type: ignore[misc]
+
+
+def merged_dims(node: fx.Node) -> tuple[int, int] | None:
+    """The first and the last of the dimensions that a reshape makes one, if it does just that."""
+    before, after = tensor_of(node.args[0]), tensor_of(node)
+    if before is None or after is None or not 1 <= after.dim() < before.dim():
+        return None
+    extra = before.dim() - after.dim()
+    for first in range(after.dim()):
+        kept = [*before.shape[:first], *before.shape[first + extra + 1 :]]
+        others = [*after.shape[:first], *after.shape[first + 1 :]]
+        if all(map(same, kept, others)):
+            return first, first + extra
+    return None
+
+
+def expanded(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.expand_as(y)` or `x.expand(3, 8)`."""
+    source, sizes = node.args[:2]
+    value = tensor_of(node)
+    twin = writer.like(value.shape) if value is not None else ""
+    if twin:
+        return writer.method(source, "expand_as", Text(twin))
+    return writer.method(source, "expand", *sizes)  # type: ignore[misc]
+
+
+def transposed(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.T` for a matrix."""
+    if rank(node) != 2:
+        return writer.method(node.args[0], "t")
+    return writer.attribute(node.args[0], ".T")
+
+
+def swapped(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.mT` for the last two dimensions."""
+    source, first, second = node.args
+    last = rank(node) - 1
+    if {first % (last + 1), second % (last + 1)} == {last, last - 1}:  # type: ignore[operator]
+        return writer.attribute(source, ".T" if last == 1 else ".mT")
+    return writer.method(source, "transpose", first, second)
+
+
+def permuted(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.permute(0, 2, 1)`."""
+    source, dims = node.args
+    return writer.method(source, "permute", *dims)  # type: ignore[misc]
+
+
+# ---- brackets ----
+
+
+def bracketed(writer: Writer, source: Any, dim: int, index: str) -> Expression | None:
+    """`x[index]`, `x[:, index]`, or `x[..., index]` for the last of many dimensions."""
+    dims = rank(source)
+    dim = dim % dims
+    before = "..., " if dim == dims - 1 and dims > 2 else ":, " * dim
+    return writer.attribute(source, f"[{before}{index}]")
+
+
+def selected(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x[:, 0]`."""
+    source, dim, index = node.args
+    return bracketed(writer, source, dim, writer.arg(index))  # type: ignore[arg-type]
+
+
+def sliced(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x[:, 1:3]`."""
+    given: list[Any] = list(node.args)
+    source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
+    first = "" if start in (0, None) else writer.arg(start)
+    last = "" if end in (sys.maxsize, None) or ends(source, dim, end) else writer.arg(end)
+    pace = "" if step == 1 else f":{writer.arg(step)}"
+    return bracketed(writer, source, dim, f"{first}:{last}{pace}")
+
+
+def ends(source: Any, dim: Any, end: Any) -> bool:
+    """Whether a slice goes to the end."""
+    value = tensor_of(source)
+    return isinstance(end, int) and value is not None and same(end, value.shape[dim])
+
+
+def indexed(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x[i, j]`, with `:` where a dimension is not indexed."""
+    source, indices = node.args
+    texts = [":" if index is None else writer.arg(index) for index in indices]  # type: ignore[union-attr]
+    return writer.attribute(source, f"[{', '.join(texts)}]")
+
+
+def put(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.index_put((i,), y, accumulate=True)`."""
+    source, indices, values, *accumulate = node.args
+    if None in indices:  # type: ignore[operator]
+        return None
+    flag: dict[str, Any] = {"accumulate": True} if accumulate and accumulate[0] else {}
+    return writer.method(source, "index_put", tuple(indices), values, **flag)  # type: ignore[arg-type]
+
+
+def element(writer: Writer, node: fx.Node) -> Expression | None:
+    """`results[0]`, where several results were not unpacked."""
+    return writer.attribute(node.args[0], f"[{node.args[1]}]")
+
+
+def size(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.shape[0]`."""
+    source, dim = node.args
+    return writer.attribute(source, f".shape[{dim}]")
+
+
+def count(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.numel()`."""
+    return writer.method(node.args[0], "numel")
+
+
+TABLE: Spellings = {
+    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshaped),
+    aten.expand.default: expanded,
+    aten.t.default: transposed,
+    aten.transpose.int: swapped,
+    aten.permute.default: permuted,
+    aten.select.int: selected,
+    aten.slice.Tensor: sliced,
+    aten.index.Tensor: indexed,
+    aten.index_put.default: put,
+    aten.sym_size.int: size,
+    aten.sym_numel.default: count,
+    getitem: element,
+}

@@ -1,0 +1,218 @@
+"""A graph as the text of a Python function, in torch ops, that runs as it stands.
+
+What is used once and reads well inside another expression is written there; everything else gets a
+line and a name. Names that the user gave always get a line: the text then follows the user's own
+code. Running the text gives bit for bit what running the graph gives.
+"""
+
+from __future__ import annotations
+
+import keyword
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from pullback.errors import UnsupportedOpError
+from pullback.graph.cost import is_opaque, is_random
+from pullback.graph.names import RESERVED, Names
+from pullback.graph.spelling import spell
+from pullback.graph.spelling.expressions import Expression, Writer
+from pullback.graph.values import aten, is_scalar
+
+WIDTH = 84
+"""The longest statement, which leaves room for two levels of indentation."""
+
+LONGEST, LARGEST = 64, 6
+"""Characters and ops of an expression that may stand inside another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The parts of a printed function: parameters, statements and returned expressions."""
+
+    parameters: tuple[str, ...]
+    statements: tuple[str, ...]
+    returned: tuple[str, ...]
+
+
+def function_text(graph: fx.Graph, name: str, names: Mapping[fx.Node, str] | None = None) -> str:
+    """The source of a function `name` that computes what `graph` computes.
+
+    The one value of a graph that returns one is returned as it is; several are a tuple. The text
+    needs `torch` in its namespace and nothing else.
+
+    Arguments:
+        graph: Placeholders, calls and one output: a forward, a backward, or a joint graph.
+        name: The name of the function.
+        names: The names of nodes, from `names_of`; also those of a graph that this one is a part
+            of, since nodes keep their names.
+    """
+    text = text_of(graph, names)
+    body = [f"    {line}" for statement in text.statements for line in statement.splitlines()]
+    returned = ", ".join(text.returned) or "()"
+    head = _wrapped(f"def {name}", text.parameters, ":")
+    return "\n".join([head, *body, f"    return {returned}", ""])
+
+
+def text_of(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
+    """The parts of the text of `graph`, for those who put their own head around it."""
+    page = _Page(graph, names or {})
+    for node in graph.nodes:
+        page.write(node)
+    parameters = tuple(page.names[node] for node in page.writer.placeholders)
+    return Text(parameters, tuple(page.statements), page.returned())
+
+
+class _Page:
+    """A text that grows node by node."""
+
+    def __init__(self, graph: fx.Graph, names: Mapping[fx.Node, str]) -> None:
+        wishes = {node.name: name for node, name in names.items()}
+        given = names.given if isinstance(names, Names) else names.keys()
+        self.wishes = wishes
+        self.given = {node.name for node in given}
+        self.graph = graph
+        self.names: dict[fx.Node, str] = {}
+        self.statements: list[str] = []
+        self.used = {wishes[name] for name in self.given if name in wishes}
+        placeholders = tuple(graph.find_nodes(op="placeholder"))
+        self.writer = Writer(placeholders, self.names, {})
+
+    # ---- names ----
+
+    def name(self, node: fx.Node) -> str:
+        """Fix the name of a node that gets a line."""
+        if node not in self.names:
+            wish = self.wishes.get(node.name, node.name)
+            is_given = node.name in self.given
+            self.names[node] = wish if is_given else self.unused(wish)
+            self.used.add(self.names[node])
+        return self.names[node]
+
+    def unused(self, wish: str) -> str:
+        """`wish`, with a number if it is taken."""
+        wish = f"{wish}_" if keyword.iskeyword(wish) or wish in RESERVED else wish
+        name, number = wish, 1
+        while name in self.used:
+            name, number = f"{wish}_{number}", number + 1
+        return name
+
+    # ---- statements ----
+
+    def write(self, node: fx.Node) -> None:
+        """Give `node` a parameter, a line, or a place inside the expression that uses it."""
+        if node.op == "placeholder":
+            self.name(node)
+        elif node.op == "call_function":
+            self.write_call(node)
+        elif node.op != "output":
+            raise UnsupportedOpError(
+                "a constant in the graph must be a literal to be printed",
+                at=str(node.meta.get("place", "")),
+                got=f"node `{node.name}` ({node.op})",
+                fix="pass it as an argument of the function",
+            )
+
+    def write_call(self, node: fx.Node) -> None:
+        """Decide where a call goes."""
+        if node in self.names:  # unpacked already
+            return
+        expression = spell(self.writer, node)
+        is_size = node.target == aten.sym_size.int
+        if is_size or (self.is_inlinable(node) and _is_short(expression)):
+            self.writer.inlined[node] = expression
+        else:
+            self.state(node)
+
+    def state(self, node: fx.Node) -> None:
+        """Write a line for `node`, taking expressions out of it until it fits."""
+        parts = _unpacked(node)
+        targets = [self.name(part) if part else "_" for part in parts or [node]]
+        target = ", ".join(targets)
+        expression = spell(self.writer, node)
+        while len(f"{target} = {expression.text}") > WIDTH:
+            longest = self.longest_part(node)
+            if longest is None:
+                break
+            del self.writer.inlined[longest]
+            self.state(longest)
+            expression = spell(self.writer, node)
+        self.statements.append(_statement(target, expression))
+
+    def longest_part(self, node: fx.Node) -> fx.Node | None:
+        """The longest expression inside that of `node` that can have a line of its own."""
+        inlined = self.writer.inlined
+        inside = [arg for arg in node.all_input_nodes if arg in inlined and not is_scalar(arg)]
+        inside = [arg for arg in inside if inlined[arg].size > 0]
+        return max(inside, key=lambda arg: len(inlined[arg].text), default=None)
+
+    def is_inlinable(self, node: fx.Node) -> bool:
+        """Whether `node` may stand inside the expression of its only user."""
+        if node.name in self.given or is_random(node) or is_opaque(node):
+            return False
+        uses = list(_uses(node))
+        if len(uses) != 1 or _unpacked(node):
+            return False
+        (user,) = uses
+        return user.op != "output" or len(_returned(self.graph)) == 1
+
+    def returned(self) -> tuple[str, ...]:
+        """The returned expressions."""
+        return tuple(self.writer.arg(value) for value in _returned(self.graph))
+
+
+def _is_short(expression: Expression) -> bool:
+    return len(expression.text) <= LONGEST and expression.size <= LARGEST
+
+
+def _returned(graph: fx.Graph) -> Any:
+    return graph.output_node().args[0]
+
+
+def _uses(node: fx.Node) -> Iterator[fx.Node]:
+    """The users of `node`, each as often as it uses it."""
+    for user in node.users:
+        found: list[fx.Node] = []
+        fx.map_arg((user.args, user.kwargs), found.append)
+        yield from [user] * found.count(node)
+
+
+def _unpacked(node: fx.Node) -> list[fx.Node | None]:
+    """The nodes that take the results of `node` apart; nothing if it has one that is used."""
+    results = node.meta.get("val")
+    users = list(node.users)
+    if not isinstance(results, list | tuple) or len(users) < 2 or len(results) > 8:
+        return []
+    if any(user.target is not operator.getitem for user in users):
+        return []
+    takers: dict[Any, fx.Node] = {}
+    for user in users:
+        if takers.setdefault(user.args[1], user) is not user:
+            return []
+    return [takers.get(index) for index in range(len(results))]
+
+
+# ---- lines ----
+
+
+def _statement(target: str, expression: Expression) -> str:
+    line = f"{target} = {expression.text}"
+    if len(line) <= WIDTH or not expression.head:
+        return line
+    return _wrapped(f"{target} = {expression.head}", expression.arguments, "")
+
+
+def _wrapped(head: str, arguments: tuple[str, ...], tail: str) -> str:
+    """A call or a head of a function, over as many lines as it takes."""
+    line = f"{head}({', '.join(arguments)}){tail}"
+    if len(line) <= WIDTH:
+        return line
+    lines = [""]
+    for argument in arguments:
+        if len(lines[-1]) + len(argument) + 2 > WIDTH - 4 and lines[-1]:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{argument},"
+    return "\n".join([f"{head}(", *(f"    {line}" for line in lines), f"){tail}"])
