@@ -52,7 +52,9 @@ def eager(program, arguments, captured, used=None, seed=3):
     if live and wanted:
         gradients = torch.autograd.grad(live, wanted, cotangents, allow_unused=True)
     outputs = [y.detach().clone() if isinstance(y, Tensor) else y for y in outputs]
-    return Outcome(outputs, list(gradients), flags, [x.detach() for x in given]), cotangents
+    around = [i.tensor for i in captured.inputs if i.tensor is not None]
+    changed = [x.detach().clone() for x in (*given, *around)]
+    return Outcome(outputs, list(gradients), flags, changed), cotangents
 
 
 def graph(captured, arguments, cotangents, seed=3):
@@ -63,10 +65,9 @@ def graph(captured, arguments, cotangents, seed=3):
     with torch.no_grad():
         values = fx.GraphModule({}, captured.joint.graph)(*row, *cotangents)
     count = captured.joint.output_count
-    changed = list(given)
+    changed = list(row)
     for place, output in captured.mutated:
-        if place < len(changed):
-            changed[place] = values[output]
+        changed[place] = values[output]
     outputs = flatten(captured.give(values[:count]))[0]
     flags = [output.differentiable for output in captured.outputs if output.returned]
     return Outcome(outputs, list(values[count:]), flags, changed)

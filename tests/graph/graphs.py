@@ -119,6 +119,13 @@ class Watch:
                 node = node_of(value) if isinstance(value, torch.Tensor) else None
                 if node is not None and node.op == "call_function":
                     self.names.setdefault(node.name, name)
+                if node is not None and value.grad_fn is not None:
+                    value.register_hook(lambda g, name=name: self.name_gradient(g, name))
+
+    def name_gradient(self, gradient, name):
+        node = node_of(gradient)
+        if node is not None and node.op == "call_function":
+            self.names.setdefault(node.name, f"grad_{name}")
 
     def mark(self):
         graph = get_proxy_mode().tracer.graph

@@ -7,6 +7,7 @@ the same on 2.11, 2.13 and 2.15.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,19 +17,20 @@ from torch import Tensor, fx, overrides
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
+from torch._functorch import config as functorch_config
 from torch._subclasses import fake_tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _python_dispatch
 
+from pullback.capture.places import place_at
 from pullback.function.slots import no_torch_function
 
 # What a fake tensor raises where a real one would have given a value.
 ValueNeeded = fake_tensor.DataDependentOutputException
 SizeNeeded = fake_tensor.DynamicOutputShapeException
 NoFakeKernel = fake_tensor.UnsupportedOperatorException
-NoFakeTensor = fake_tensor.UnsupportedFakeTensorException
 
 
 class Stage:
@@ -44,9 +46,10 @@ class Stage:
             duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
         )
         # Real tensors may still arrive through compiled code. No kernel is run to see what it does.
-        self.mode: Any = fake_tensor.FakeTensorMode(
-            allow_non_fake_inputs=True, allow_fallback_kernels=False, shape_env=self.sizes
-        )
+        with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+            self.mode: Any = fake_tensor.FakeTensorMode(
+                allow_non_fake_inputs=True, allow_fallback_kernels=False, shape_env=self.sizes
+            )
         self._tracer: Any = None
         self._made = 0
 
@@ -90,7 +93,7 @@ class Stage:
             return function(*values)
 
         traced = proxy_tensor.make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)
-        with self.mode, enable_python_dispatcher():
+        with self.mode, enable_python_dispatcher(), _quiet():
             return traced(*inputs)
 
     @property
@@ -133,6 +136,36 @@ class Stage:
     def meets(self, conditions: str, tensors: Sequence[Tensor]) -> bool:
         """Whether real tensors meet what `conditions` gave."""
         return bool(self.sizes.evaluate_guards_expression(conditions, list(tensors)))
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether `tensor` is a fake one, of any trace."""
+    return isinstance(tensor, fake_tensor.FakeTensor)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let no error be printed that is raised as well."""
+    log = fake_tensor.log
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+class Overhearing(_python_dispatch.TorchDispatchMode):
+    """Tell `listener` of each op that is run, with the user's place."""
+
+    def __init__(self, listener: Callable[[Any, str], None]) -> None:
+        _python_dispatch.TorchDispatchMode.__init__(self)
+        self.listener = listener
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.listener(func, place_at(sys._getframe(1)))
+        return func(*args, **(kwargs or {}))
 
 
 def numbers_of(sizes: Sequence[Any]) -> tuple[int, ...]:

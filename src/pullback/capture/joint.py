@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.fake import Stage, apart
-from pullback.capture.names import program_name
-from pullback.capture.refuse import refusing
+from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, Held, Result, Traced, Tracing, is_traced
 from pullback.capture.trees import Spec, unflatten
@@ -140,12 +139,13 @@ def capture(
 
     Raises `CaptureError` for what cannot be captured.
     """
-    name = program_name(program)
-    with apart(), refusing(name):
+    with apart(), refusing(program):
         stage = Stage(dynamic=dynamic)
-        tracing = Tracing(program, tuple(examples), stage)
-        traced = tracing.run(needs, used)
+        traced = Tracing(program, tuple(examples), stage).run(needs, used)
         joint = tidy(stage, traced)
+        held = [(each.name, each.real) for each in traced.held]
+        changed = [held[r.changes] for r in traced.results if r.changes is not None]
+        require_memory_apart(traced.name, changed, held)
         return _capture(stage, traced, joint)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import paths_of
-from pullback.function.signature import signature_of
+from pullback.function.signature import place_of, signature_of
 
 # How far into containers, objects and helper functions names are looked for, and how long.
 _DEPTH, _LIMIT = 3, 10_000
@@ -28,6 +28,15 @@ def program_name(program: Any) -> str:
         return f"{cls.__name__}.apply"
     inner = getattr(program, "func", program)  # functools.partial
     return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def program_place(program: Any) -> str:
+    """Where `program` was written, or ""."""
+    cls: Any = function_of(program)
+    if cls is not None:
+        return place_of(cls.forward)
+    inner = getattr(program, "func", program)
+    return place_of(inner.forward if isinstance(inner, nn.Module) else inner)
 
 
 def function_of(program: Any) -> type | None:

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.fake import NoFakeKernel, NoFakeTensor, SizeNeeded, ValueNeeded
-from pullback.capture.places import is_users_error, place_of_error
-from pullback.capture.watch import Call
+from pullback.capture.fake import NoFakeKernel, SizeNeeded, ValueNeeded, is_fake
+from pullback.capture.names import program_name, program_place
+from pullback.capture.places import is_users, is_users_error, place_of_error
+from pullback.capture.watch import CUSTOM, Call
 from pullback.errors import CaptureError, PullbackError
+from pullback.function.slots import transforms_active
 
 _WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
 _READ = "keep it a tensor, or read it before the call and pass it as a number"
@@ -48,44 +50,71 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @contextmanager
-def refusing(name: str) -> Iterator[None]:
-    """Turn what stops the capture of `name` into an error that says where and what to do."""
+def refusing(program: Any) -> Iterator[None]:
+    """Turn what stops the capture of `program` into an error that says where and what to do."""
     try:
         yield
+    except CaptureError as error:
+        error.facts["at"] = error.facts["at"] or program_place(program)
+        raise
     except PullbackError:
         raise
     except Exception as error:
+        refusal = _refusal(program_name(program), error)
+        if refusal is not None:
+            raise refusal from None
         if is_users_error(error):
             raise
-        raise _refusal(name, error) from error
+        raise _unknown(program, error) from error
 
 
-def _refusal(name: str, error: Exception) -> CaptureError:
-    place = place_of_error(error)
-    call = _name_of_call(error)
-    if call in _READS:
-        return unreadable(name, call, place)
+def _refusal(name: str, error: Exception) -> CaptureError | None:
+    """The error for what is known to stop a capture."""
+    place, call = place_of_error(error), _call_of(error)
+    if call is not None and call.name in _READS:
+        return unreadable(name, call.name, place)
+    if isinstance(error, TypeError) and "FakeTensor" in str(error):
+        return _needs(name, place, "a tensor where a number is needed: its value is read", _READ)
     if isinstance(error, ValueNeeded):
         return _needs(name, place, f"`{_op_name(error)}`, which reads the value of a tensor", _READ)
     if isinstance(error, SizeNeeded):
         got = f"`{_op_name(error)}`, whose result has as many elements as the values say"
         return _needs(name, place, got, _SIZE)
     if isinstance(error, NoFakeKernel):
-        return CaptureError(
-            f"`{name}` must be made of ops that can run on tensors without values",
-            at=place,
-            got=f"`{_op_name(error)}`, which has no fake kernel",
-            fix=f'give it one: `torch.library.register_fake("{_op_name(error)}")`',
-        )
-    if isinstance(error, NoFakeTensor):
-        return CaptureError(
-            f"`{name}` must be given tensors that capture knows", at=place, got=str(error.reason)
-        )
+        return _unfaked(name, place, _op_name(error))
+    if call is not None and call.kind == CUSTOM and "fake impl" in str(error):
+        return _unfaked(name, place, call.name)
+    if type(error).__module__.startswith("torch._dynamo"):
+        return _nested_graph(name, place, "a call that only `torch.compile` can make")
+    return None
+
+
+def _unknown(program: Any, error: Exception) -> CaptureError:
+    name = program_name(program)
     return CaptureError(
         f"`{name}` must run on tensors without values",
-        at=place,
+        at=place_of_error(error) or program_place(program),
         got=f"{type(error).__name__}: {_first_line(error)}",
         fix=f"call `{name}` itself on the same examples; if it runs there, {_CUSTOM}",
+    )
+
+
+def _unfaked(name: str, place: str, op: str) -> CaptureError:
+    own = not op.startswith("aten::")
+    return CaptureError(
+        f"`{name}` must be made of ops that can run on tensors without values",
+        at=place,
+        got=f"`{op}`, which has no fake kernel",
+        fix=f'give it one: `torch.library.register_fake("{op}")`' if own else _CUSTOM,
+    )
+
+
+def _nested_graph(name: str, place: str, got: str) -> CaptureError:
+    return CaptureError(
+        f"`{name}` must not call other graphs (`torch.cond`, `torch.while_loop`, ...)",
+        at=place,
+        got=got,
+        fix="write the choice with `torch.where`, and the loop in Python",
     )
 
 
@@ -105,14 +134,16 @@ def _needs(name: str, place: str, got: str, fix: str) -> CaptureError:
     return CaptureError(rule, at=place, got=got, fix=fix)
 
 
-def _name_of_call(error: BaseException) -> str:
-    """The name of the call that raised `error`: the outermost one below the user's frames."""
-    found = ""
+def _call_of(error: BaseException) -> Call | None:
+    """The call that raised `error`: the outermost one below the deepest of the user's frames."""
+    found = None
     entry = error.__traceback__
     while entry is not None:
         call = entry.tb_frame.f_locals.get("call")
-        if isinstance(call, Call):
-            found = call.name
+        if is_users(entry.tb_frame):
+            found = None
+        elif found is None and isinstance(call, Call):
+            found = call
         entry = entry.tb_next
     return found
 
@@ -167,21 +198,32 @@ def require_mask(name: str, count: int, used: Sequence[bool] | None) -> list[boo
 
 def require_strided(name: str, argument: str, tensor: Tensor) -> None:
     """Raise unless `tensor` is an ordinary one: dense, and of no subclass that acts on ops."""
-    cls = type(tensor)
-    special = cls.__torch_dispatch__ is not Tensor.__torch_dispatch__
-    if tensor.layout is torch.strided and not tensor.is_quantized and not special:
-        return
-    if special and _is_fake(tensor):
-        return
-    raise CaptureError(
-        f"`{argument}` of `{name}` must be an ordinary dense tensor",
-        got=cls.__name__ if special else f"{tensor.layout}",
-        fix="convert it before the call (`.to_dense()`, `.dequantize()`)",
-    )
+    got = ""
+    if tensor.is_nested:
+        got = "a nested tensor"
+    elif tensor.is_quantized:
+        got = "a quantized tensor"
+    elif tensor.layout is not torch.strided:
+        got = f"{tensor.layout}"
+    elif type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_fake(tensor):
+        got = type(tensor).__name__
+    if got:
+        raise CaptureError(
+            f"`{argument}` of `{name}` must be an ordinary dense tensor",
+            got=got,
+            fix="convert it before the call",
+        )
 
 
-def _is_fake(tensor: Tensor) -> bool:
-    return torch.compiler.is_compiling() or type(tensor).__name__ == "FakeTensor"
+def require_own_generator_free(name: str, call: Call) -> None:
+    """Raise when random numbers are drawn from a generator of the program's own."""
+    if any(isinstance(value, torch.Generator) for value in (*call.args, *call.kwargs.values())):
+        raise CaptureError(
+            f"`{name}` must draw random numbers from PyTorch's own generator",
+            at=call.place,
+            got=f"`{call.name}` with a generator of its own",
+            fix="leave `generator` out, or draw before the call and pass the numbers",
+        )
 
 
 def require_backward_free(name: str, call: Call) -> None:
@@ -206,6 +248,37 @@ def require_hook_free(name: str, call: Call) -> None:
         )
 
 
+def require_transform_free(name: str, call: Call) -> None:
+    """Raise when a call is made inside a `torch.func` transform."""
+    if transforms_active():
+        raise CaptureError(
+            f"`{name}` must use `torch.func` transforms inside of Functions only",
+            at=call.place,
+            got=f"`{call.name}` inside a transform",
+            fix="put the transformed part into the `forward` of a Function",
+        )
+
+
+def unseen_apply(name: str, function: str, place: str) -> CaptureError:
+    """The error for a Function whose `apply` was called in a way that nobody can watch."""
+    return CaptureError(
+        f"`{name}` must call `{function}.apply` by that name",
+        at=place,
+        got=f"`{function}.forward`, called directly or through an alias of `apply`",
+        fix=f"write `{function}.apply(...)` in the place of the alias",
+    )
+
+
+def hidden_call(name: str, op: str, place: str) -> CaptureError:
+    """The error for an op that compiled code made."""
+    return CaptureError(
+        f"`{name}` must make its calls in Python, where they can be seen",
+        at=place,
+        got=f"`{op}`, called by compiled code",
+        fix="call the compiled code in the `forward` of a Function, or make it a custom op",
+    )
+
+
 def require_kept(name: str, value: Any) -> None:
     """Raise unless `value`, which is no tensor, may stand among the outputs as it is."""
     if isinstance(value, (*_PLAIN, *_TORCH_PLAIN, *_SYMBOLIC)):
@@ -217,19 +290,32 @@ def require_kept(name: str, value: Any) -> None:
     )
 
 
+def require_memory_apart(
+    name: str, changed: Sequence[tuple[str, Tensor]], every: Sequence[tuple[str, Tensor]]
+) -> None:
+    """Raise when an input that is changed in place shares its memory with another input."""
+    for one, tensor in changed:
+        for other, another in every:
+            if another is tensor and other == one:
+                continue
+            if tensor.untyped_storage()._cdata == another.untyped_storage()._cdata:
+                raise CaptureError(
+                    f"`{one}`, which `{name}` changes in place, must share its memory with no "
+                    "other input",
+                    got=f"memory shared with `{other}`",
+                    fix=f"pass a clone of `{other}`",
+                )
+
+
 def unwritable(name: str, node: fx.Node) -> CaptureError:
     """The error for an op that has no place in a graph of ops without side effects."""
+    place = str(node.meta.get("place", ""))
     schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable:
-        return CaptureError(
-            f"`{name}` must not use custom ops that change their arguments",
-            at=str(node.meta.get("place", "")),
-            got=f"`{schema.name}`",
-            fix="let the op return a new tensor, or clone the argument inside it",
-        )
+    if schema is None:
+        return _nested_graph(name, place, f"`{node.target}`")
     return CaptureError(
-        f"`{name}` must not call other graphs (`torch.cond`, `torch.while_loop`, ...)",
-        at=str(node.meta.get("place", "")),
-        got=f"`{node.target}`",
-        fix="write the choice with `torch.where`, and the loop in Python",
+        f"`{name}` must not use custom ops that change their arguments",
+        at=place,
+        got=f"`{schema.name}`",
+        fix="let the op return a new tensor, or clone the argument inside it",
     )

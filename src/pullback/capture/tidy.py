@@ -17,7 +17,7 @@ from pullback.capture.fake import Stage
 from pullback.capture.marks import Mark, Marks
 from pullback.capture.names import closure_name, identifier
 from pullback.capture.refuse import unwritable
-from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Traced, is_traced
+from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
 aten = torch.ops.aten
@@ -36,17 +36,25 @@ _KEPT = ("val", *_MARKS, "local")
 def tidy(stage: Stage, traced: Traced) -> JointGraph:
     """The joint graph of a trace. What turns out to be an input is added to `traced.held`."""
     graph = _Forming(stage, traced).run()
-    if any(is_mutable(node) for node in calls(graph)):
+    mutable = [node for node in calls(graph) if is_mutable(node)]
+    for node in mutable:
+        if getattr(node.target, "namespace", "") != "aten":
+            raise unwritable(traced.name, node)
+    if mutable:
         graph = _functional(stage, graph)
+    _report_changes(traced, graph)
     graph = _bare(graph)
     for node in calls(graph):
         if is_mutable(node) or _is_higher(node):
             raise unwritable(traced.name, node)
         _complete(node)
-    outputs = sum(is_traced(result.value) for result in traced.results)
-    joint = JointGraph(graph, len(traced.held), outputs)
+    joint = JointGraph(graph, len(traced.held), _count(traced))
     _move_forward(joint)
     return joint
+
+
+def _count(traced: Traced) -> int:
+    return sum(is_traced(result.value) for result in traced.results)
 
 
 def is_mutable(node: fx.Node) -> bool:
@@ -138,8 +146,10 @@ class _Forming:
                 if held.real is tensor:
                     return copy
         kwargs = {"dtype": tensor.dtype, "device": tensor.device, "pin_memory": False}
-        full = self.graph.call_function(aten.full.default, ([], tensor.item()), kwargs)
-        full.meta = {"val": self.stage.stand_in(tensor)}
+        args = ([], tensor.item())
+        full = self.graph.create_node("call_function", aten.full.default, args, kwargs, "full")
+        user = next(iter(node.users))
+        full.meta = {key: user.meta[key] for key in _MARKS} | {"val": self.stage.stand_in(tensor)}
         return full
 
     def _value(self, node: fx.Node) -> Any:
@@ -201,6 +211,24 @@ def _functional(stage: Stage, graph: fx.Graph) -> fx.Graph:
         new.target = old.target
         new.meta = dict(old.meta)
     return result
+
+
+def _report_changes(traced: Traced, graph: fx.Graph) -> None:
+    """Make outputs of the new values that autograd was not told of (`x.data.add_(1)`, batch norm).
+
+    Those that it was told of are outputs already.
+    """
+    placeholders = graph.find_nodes(op="placeholder")[: len(traced.held)]
+    known = {result.changes for result in traced.results}
+    end = graph.output_node()
+    for node in [node for node in calls(graph) if _is_written_back(node)]:
+        position = placeholders.index(node.args[0]) if node.args[0] in placeholders else None
+        if position is None or position in known:
+            continue
+        returned, new = list(end.args[0]), node.args[1]  # type: ignore[arg-type]
+        returned.insert(_count(traced), new)
+        end.args = (tuple(returned),)
+        traced.results.append(Result(new.meta["val"], changes=position))  # type: ignore[union-attr]
 
 
 # ---- nothing but values ----

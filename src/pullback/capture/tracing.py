@@ -23,6 +23,7 @@ from pullback.capture.refuse import (
     require_kept,
     require_mask,
     require_needs,
+    require_own_generator_free,
     require_strided,
 )
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
@@ -175,6 +176,7 @@ class Tracing:
         with no_torch_function():
             marks.settle(around)
             marks.read(call.frame)
+            require_own_generator_free(self.name, call)
             if outermost:
                 require_backward_free(self.name, call)
             unit = len(self.units) if outermost else around.unit

@@ -10,7 +10,7 @@ Functions of ours, which give them one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,8 @@ def pull_again(
     program: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     inputs: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
+    *,
+    closures: Collection[int] = (),
 ) -> list[Tensor | None]:
     """The gradients of `inputs`, recorded so that they can be differentiated again.
 
@@ -66,9 +68,14 @@ def pull_again(
         program: gives the differentiable outputs for a row of tensors.
         inputs: the row; those that require grad get a gradient.
         cotangents: one per output, or None.
+        closures: the places of inputs that the program does not take but reaches by itself.
     """
     with torch.enable_grad(), keeping_history():
-        row = [x.view_as(x) if x.requires_grad else x for x in inputs]
+        # Aliases, so that a tensor given twice has a gradient for each place.
+        row = [
+            x.view_as(x) if x.requires_grad and place not in closures else x
+            for place, x in enumerate(inputs)
+        ]
         outputs = program(row)
     pairs = [
         (output, cotangent)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 from torch import fx
 
-from pullback.graph.cost import op_name
+from pullback.graph.cost import op_name, op_of
 from pullback.graph.parts import JointGraph, calls
 from pullback.graph.values import tensor_of
 
@@ -29,6 +30,7 @@ class Names(dict[fx.Node, str]):
     """The name of each node, and which of them were given, not made up."""
 
     given: frozenset[fx.Node] = frozenset()
+    """The user's names, and hints of rules: they deserve a line in a text."""
 
 
 def names_of(
@@ -50,13 +52,14 @@ def names_of(
     book = _Book()
     for node, name in zip(joint.inputs, input_names, strict=False):
         book.give(node, name)
+    _name_gradients(joint, book, _differentiated(joint, differentiated))
     locals_ = {getattr(key, "name", key): name for key, name in local_names.items()}
     for node in calls(joint.graph):
         for known in (node.name, *node.meta.get("stands_for", ())):
             if known in locals_:
                 book.give(node, locals_[known])
     _name_outputs(joint, book)
-    _name_gradients(joint, book, _differentiated(joint, differentiated))
+    _name_cotangents(joint, book)
     _invent_rest(joint, book)
     return book.finish()
 
@@ -112,14 +115,18 @@ def _name_outputs(joint: JointGraph, book: _Book) -> None:
 
 
 def _name_gradients(joint: JointGraph, book: _Book, inputs: list[fx.Node]) -> None:
+    for gradient, source in zip(joint.gradients, inputs, strict=False):
+        if isinstance(gradient, fx.Node) and gradient.op == "call_function":
+            book.give(gradient, f"grad_{book.names[source]}")
+
+
+def _name_cotangents(joint: JointGraph, book: _Book) -> None:
     outputs = [node for node in joint.outputs if isinstance(node, fx.Node)]
     differentiable = _matching(joint.cotangents, outputs)
     for cotangent, output in zip(joint.cotangents, differentiable, strict=False):
         book.give(cotangent, f"grad_{book.names[output]}")
     for cotangent in joint.cotangents:
         book.give(cotangent, "grad_out")
-    for gradient, source in zip(joint.gradients, inputs, strict=False):
-        book.give(gradient, f"grad_{book.names[source]}")
 
 
 def _differentiated(joint: JointGraph, positions: Sequence[int] | None) -> list[fx.Node]:
@@ -168,7 +175,7 @@ WORDS = {
     **dict.fromkeys(("pow",), "power"),
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "expand", "permute"), "reshaped"),
     **dict.fromkeys(("t", "transpose"), "transposed"),
-    **dict.fromkeys(("slice", "select", "index", "gather", "embedding"), "picked"),
+    **dict.fromkeys(("slice", "select", "index", "gather", "embedding"), "part"),
     **dict.fromkeys(("scatter", "scatter_add", "index_put", "index_add"), "placed"),
     **dict.fromkeys(("cat", "stack"), "joined"),
     **dict.fromkeys(("masked_fill", "where"), "masked"),
@@ -180,39 +187,60 @@ WORDS = {
 }
 """What a node is called after; an empty word is the name of the op, with its argument."""
 
+NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm")
+
 SHORT = 8
 """The longest name that becomes part of another one."""
 
 
 def _invent_rest(joint: JointGraph, book: _Book) -> None:
-    cotangents = set(joint.cotangents)
-    linear: set[fx.Node] = set()
     for node in joint.graph.nodes:
-        if node in cotangents or not linear.isdisjoint(node.all_input_nodes):
+        if "hint" in node.meta:
+            book.give(node, str(node.meta["hint"]))
+    linear = _linear(joint)
+    # A node with one user is most often written inside that: the others choose first.
+    for is_shared in (True, False):
+        for node in joint.graph.nodes:
+            if node.op != "output" and (len(node.users) > 1) == is_shared:
+                wish = _wish(node, book, node in linear)
+                if node not in book.names:
+                    book.invent(node, wish)
+
+
+def _linear(joint: JointGraph) -> set[fx.Node]:
+    """The nodes that depend on a cotangent."""
+    linear = set(joint.cotangents)
+    for node in calls(joint.graph):
+        if not linear.isdisjoint(node.all_input_nodes):
             linear.add(node)
-        if node.op in ("call_function", "placeholder") and node not in book.names:
-            book.invent(node, _wish(node, book.names, node in linear))
+    return linear
 
 
-def _wish(node: fx.Node, names: Names, is_linear: bool) -> str:
-    """A telling name: a hint of the rule that made the node, or what it computes from what."""
-    if "hint" in node.meta:
-        return str(node.meta["hint"])
+def _wish(node: fx.Node, book: _Book, is_linear: bool) -> str:
+    """A telling name: what the node computes, and from what if that has a short name."""
     if node.op == "placeholder":
         return node.name
-    op = op_name(node)
+    op, prefix = op_name(node), "g_" if is_linear else ""
+    if node.target is getitem:
+        return prefix + _result_name(node)
     word = WORDS.get(op)
-    prefix = "g_" if is_linear else ""
     if word:
         return f"{prefix}{word}"
     plain = op.strip("_").removesuffix("_backward")
-    operand = next(_operands(node, names), "")
-    return f"{plain}_{operand}" if operand else f"{prefix}{plain}"
+    operands = [book.names[arg] for arg in node.all_input_nodes if arg in book.given]
+    if len(operands) == len(node.all_input_nodes) == 1 and len(operands[0]) <= SHORT:
+        return f"{plain}_{operands[0]}"
+    return f"{prefix}{plain}"
 
 
-def _operands(node: fx.Node, names: Names) -> Iterator[str]:
-    """The name of the only argument, if it is short."""
-    if len(node.all_input_nodes) == 1:
-        name = names.get(node.all_input_nodes[0], "")
-        if name and len(name) <= SHORT:
-            yield name
+def _result_name(node: fx.Node) -> str:
+    """The name of one of several results, by the schema of the op, or by its number."""
+    source: Any = node.args[0]
+    index: Any = node.args[1]
+    name = op_name(source) if isinstance(source, fx.Node) else "result"
+    if name in NORMS:
+        return ("normed", "mean", "rstd")[index]
+    op = op_of(source) if isinstance(source, fx.Node) else None
+    returns = op._schema.returns if op is not None else ()
+    known = returns[index].name if len(returns) > 1 else ""
+    return known or f"{name.strip('_').removesuffix('_backward')}_{index}"

@@ -25,8 +25,11 @@ from pullback.graph.values import aten, is_scalar
 WIDTH = 84
 """The longest statement, which leaves room for two levels of indentation."""
 
-LONGEST, LARGEST = 64, 6
-"""Characters and ops of an expression that may stand inside another one."""
+LONGEST, LARGEST, TRIVIAL = 64, 8, 20
+"""Characters and ops of an expression that may stand inside another one, or inside several."""
+
+TURNS = (aten.t.default, aten.transpose.int, aten.unsqueeze.default)
+"""Views that are written out rather than named: `w.T`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,8 @@ class _Page:
         if node in self.names:  # unpacked already
             return
         expression = spell(self.writer, node)
-        is_size = node.target == aten.sym_size.int
-        if is_size or (self.is_inlinable(node) and _is_short(expression)):
+        is_small = self.is_inlinable(node) and _is_short(expression)
+        if is_small or _is_trivial(node, expression):
             self.writer.inlined[node] = expression
         else:
             self.state(node)
@@ -166,6 +169,14 @@ class _Page:
 
 def _is_short(expression: Expression) -> bool:
     return len(expression.text) <= LONGEST and expression.size <= LARGEST
+
+
+def _is_trivial(node: fx.Node, expression: Expression) -> bool:
+    """Whether an expression is written out wherever it is used: a number, or a transpose."""
+    if is_scalar(node) or node.target == aten.scalar_tensor.default:
+        return len(expression.text) <= LONGEST
+    is_turn = node.target in TURNS and len(node.users) <= 3
+    return is_turn and expression.size == 1 and len(expression.text) <= TRIVIAL
 
 
 def _returned(graph: fx.Graph) -> Any:

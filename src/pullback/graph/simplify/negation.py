@@ -11,6 +11,7 @@ from typing import Any
 
 from pullback.graph.patterns import number, shared, tensors
 from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.simplify.numbers import is_real
 from pullback.graph.values import Value, aten, same
 
 a, b = tensors("a b")
@@ -24,11 +25,6 @@ def is_as_large(a: Value, b: Value) -> bool:
     return is_real(a, b) and a.dim() >= b.dim() and _covers(a, b)
 
 
-def is_real(a: Value, b: Any = None, **_: Any) -> bool:
-    """Whether no complex number is involved."""
-    return not any(x.dtype.is_complex for x in (a, b) if isinstance(x, Value))
-
-
 def is_literal(a: Value, c: Any) -> bool:
     """Whether a real tensor meets a number whose sign can be changed in the text."""
     return is_real(a) and isinstance(c, int | float)
@@ -38,6 +34,49 @@ def _covers(a: Value, b: Value) -> bool:
     tail = a.val.shape[a.dim() - b.dim() :]
     pairs = zip(tail, b.val.shape, strict=True)
     return all(same(x, y) or same(y, 1) for x, y in pairs)
+
+
+def opposite(term: Any) -> Any:
+    """-term with a minus sign less, or None if a term used once has none to take away."""
+    if not isinstance(term, Value) or not term.is_used_once or not is_real(term):
+        return None
+    if term.target == aten.neg.default:
+        return term.args[0]
+    if term.target not in (aten.mul.Tensor, aten.div.Tensor) or term.kwargs:
+        return None
+    left, right = term.args
+    if isinstance(right, int | float) and right < 0:
+        return left.made(term.target, -right)
+    if (bare := opposite(left)) is not None:
+        return bare.made(term.target, right)
+    if (bare := opposite(right)) is not None:
+        return left.made(term.target, bare)
+    return None
+
+
+SIGNED = "a - b is a + (-b) by IEEE, and the sign of a product is the product of the signs"
+
+
+@rule("added-negative", aten.add.Tensor, why=SIGNED)
+def added_negative(node: Value) -> Any:
+    """a + -b -> a - b, and a + -2 * b -> a - 2 * b"""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    for a, b in (node.args, node.args[::-1]):
+        bare = opposite(b)
+        if bare is not None and isinstance(a, Value):
+            return a - bare
+    return None
+
+
+@rule("subtracted-negative", aten.sub.Tensor, why=SIGNED)
+def subtracted_negative(node: Value) -> Any:
+    """a - -b -> a + b, and a - -2 * b -> a + 2 * b"""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    a, b = node.args
+    bare = opposite(b)
+    return None if bare is None else a + bare
 
 
 ABSORBING = (aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.neg.default)
@@ -81,8 +120,8 @@ def negated_view(node: Value) -> Any:
 
 TABLE: Table = (
     Rule.of("double-negation", -shared(-a), lambda a: a, why="the sign is changed twice"),
-    Rule.of("added-negative", a + -b, lambda a, b: a - b, why="IEEE defines a - b as a + (-b)"),
-    Rule.of("subtracted-negative", a - -b, lambda a, b: a + b, why="a - (-b) is a + b by IEEE"),
+    added_negative,
+    subtracted_negative,
     Rule.of("negative-times-number", -a * c, lambda a, c: a * -c, when=is_literal, why=ROUNDS),
     Rule.of("negated-multiple", -(a * c), lambda a, c: a * -c, when=is_literal, why=ROUNDS),
     negative_factor,

@@ -104,6 +104,16 @@ def copied_view(node: Value) -> Any:
 
 
 @rule(
+    "whole-slice",
+    aten.slice_backward.default,
+    why="a slice as large as the tensor it is put into fills it",
+)
+def whole_slice(node: Value) -> Any:
+    """slice_backward(x, x.shape, ...) -> x"""
+    return node.args[0]
+
+
+@rule(
     "zeros-like",
     aten.new_zeros.default,
     why="zeros are zeros; shape, dtype and device are compared",
@@ -129,4 +139,13 @@ def _steps(tensor: torch.Tensor) -> list[tuple[Any, Any]]:
     return list(zip(tensor.shape, tensor.stride(), strict=True))
 
 
-TABLE: Table = (alias, copy, widened_and_back, round_trip, view_of_view, copied_view, zeros_like)
+TABLE: Table = (
+    alias,
+    copy,
+    widened_and_back,
+    round_trip,
+    view_of_view,
+    copied_view,
+    whole_slice,
+    zeros_like,
+)

@@ -11,7 +11,7 @@ from pullback.graph.values import aten, named
 
 def normalised_backward(g: Any, xhat: Any, rstd: Any, dims: list[int]) -> Any:
     """The gradient of x through xhat = (x - mean) * rstd, whose cotangent is g."""
-    slope = (g * xhat).mean(dims, keepdim=True)
+    slope = named("slope", (g * xhat).mean(dims, keepdim=True))
     return rstd * (g - g.mean(dims, keepdim=True) - xhat * slope)
 
 

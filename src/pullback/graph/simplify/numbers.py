@@ -19,9 +19,10 @@ from pullback.graph.values import Value, aten, tensor_of
 c = number("c")
 
 
-def is_real(a: Value, **_: Any) -> bool:
-    """Whether the tensor is not complex."""
-    return not a.dtype.is_complex
+def is_real(a: Any, b: Any = None, **_: Any) -> bool:
+    """Whether neither of two operands is complex."""
+    tensors = [x.val for x in (a, b) if isinstance(x, Value)]
+    return not any(isinstance(x, torch.Tensor) and x.is_complex() for x in tensors)
 
 
 def is_negative_zero(a: Value, c: Any) -> bool:

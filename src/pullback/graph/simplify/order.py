@@ -66,9 +66,9 @@ def average(node: Value) -> Any:
     if total.target != aten.sum.dim_IntList or total.kwargs:
         return None
     source, dims, *keepdim = total.args
-    number = count.val if isinstance(count, Value) else count
+    divisor = count.val if isinstance(count, Value) else count
     sizes = [source.val.shape[dim] for dim in dims]
-    if not isinstance(number, int | torch.SymInt) or not same(number, math.prod(sizes)):
+    if not isinstance(divisor, int | torch.SymInt) or not same(divisor, math.prod(sizes)):
         return None
     return source.made(aten.mean.dim, dims, *keepdim)
 
@@ -87,9 +87,69 @@ def product_plus(node: Value) -> Any:
     return left @ right + summand
 
 
+# ---- numbers inside a product ----
+
+
+@rule(
+    "folded-numbers",
+    aten.mul.Tensor,
+    why="a product of numbers and tensors, multiplied in another order",
+)
+def folded_numbers(node: Value) -> Any:
+    """2 * (0.5 * a * b) -> a * b, and (2 * a) * (3 * b) -> 6 * a * b"""
+    left, right = node.args
+    if not is_wide(node.node):
+        return None
+    if isinstance(right, int | float):
+        return multiplied(left, right)
+    found = without_number(right) if isinstance(right, Value) else None
+    if found is None:
+        return None
+    bare, number = found
+    scaled = multiplied(left, number)
+    return None if scaled is None else scaled * bare
+
+
+def multiplied(product: Any, number: float) -> Any:
+    """`product` with its number times `number`, or None if it has no number to fold it into."""
+    found = without_number(product)
+    if found is None:
+        return None
+    bare, inner = found
+    return bare if inner * number == 1 else with_number(product, inner * number)
+
+
+def without_number(product: Any) -> tuple[Value, float] | None:
+    """A product without the number in it, and the number; None if there is none."""
+    return _taken(product, None)
+
+
+def with_number(product: Value, number: float) -> Any:
+    """A product with `number` in the place of the number in it."""
+    taken = _taken(product, number)
+    return None if taken is None else taken[0]
+
+
+def _taken(product: Any, new: float | None) -> tuple[Value, float] | None:
+    """`product` with its number replaced by `new`, or left out; and the number."""
+    if not isinstance(product, Value) or not product.is_used_once or product.kwargs:
+        return None
+    if product.target not in (aten.mul.Tensor, aten.div.Tensor):
+        return None
+    left, right = product.args
+    if product.target == aten.mul.Tensor and isinstance(right, int | float):
+        return (left if new is None else left * new), right
+    if (taken := _taken(left, new)) is not None:
+        return taken[0].made(product.target, right), taken[1]
+    if product.target == aten.mul.Tensor and (taken := _taken(right, new)) is not None:
+        return left.made(product.target, taken[0]), taken[1]
+    return None
+
+
 TABLE: Table = (
     transposed_product,
     average,
+    folded_numbers,
     product_plus,
     Rule.of(
         "repeated-summand",
@@ -97,5 +157,12 @@ TABLE: Table = (
         lambda a, b: a + 2 * b,
         when=is_real,
         why="a + b + b rounds twice, a + 2b once",
+    ),
+    Rule.of(
+        "repeated-subtrahend",
+        (a - b) - b,
+        lambda a, b: a - 2 * b,
+        when=is_real,
+        why="a - b - b rounds twice, a - 2b once",
     ),
 )

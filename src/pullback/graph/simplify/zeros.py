@@ -12,7 +12,7 @@ from torch import fx
 
 from pullback.graph.patterns import call, number, tensors
 from pullback.graph.rewrite import Rule, Table, rule
-from pullback.graph.simplify.negation import is_real
+from pullback.graph.simplify.numbers import is_real
 from pullback.graph.values import Value, aten, same
 
 a, b = tensors("a b")

@@ -14,7 +14,7 @@ from torch import fx
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.spelling.expressions import Expression, Spelling, Spellings, Text, Writer
 from pullback.graph.spelling.views import rank
-from pullback.graph.values import aten, tensor_of
+from pullback.graph.values import aten, same_kind, tensor_of
 
 FUNCTIONAL = "torch.nn.functional"
 
@@ -87,7 +87,10 @@ def is_default(schema: Any, name: str, arg: Any) -> bool:
     """Whether an argument may be left out."""
     for slot in schema:
         if slot.name == name and slot.has_default_value():
-            return type(slot.default_value) is type(arg) and bool(slot.default_value == arg)
+            default = slot.default_value
+            is_number = isinstance(arg, int | float) and isinstance(default, int | float)
+            is_kind = is_number or type(default) is type(arg)
+            return is_kind and isinstance(arg, bool) == isinstance(default, bool) and arg == default
     return False
 
 
@@ -101,7 +104,7 @@ def dims(node: fx.Node, arg: Any) -> Any:
 
 def last_as_minus_one(node: fx.Node, dim: int) -> int:
     """The last dimension of several counts from the end: it is the same for every rank."""
-    count = rank(node.args[0])
+    count = rank(node) if isinstance(node.args[0], list | tuple) else rank(node.args[0])
     return -1 if dim == count - 1 and count > 1 else dim
 
 
@@ -124,18 +127,26 @@ def where(writer: Writer, node: fx.Node) -> Expression | None:
     """`torch.where(mask, x, 0.0)`: a constant that no dtype rounds is a number."""
     if len(node.args) != 3:
         return None
-    return writer.call("torch.where", node.args[0], *map(constant, node.args[1:]))
+    mask, x, y = node.args
+    one, two = constant(x), constant(y)
+    if one is not x and two is not y:  # two numbers have a dtype of their own
+        one = x
+    return writer.call("torch.where", mask, one, two)
 
 
 def constant(arg: Any) -> Any:
     """A number in the place of the tensor that holds it, if every dtype holds it."""
-    if not isinstance(arg, fx.Node) or arg.target != aten.scalar_tensor.default:
+    is_constant = isinstance(arg, fx.Node) and arg.target == aten.scalar_tensor.default
+    value = tensor_of(arg) if is_constant else None
+    if value is None or not value.is_floating_point():
         return arg
     number = arg.args[0]
-    is_small = isinstance(number, int | float) and number == round(number) and abs(number) < 256
-    value = tensor_of(arg)
-    is_float = value is not None and value.is_floating_point() == isinstance(number, float)
-    return number if is_small and is_float else arg
+    return float(number) if number in (-1, 0, 1) else arg
+
+
+def conjugate(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.conj()`."""
+    return writer.method(node.args[0], "conj")
 
 
 def cast(writer: Writer, node: fx.Node) -> Expression | None:
@@ -149,37 +160,25 @@ def cast(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.method(node.args[0], "to", *([] if dtype is None else [dtype]), **kwargs)
 
 
-def created(name: str) -> Spelling:
-    """`x.new_zeros(...)` for zeros like an argument's, which follow its dtype and device."""
-
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
-        sizes, *rest = node.args
-        owner = like_owner(writer, node)
-        if owner is None:
-            return None
-        return writer.method(owner, name, Text(writer.shape(sizes)), *rest)
-
-    return spell
-
-
-def like_owner(writer: Writer, node: fx.Node) -> fx.Node | None:
-    """An argument with the dtype and device of a new tensor."""
+def created(writer: Writer, node: fx.Node) -> Expression | None:
+    """`torch.zeros_like(x)`, or `x.new_zeros(...)`: both follow the dtype and device of x."""
     value = tensor_of(node)
-    for owner in writer.placeholders:
-        other = tensor_of(owner)
-        if value is None or other is None:
-            continue
-        if (value.dtype, value.device) == (other.dtype, other.device):
-            return owner
-    return None
-
-
-def created_from(writer: Writer, node: fx.Node) -> Expression | None:
-    """`x.new_zeros(...)`."""
-    owner, sizes, *rest = node.args
-    if any(node.kwargs.get(key) is not None for key in ("dtype", "device")):
+    name = op_name(node).removeprefix("new_")
+    sizes, *rest = node.args[1:] if op_name(node).startswith("new_") else node.args
+    kin = [owner for owner in writer.placeholders if is_kin(value, tensor_of(owner))]
+    for owner in kin:
+        if value is not None and same_kind(value, tensor_of(owner)):
+            return writer.call(f"torch.{name}_like", owner, *rest)
+    if not kin:
         return None
-    return writer.method(owner, op_name(node), Text(writer.shape(sizes)), *rest)
+    return writer.method(kin[0], f"new_{name}", Text(writer.shape(sizes)), *rest)
+
+
+def is_kin(one: Any, two: Any) -> bool:
+    """Whether two tensors have one dtype and device."""
+    if one is None or two is None:
+        return False
+    return bool((one.dtype, one.device) == (two.dtype, two.device))
 
 
 def embedding(writer: Writer, node: fx.Node) -> Expression | None:
@@ -236,15 +235,14 @@ def activation(name: str, most: int) -> Spelling:
 
 
 TABLE: Spellings = {
+    aten._conj.default: conjugate,
     aten._softmax.default: softmax("softmax"),
     aten._log_softmax.default: softmax("log_softmax"),
     aten.where.self: where,
     aten._to_copy.default: cast,
-    aten.zeros.default: created("new_zeros"),
-    aten.ones.default: created("new_ones"),
-    aten.full.default: created("new_full"),
-    **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created_from),
-    aten.new_full.default: created_from,
+    **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), created),
+    **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created),
+    aten.new_full.default: created,
     aten.embedding.default: embedding,
     aten.convolution.default: convolution,
     aten.constant_pad_nd.default: padded,

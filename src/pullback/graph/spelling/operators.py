@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -36,14 +37,27 @@ def infix(sign: str, level: int) -> Spelling:
     def spell(writer: Writer, node: fx.Node) -> Expression | None:
         if len(node.args) != 2 or node.kwargs:
             return None
-        return joined(writer, sign, level, *node.args)
+        return joined(writer, sign, level, *plain(node))
 
     return spell
 
 
+def plain(node: fx.Node) -> list[Any]:
+    """The arguments, with `2` for `2.0` where the result is floating point anyway."""
+    tensors = [value for arg in node.args if (value := tensor_of(arg)) is not None]
+    if not any(value.is_floating_point() for value in tensors):
+        return list(node.args)
+    return list(map(_shortened, node.args))
+
+
+def _shortened(arg: Any) -> Any:
+    is_whole = isinstance(arg, float) and arg.is_integer() and abs(arg) < 1000
+    return int(arg) if is_whole and (arg != 0 or math.copysign(1, arg) > 0) else arg
+
+
 def product(writer: Writer, node: fx.Node) -> Expression | None:
     """`2 * x`: a number stands in front. Multiplication commutes, in floating point too."""
-    left, right = node.args
+    left, right = plain(node)
     if is_scalar(right) and not is_scalar(left):
         left, right = right, left
     return joined(writer, "*", PRODUCT, left, right)
@@ -64,7 +78,7 @@ def reversed_difference(writer: Writer, node: fx.Node) -> Expression | None:
     """`1 - x`."""
     if len(node.args) != 2 or node.kwargs or tensor_of(node.args[1]) is not None:
         return None
-    return joined(writer, "-", SUM, node.args[1], node.args[0])
+    return joined(writer, "-", SUM, *plain(node)[::-1])
 
 
 def negative(writer: Writer, node: fx.Node) -> Expression | None:
@@ -81,7 +95,7 @@ def inverted(writer: Writer, node: fx.Node) -> Expression | None:
 
 def power(writer: Writer, node: fx.Node) -> Expression | None:
     """`x ** 3`, which binds its left operand more tightly than its right one."""
-    base, exponent = map(writer.expression, node.args)
+    base, exponent = map(writer.expression, plain(node))
     text = f"{base.within(POWER + 1)} ** {exponent.within(POWER)}"
     return Expression(text, POWER, base.size + exponent.size + 1)
 

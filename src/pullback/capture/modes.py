@@ -1,0 +1,46 @@
+"""The modes of PyTorch that a call is made under, as far as the program itself switched them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Which modes are on: gradient recording, inference, and autocast with its dtypes by device."""
+
+    grad: bool = True
+    inference: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+
+    @contextmanager
+    def entered(self, around: Modes) -> Iterator[None]:
+        """Switch to these modes where they differ from `around`, those of the program's caller.
+
+        What the program did not switch stays as it is now.
+        """
+        with ExitStack() as stack:
+            if self.inference != around.inference:
+                stack.enter_context(torch.inference_mode(self.inference))
+            if self.grad != around.grad:
+                stack.enter_context(torch.set_grad_enabled(self.grad))
+            mine, theirs = dict(self.autocast), dict(around.autocast)
+            for device in sorted(mine.keys() | theirs.keys()):
+                if mine.get(device) != theirs.get(device):
+                    on = device in mine
+                    stack.enter_context(torch.autocast(device, mine.get(device), enabled=on))
+            yield
+
+
+def modes_now(devices: frozenset[str]) -> Modes:
+    """The modes of this thread, with autocast for these kinds of devices."""
+    on = (device for device in sorted(devices) if torch.is_autocast_enabled(device))
+    return Modes(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple((device, torch.get_autocast_dtype(device)) for device in on),
+    )

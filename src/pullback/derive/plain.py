@@ -1,0 +1,34 @@
+"""The forward of a Function as a plain program, so that autograd differentiates it by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.function.listening import ListeningContext
+from pullback.function.signature import has_setup_context
+
+
+def program_of(target: Any) -> Callable[..., Any]:
+    """What `target` computes, without its hand-written backward.
+
+    For a Function class this is its `forward` with a context that only listens; any other callable
+    is a program already.
+    """
+    if not (isinstance(target, type) and issubclass(target, TorchFunction)):
+        return target  # type: ignore[no-any-return]
+    forward: Any = target.forward
+
+    def program(*args: Any) -> Any:
+        if has_setup_context(target):
+            return forward(*args)
+        flags = tuple(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
+        return forward(ListeningContext(flags, plain), *args)
+
+    program.__name__ = target.__name__
+    program.__doc__ = target.__doc__
+    return program

@@ -1,0 +1,72 @@
+"""The recipes of one program: captured when a call of a new kind comes, and kept.
+
+A call is looked up by everything that a capture depends on. Sizes are symbols in a capture, so a call
+with other sizes usually finds a recipe that serves it; what is not served is captured anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.check import verify
+from pullback.capture.joint import capture
+from pullback.capture.trees import flatten
+from pullback.derive.recipe import Recipe, recipe_of
+
+KINDS, CALLS = 64, 4096  # how many recipes, and how many looked-up calls, are kept
+
+
+class Recipes:
+    """The recipes of `program` under one policy of saving; safe to use from several threads."""
+
+    def __init__(self, program: Callable[..., Any], save: str | int) -> None:
+        self.program = program
+        self.save = save
+        self._kinds: OrderedDict[Any, list[Recipe]] = OrderedDict()
+        self._calls: dict[Any, Recipe] = {}
+        self._lock = threading.RLock()
+
+    def find(self, args: Sequence[Any]) -> tuple[Recipe, list[Tensor]]:
+        """The recipe for a call with `args`, and the tensors among them."""
+        leaves, spec = flatten(tuple(args))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        plain = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        kinds = tuple((t.dtype, t.device, t.dim(), t.requires_grad) for t in tensors)
+        kind = (spec, plain, tuple(map(type, plain)), kinds, _modes())
+        call = (kind, tuple((t.shape, t.stride()) for t in tensors))
+        recipe = self._calls.get(call)
+        if recipe is None:
+            recipe = self._look(kind, call, args, tensors)
+        return recipe, tensors
+
+    def _look(self, kind: Any, call: Any, args: Sequence[Any], tensors: list[Tensor]) -> Recipe:
+        with self._lock:
+            known = self._kinds.setdefault(kind, [])
+            self._kinds.move_to_end(kind)
+            recipe = next((r for r in known if r.captured.serves(tensors)), None)
+            if recipe is None:
+                recipe = self._make(args)
+                known.append(recipe)
+            if len(self._kinds) > KINDS:
+                self._kinds.popitem(last=False)
+            if len(self._calls) > CALLS:
+                self._calls.clear()
+            self._calls[call] = recipe
+            return recipe
+
+    def _make(self, args: Sequence[Any]) -> Recipe:
+        captured = capture(self.program, args)
+        verify(captured, self.program, args)
+        return recipe_of(captured, self.save)
+
+
+def _modes() -> tuple[Any, ...]:
+    """What the surroundings decide about a call: autocast."""
+    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
