@@ -110,24 +110,29 @@ class _Check:
     def __init__(self, captured: Capture, program: Callable[..., Any]) -> None:
         self.captured = captured
         self.program = program
+        self.shapes = ""
 
     def compare(self, tensors: Sequence[Tensor], seed: int) -> bool:
         """Compare both on `tensors`; False when the program cannot run on them."""
         if not self.captured.serves(tensors):
             return False
+        self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
         with _unchanged(self.captured), torch.random.fork_rng():
             torch.manual_seed(seed)
             try:
-                expected, cotangents = self._run_program(tensors, seed)
+                returned, own, given = self._call(tensors)
             except Exception:
                 return False
+            expected, cotangents = self._differentiated(self._leaves(returned, given), own, seed)
+            self._require_only_known_changes(tensors, given)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             got = run_joint(self.captured, [_copy(t) for t in tensors], cotangents)
-        self._require_same(expected, got, tensors)
+        self._require_same(expected, got)
         return True
 
-    def _run_program(self, tensors: Sequence[Tensor], seed: int) -> tuple[Run, list[Tensor]]:
+    def _call(self, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor], list[Tensor]]:
+        """Call the program: what it returns, the leaves, and what it was given of them."""
         pairs = list(zip(tensors, self.captured.inputs, strict=False))
         own = [_copy(tensor).requires_grad_(i.needs) for tensor, i in pairs]
         with torch.enable_grad():
@@ -135,20 +140,13 @@ class _Check:
                 leaf if i.free or not i.needs else leaf.clone()
                 for leaf, (_, i) in zip(own, pairs, strict=True)
             ]
-            returned = self.program(*self.captured.fill(given))
-            leaves = self._leaves(returned, given)
-            return self._differentiated(leaves, own, seed)
+            return self.program(*self.captured.fill(given)), own, given
 
     def _leaves(self, returned: Any, given: Sequence[Tensor]) -> list[Any]:
         """What the program gave: the leaves it returned, then the inputs that it changed."""
         leaves, spec = flatten(returned)
         if spec != self.captured.out_spec:
-            raise _differing(
-                self.captured.name,
-                at="what is returned",
-                expected=f"{spec}",
-                got=f"{self.captured.out_spec}",
-            )
+            raise self._fault("what is returned", f"{spec}", f"{self.captured.out_spec}")
         row = self.captured.row(given)
         changed = [o for o in self.captured.outputs if not o.returned]
         return leaves + [row[o.changes] for o in changed if o.changes is not None]
@@ -164,12 +162,20 @@ class _Check:
         gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if used and wanted:
             gradients = torch.autograd.grad(used, wanted, cotangents, allow_unused=True)
-        return Run(leaves, list(gradients)), cotangents
+        return Run([_kept(leaf) for leaf in leaves], list(gradients)), cotangents
 
     # ---- what must be the same ----
 
-    def _require_same(self, expected: Run, got: Run, tensors: Sequence[Tensor]) -> None:
-        self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
+    def _require_only_known_changes(
+        self, before: Sequence[Tensor], after: Sequence[Tensor]
+    ) -> None:
+        known = {place for place, _ in self.captured.mutated}
+        for place, (old, new) in enumerate(zip(before, after, strict=True)):
+            if place not in known and bool((_distance(old.detach(), new.detach()) > 0).any()):
+                name = self.captured.inputs[place].name
+                raise self._fault(f"`{name}`", "changed in place", "unchanged")
+
+    def _require_same(self, expected: Run, got: Run) -> None:
         for place, (value, output) in enumerate(
             zip(expected.outputs, self.captured.outputs, strict=True)
         ):
@@ -206,19 +212,16 @@ class _Check:
             )
 
     def _fault(self, where: str, expected: str, got: str) -> DifferingCaptureError:
-        at = f"{where}, for inputs of shape {self.shapes}"
-        return _differing(self.captured.name, at=at, expected=expected, got=got)
-
-
-def _differing(name: str, *, at: str, expected: str, got: str) -> DifferingCaptureError:
-    return DifferingCaptureError(
-        f"the graph of `{name}` must compute what `{name}` computes",
-        at=at,
-        expected=f"{expected}, from `{name}`",
-        got=f"{got}, from its graph",
-        fix=f"look for what `{name}` uses besides its tensors: (1) a global or attribute that "
-        "changes; (2) a random state of its own (`manual_seed`); (3) a value read outside PyTorch",
-    )
+        name = self.captured.name
+        return DifferingCaptureError(
+            f"the graph of `{name}` must compute what `{name}` computes",
+            at=f"{where}, for inputs of shape {self.shapes}",
+            expected=f"{expected}, from `{name}`",
+            got=f"{got}, from its graph",
+            fix=f"look for what `{name}` uses besides its tensors: (1) a global or attribute that "
+            "changes; (2) a random state of its own (`manual_seed`); (3) a value read outside "
+            "PyTorch",
+        )
 
 
 def _kind(value: Any) -> str:
@@ -247,6 +250,13 @@ def _allowed(expected: Tensor) -> float:
     finite = real[real.isfinite()]
     largest = float(finite.max()) if finite.numel() else 0.0
     return _TOLERANCE.get(real.dtype, 1e-4) * (1e-3 + largest)
+
+
+def _kept(leaf: Any) -> Any:
+    """`leaf` as it is now, whatever becomes of its memory."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 # ---- inputs ----
@@ -287,9 +297,7 @@ def _drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 
 def _normal(tensor: Tensor, seed: int) -> Tensor:
     generator = _generator(tensor, seed)
-    return torch.randn(
-        tensor.shape, dtype=tensor.dtype, generator=generator, device=tensor.device
-    )
+    return torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator, device=tensor.device)
 
 
 def _generator(tensor: Tensor, seed: int) -> torch.Generator:

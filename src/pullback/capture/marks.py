@@ -7,13 +7,14 @@ every such node has, and what is added then is marked with the call that made th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from torch import Tensor, fx
+from torch.autograd.function import BackwardCFunction
 
 from pullback.capture.places import frames_above
 from pullback.function.slots import no_torch_function
@@ -67,22 +68,32 @@ class Marks:
         self._last = added[0] if added else self._last
         return next((node for node in added if node.op == "call_function"), None)
 
-    def own(self, tensors: Iterable[Tensor], mark: Mark) -> None:
-        """Remember that the newest part of the history of `tensors` was made under `mark`."""
-        with no_torch_function():
-            heads = [tensor.grad_fn for tensor in tensors if tensor.requires_grad]
-        while heads:
-            head = heads.pop()
-            if head is None or head in self._makers:
-                continue
-            self._makers[head] = mark
-            heads += [before for before, _ in head.next_functions]
+    def own(self, tensors: Iterable[Tensor], mark: Mark, *, is_op: bool = False) -> None:
+        """Remember that the newest part of the history of `tensors` was made under `mark`.
+
+        An ordinary op makes no node of a Function: one that shows up in its history was called
+        before, in a way that nobody could watch, and is left without a mark.
+        """
+        for maker in self._history(tensors, stop=self._makers):
+            is_functions = is_op and isinstance(maker, BackwardCFunction)
+            self._makers[maker] = Mark() if is_functions else mark
 
     def leaves(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """The leaves that the history of `outputs` ends in."""
-        self.own(outputs, Mark())
-        leaves = [getattr(maker, "variable", None) for maker in self._makers]
+        leaves = [getattr(maker, "variable", None) for maker in self._history(outputs)]
         return [leaf for leaf in leaves if leaf is not None]
+
+    def _history(self, tensors: Iterable[Tensor], stop: Container[Any] = ()) -> list[Any]:
+        """The nodes of the autograd graph behind `tensors`, not beyond those in `stop`."""
+        with no_torch_function():
+            left = [tensor.grad_fn for tensor in tensors if tensor.requires_grad]
+        found: dict[Any, None] = {}
+        while left:
+            maker = left.pop()
+            if maker is not None and maker not in found and maker not in stop:
+                found[maker] = None
+                left += [before for before, _ in maker.next_functions]
+        return list(found)
 
     # ---- backward ----
 
@@ -90,10 +101,12 @@ class Marks:
     def followed(self, outputs: Sequence[Tensor]) -> Iterator[None]:
         """While backward runs from `outputs`, know at each moment what it is differentiating."""
         with no_torch_function():
-            self.own(outputs, Mark())
             self.settle(self.now)
         self.phase = BACKWARD
-        hooks = [m.register_prehook(self._make_hook(m, k)) for m, k in self._makers.items()]
+        hooks = [
+            maker.register_prehook(self._make_hook(maker, self._makers.get(maker, Mark())))
+            for maker in self._history(outputs)
+        ]
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ from pullback.capture.refuse import (
     require_strided,
 )
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import Call, is_unit, versions_of, watched
+from pullback.capture.watch import OP, Call, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 from pullback.graph.parts import BACKWARD, FORWARD
 
@@ -192,7 +192,7 @@ class Tracing:
         with no_torch_function():
             if outermost and is_unit(result, before, versions_of(touched)):
                 self.units.append(call.name)
-                marks.own([*tensors_in(result), *touched], mark)
+                marks.own([*tensors_in(result), *touched], mark, is_op=call.kind == OP)
         return result
 
     def _replaced(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:

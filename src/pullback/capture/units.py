@@ -272,6 +272,8 @@ class _Recording:
     # ---- values ----
 
     def _ref(self, leaf: Any) -> Any:
+        if isinstance(leaf, slice) and any(map(_is_tensor, (leaf.start, leaf.stop, leaf.step))):
+            raise unreadable(self.name, "index", "")
         return Ref(self._number(leaf)) if _is_tensor(leaf) else leaf
 
     def _number(self, tensor: Tensor) -> int:

@@ -1,8 +1,16 @@
 """`derive`: a function of tensors becomes a Function with a derived backward.
 
-The derivatives are PyTorch's own: the program is captured with the backward that the engine runs for
-it, and split into a forward that saves as little as the policy says and a backward that reads it.
-Hand-written Functions inside the program keep their backwards as written.
+The derivatives are PyTorch's own: the program is captured with the backward that the engine runs
+for it, and split into a forward that saves as little as the policy says and a backward that reads
+it. Hand-written Functions inside the program keep their backwards as written.
+
+- Forward and first backward run the printed text of these graphs.
+- Differentiated again, backward runs the program once more with recording on (`second.py`), so that
+  every further derivative is right; where an input is gone, the text is differentiated instead, and
+  an intermediate without history is an error (`DoubleBackwardError`).
+- Under `torch.func` and in forward mode the program itself runs: its ops are plain, and every
+  transform knows them.
+- While `torch.compile` traces, the text for the kind of the examples is traced.
 """
 
 from __future__ import annotations
@@ -14,16 +22,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from pullback.capture.joint import Capture
-from pullback.capture.trees import flatten, unflatten
+from pullback.capture.joint import Capture, Input
+from pullback.capture.trees import flatten, tensors_in, unflatten
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
+from pullback.derive.source import module_source
 from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
-from pullback.function.slots import new_class, version_of
+from pullback.function.slots import has_tangent, new_class, transforms_active, version_of
 from pullback.graph.cut import require_policy
 
 
@@ -36,19 +46,36 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         examples: arguments to capture it with; calls of other kinds are captured when they come.
         save: what forward keeps for backward: "auto", "inputs", "everything", or how many bytes.
 
-    Returns a subclass of `Function`: call its `apply`. Law: `apply` gives what `program` gives, and
-    every derivative that autograd gives through `program`.
+    Returns a subclass of `Function` with `source()`, the text of a module that needs only torch.
+    Law: `apply` gives what `program` gives, and every derivative that autograd gives through it.
+
+    >>> import torch
+    >>> D = derive(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
+    >>> x = torch.tensor([0.5], requires_grad=True)
+    >>> D.apply(x).backward()
+    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
+    True
     """
     require_policy(save)
-    recipes = Recipes(program, save)
-    if examples:
-        recipes.find(examples)
+    if not examples:
+        raise CaptureError(
+            f"`{_name(program)}` must be derived with examples of its arguments",
+            expected="derive(program, *examples)",
+            got="no example",
+            fix="pass tensors like those it will be called with, and its other arguments",
+        )
+    derived = _Derived(program, examples, save)
     name = "".join(part.capitalize() or "_" for part in _name(program).split("_"))
+    nested = any(isinstance(arg, (list, tuple)) and tensors_in(arg) for arg in examples)
     space: dict[str, Any] = {
-        "forward": staticmethod(_make_forward(recipes)),
-        "backward": staticmethod(_make_backward(recipes)),
-        "apply": classmethod(_make_apply(recipes)),
-        "traverse_lists": True,
+        "forward": staticmethod(derived.make_forward()),
+        "backward": staticmethod(derived.make_backward()),
+        "apply": classmethod(derived.make_apply()),
+        "source": staticmethod(lambda: derived.source(name)),
+        "program": staticmethod(program),
+        "traverse_lists": nested,
+        # A compiler that traces would take closures for constants and lose their gradients.
+        "is_traceable": not derived.closures,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
@@ -60,33 +87,78 @@ def _name(program: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "derived"
 
 
-# ---- calls ----
+class _Derived:
+    """What a derived class knows: its program, its recipes, and the general one for tracing."""
 
+    def __init__(self, program: Callable[..., Any], examples: Sequence[Any], save: str | int):
+        self.program = program
+        self.examples = tuple(examples)
+        self.save = save
+        self.recipes = Recipes(program, save)
+        self.general = self.recipes.general(examples)
+        _require_simple(self.general.captured)
+        self.closures = [
+            one.tensor for one in self.general.captured.inputs if one.kind == "closure"
+        ]
 
-def _make_apply(recipes: Recipes) -> Any:
-    signature = _signature(recipes.program)
+    def source(self, name: str) -> str:
+        """The module of the Function, as text."""
+        return module_source(self.general.captured, self.save, name, self.program)
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs and signature is not None:
-            bound = signature.bind(*args, **kwargs)
-            args = bound.args
-        if dispatch.transforms_active():
-            return recipes.program(*args)  # plain ops: every transform knows them
-        recipe, _ = recipes.find(args)
-        closures = [one.tensor for one in recipe.captured.inputs if one.kind == "closure"]
-        output = dispatch.apply.__get__(None, cls)(_Call(recipe), *args, *closures)
-        return output
+    # ---- calls ----
 
-    return apply
+    def make_apply(self) -> Any:
+        """`apply`: the user's arguments, and behind them the closures, which are inputs too."""
+        signature = _signature(self.program)
 
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs and signature is not None:
+                args = signature.bind(*args, **kwargs).args
+            if transforms_active() or has_tangent(args):
+                return self.program(*args)
+            return dispatch.apply.__get__(None, cls)(*args, *self.closures)
 
-class _Call:
-    """What goes with the arguments of one call: the recipe that fits them."""
+        return apply
 
-    __slots__ = ("recipe",)
+    def make_forward(self) -> Any:
+        """`forward`: the text, and what it saves."""
+        traced, closures = _make_traced(self.general), len(self.closures)
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
+        def forward(ctx: Any, *args: Any) -> Any:
+            if is_dynamo_compiling():
+                return traced(ctx, args)
+            own = args[: len(args) - closures]
+            recipe, tensors = self.recipes.find(own)
+            captured = recipe.captured
+            outputs, saved, numbers = recipe.run(tensors)
+            ctx.save_for_backward(*saved)
+            ctx.recipe, ctx.numbers = recipe, numbers
+            ctx.inputs = _Inputs(captured.row(tensors), saved)
+            ctx.mark_non_differentiable(*_silent(captured, outputs))
+            return captured.give(outputs)
+
+        return forward
+
+    def make_backward(self) -> Any:
+        """`backward`: the text, or the program again where it is to be differentiated."""
+        traced = _make_traced_backward(self.general)
+
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            if is_dynamo_compiling():
+                return traced(ctx, cotangents)
+            recipe, saved = ctx.recipe, ctx.saved_tensors
+            captured = recipe.captured
+            wanted = _of_differentiable(captured, cotangents)
+            row = ctx.inputs.find(saved) if torch.is_grad_enabled() else None
+            if row is None:
+                gradients = recipe.pull(saved, ctx.numbers, wanted)
+            else:
+                closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
+                program = _on_row(self.program, captured)
+                gradients = pull_again(program, row, wanted, closures=closures)
+            return _as_arguments(captured, gradients)
+
+        return backward
 
 
 def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
@@ -94,28 +166,6 @@ def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(program)
     except (TypeError, ValueError):
         return None
-
-
-def _make_forward(recipes: Recipes) -> Callable[..., Any]:
-    def forward(ctx: Any, call: _Call, *args: Any) -> Any:
-        recipe = call.recipe
-        captured = recipe.captured
-        own = args[: len(args) - sum(one.kind == "closure" for one in captured.inputs)]
-        _require_simple(captured)
-        tensors = [leaf for leaf in flatten(own)[0] if isinstance(leaf, Tensor)]
-        outputs, saved, numbers = recipe.run(tensors)
-        row = captured.row(tensors)
-        ctx.save_for_backward(*saved)
-        ctx.recipe, ctx.numbers, ctx.inputs = recipe, numbers, _Inputs(row, saved)
-        silent = [
-            outputs[o.index]
-            for o in captured.outputs
-            if o.index is not None and o.kind == "tensor" and not o.differentiable
-        ]
-        ctx.mark_non_differentiable(*silent)
-        return captured.give(outputs)
-
-    return forward
 
 
 def _require_simple(captured: Capture) -> None:
@@ -127,6 +177,15 @@ def _require_simple(captured: Capture) -> None:
             got=f"`{names}` changed in place",
             fix=f"work on a clone of `{names}`, and return it",
         )
+
+
+def _silent(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:
+    """The outputs that carry no gradient."""
+    return [
+        outputs[o.index]
+        for o in captured.outputs
+        if o.index is not None and o.kind == "tensor" and not o.differentiable
+    ]
 
 
 class _Inputs:
@@ -144,31 +203,11 @@ class _Inputs:
         """The inputs as forward saw them, or None when one is gone or changed."""
         row = []
         for place, ref, version in zip(self.places, self.refs, self.versions, strict=True):
-            tensor = ref() if place is None else saved[place]
+            tensor = ref() if place is None or not saved else saved[place]
             if tensor is None or (place is None and version_of(tensor) != version):
                 return None
             row.append(tensor)
         return row
-
-
-# ---- backward ----
-
-
-def _make_backward(recipes: Recipes) -> Callable[..., Any]:
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        recipe, saved = ctx.recipe, ctx.saved_tensors
-        captured = recipe.captured
-        wanted = _of_differentiable(captured, cotangents)
-        row = ctx.inputs.find(saved) if torch.is_grad_enabled() else None
-        if row is not None:
-            closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
-            program = _program(recipes.program, captured)
-            gradients = pull_again(program, row, wanted, closures=closures)
-        else:
-            gradients = recipe.pull(saved, ctx.numbers, wanted)
-        return (None, *_as_arguments(captured, gradients))
-
-    return backward
 
 
 def _of_differentiable(captured: Capture, cotangents: Sequence[Any]) -> list[Any]:
@@ -176,7 +215,7 @@ def _of_differentiable(captured: Capture, cotangents: Sequence[Any]) -> list[Any
     return [c for output, c in zip(returned, cotangents, strict=True) if output.differentiable]
 
 
-def _program(
+def _on_row(
     program: Callable[..., Any], captured: Capture
 ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """The program on the row of a capture's inputs, giving its differentiable outputs."""
@@ -193,12 +232,63 @@ def _program(
 def _as_arguments(captured: Capture, gradients: Sequence[Any]) -> tuple[Any, ...]:
     """The gradients in the form of the arguments, then those of the closures."""
     rest = iter(gradients)
-    leaves = [next(rest) if is_input(leaf) else None for leaf in captured.leaves]
+    leaves = [next(rest) if isinstance(leaf, Input) else None for leaf in captured.leaves]
     kinds = [one.kind for one in captured.inputs]
     closures = [g for g, kind in zip(gradients, kinds, strict=True) if kind == "closure"]
     return (*unflatten(leaves, captured.in_spec), *closures)
 
 
-def is_input(leaf: Any) -> bool:
-    """Whether a leaf of a capture's arguments stands for a tensor."""
-    return type(leaf).__name__ == "Input"
+# ---- for Dynamo to trace ----
+
+
+def _make_traced(recipe: Recipe) -> Any:
+    """Forward for flat arguments of the kind of the examples, in plain Python."""
+    captured = recipe.captured
+    count, saved = captured.joint.output_count, recipe.saved_count
+    kinds = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in captured.joint.inputs]
+    made = [one.tensor for one in captured.inputs if one.kind == "constant"]
+    constants = [tensor for tensor in made if tensor is not None]
+    is_single = recipe.saved_count + recipe.number_count + count == 1
+    name, function = captured.name, recipe.forward
+    is_tensor = [o.index for o in captured.outputs if o.returned]
+    alone = len(is_tensor) == 1 and captured.out_spec.is_leaf()
+
+    def forward(ctx: Any, args: tuple[Any, ...]) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)] + constants
+        for tensor, (dtype, dim) in zip(tensors, kinds, strict=True):
+            if tensor.dtype != dtype or tensor.dim() != dim:
+                raise RuntimeError(f"{name} is compiled for the dtypes and ranks of its examples")
+        values = function(*tensors)
+        if is_single:
+            values = (values,)
+        ctx.save_for_backward(*values[count : count + saved])
+        ctx.numbers = tuple(values[count + saved :])
+        return values[0] if alone else tuple([values[i] for i in is_tensor])
+
+    return forward
+
+
+def _make_traced_backward(recipe: Recipe) -> Any:
+    """Backward for the same."""
+    captured, function = recipe.captured, recipe.backward
+    needs = [one.needs for one in captured.inputs if one.kind != "constant"]
+    is_single = sum(needs) == 1
+    used = [i for i, o in enumerate(captured.outputs) if o.returned and o.differentiable]
+    shape = [isinstance(leaf, Input) for leaf in captured.leaves]
+    closures = sum(one.kind == "closure" for one in captured.inputs)
+
+    def backward(ctx: Any, cotangents: tuple[Any, ...]) -> Any:
+        wanted = [cotangents[i].contiguous() for i in used]
+        values = function(*ctx.saved_tensors, *ctx.numbers, *wanted)
+        pulled = [values] if is_single else list(values)
+        place, row = 0, []
+        for needed in needs:
+            row.append(pulled[place] if needed else None)
+            place += needed
+        place, gradients = 0, []
+        for is_input in shape:
+            gradients.append(row[place] if is_input else None)
+            place += is_input
+        return (*gradients, *row[len(row) - closures :])
+
+    return backward

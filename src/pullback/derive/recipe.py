@@ -1,12 +1,12 @@
 """A recipe: how to run a captured program forward, what to save, and how to run it backward.
 
-A capture is simplified, cut into what is saved and what is computed again, split into a forward and a
-backward graph, and each is printed as a Python function and compiled. What runs is the text.
+A capture is simplified, cut into what is saved and what is computed again, split into a forward
+and a backward graph, and each is printed as a Python function and compiled. What runs is the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture
+from pullback.errors import InternalError
 from pullback.graph.cut import Cut, cut
 from pullback.graph.names import names_of
 from pullback.graph.parts import JointGraph
@@ -23,21 +24,18 @@ from pullback.graph.text import function_text
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """A captured program as text: two functions, and what goes from one to the other.
+class Parts:
+    """A captured program in two graphs, and what goes from one to the other.
 
     `forward` takes the inputs and returns the outputs and what is saved; `backward` takes what is
-    saved and the cotangents, and returns the gradients of the inputs that need one. `saved` are the
-    variables between them, numbers last.
+    saved and the cotangents, and returns the gradients of the inputs that need one.
     """
 
-    forward: str
-    backward: str
-    inputs: tuple[str, ...]
-    saved: tuple[str, ...]
-    numbers: tuple[str, ...]
-    cotangents: tuple[str, ...]
+    joint: JointGraph
     cut: Cut
+    forward: fx.Graph
+    backward: fx.Graph
+    names: Mapping[fx.Node, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +67,29 @@ class Recipe:
         return [next(pulled) if needed else None for needed in needs]
 
 
-def texts_of(captured: Capture, save: str | int, *, readable: bool) -> Texts:
-    """The program of a capture, printed."""
+def parts_of(captured: Capture, save: str | int, *, readable: bool = False) -> Parts:
+    """The program of a capture, simplified, cut and split."""
     joint = simplify(captured.joint, READABLE if readable else EXACT)
-    assert isinstance(joint, JointGraph)
-    free = [i for i, one in enumerate(captured.inputs) if one.free]
-    chosen = cut(joint, save, free=frozenset(free))
+    if not isinstance(joint, JointGraph):
+        raise InternalError("simplify must give back what it was given", got=type(joint).__name__)
+    free = frozenset(i for i, one in enumerate(captured.inputs) if one.free)
+    chosen = cut(joint, save, free=free)
     forward, backward = split(joint, chosen)
     given = tuple(one.name for one in captured.inputs)
     needed = [i for i, one in enumerate(captured.inputs) if one.needs]
     names = names_of(joint, captured.local_names, given, differentiated=needed)
-    return Texts(
-        forward=function_text(forward, "forward", names),
-        backward=function_text(backward, "backward", names),
-        inputs=tuple(names[node] for node in joint.inputs),
-        saved=tuple(names[node] for node in chosen.saved),
-        numbers=tuple(names[node] for node in chosen.numbers),
-        cotangents=tuple(names[node] for node in joint.cotangents),
-        cut=chosen,
-    )
+    return Parts(joint, chosen, forward, backward, names)
 
 
 def recipe_of(captured: Capture, save: str | int) -> Recipe:
     """The program of a capture, compiled."""
-    texts = texts_of(captured, save, readable=False)
+    parts = parts_of(captured, save)
     return Recipe(
         captured=captured,
-        forward=_compiled(texts.forward, "forward", captured.name),
-        backward=_compiled(texts.backward, "backward", captured.name),
-        saved_count=len(texts.saved),
-        number_count=len(texts.numbers),
+        forward=_compiled(parts.forward, "forward", captured.name, parts.names),
+        backward=_compiled(parts.backward, "backward", captured.name, parts.names),
+        saved_count=len(parts.cut.saved),
+        number_count=len(parts.cut.numbers),
     )
 
 
@@ -107,7 +98,10 @@ def _row(value: Any, count: int) -> tuple[Any, ...]:
     return (value,) if count == 1 else tuple(value)
 
 
-def _compiled(text: str, name: str, program: str) -> Callable[..., Any]:
+def _compiled(
+    graph: fx.Graph, name: str, program: str, names: Mapping[fx.Node, str]
+) -> Callable[..., Any]:
+    text = function_text(graph, name, names)
     space: dict[str, Any] = {"torch": torch}
     exec(compile(text, f"<derived {name} of {program}>", "exec"), space)
     function: Callable[..., Any] = space[name]

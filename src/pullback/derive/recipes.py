@@ -1,7 +1,7 @@
 """The recipes of one program: captured when a call of a new kind comes, and kept.
 
-A call is looked up by everything that a capture depends on. Sizes are symbols in a capture, so a call
-with other sizes usually finds a recipe that serves it; what is not served is captured anew.
+A call is looked up by everything that a capture depends on. Sizes are symbols in a capture, so a
+call with other sizes usually finds a recipe that serves it; what is not served is captured anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pullback.capture.check import verify
 from pullback.capture.joint import capture
-from pullback.capture.trees import flatten
+from pullback.capture.trees import flatten, tensors_in
 from pullback.derive.recipe import Recipe, recipe_of
 
 KINDS, CALLS = 64, 4096  # how many recipes, and how many looked-up calls, are kept
@@ -60,10 +60,15 @@ class Recipes:
             self._calls[call] = recipe
             return recipe
 
-    def _make(self, args: Sequence[Any]) -> Recipe:
-        captured = capture(self.program, args)
+    def _make(self, args: Sequence[Any], needs: Sequence[bool] | None = None) -> Recipe:
+        captured = capture(self.program, args, needs=needs)
         verify(captured, self.program, args)
         return recipe_of(captured, self.save)
+
+    def general(self, args: Sequence[Any]) -> Recipe:
+        """A recipe with a gradient for every input of `args` that can have one."""
+        tensors = tensors_in(tuple(args))
+        return self._make(args, [t.is_floating_point() or t.is_complex() for t in tensors])
 
 
 def _modes() -> tuple[Any, ...]:

@@ -95,3 +95,40 @@ def pull_again(
         )
     )
     return [next(pulled) if x.requires_grad else None for x in row]
+
+
+def push(
+    program: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The tangents of the outputs, for tangents of `inputs`: forward mode, by two pulls.
+
+    A pull is linear in its cotangents, so pulling along it a second time, from the gradients to the
+    cotangents, is the push. It needs a backward of each op and no forward-mode rule.
+    """
+    moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
+    with torch.enable_grad(), keeping_history():
+        row = [
+            x.detach().requires_grad_() if i in moving else x.detach() for i, x in enumerate(inputs)
+        ]
+        outputs = program(row)
+        linked = [i for i, output in enumerate(outputs) if output.requires_grad]
+        weights = [torch.zeros_like(outputs[i]).requires_grad_() for i in linked]
+        pulled = torch.autograd.grad(
+            [outputs[i] for i in linked],
+            [row[i] for i in moving],
+            weights,
+            create_graph=True,
+            allow_unused=True,
+        )
+        pairs = [
+            (g, tangents[i])
+            for g, i in zip(pulled, moving, strict=True)
+            if g is not None and g.requires_grad
+        ]
+        pushed = torch.autograd.grad(
+            [g for g, _ in pairs], weights, [v for _, v in pairs], allow_unused=True
+        )
+    found = dict(zip(linked, pushed, strict=True))
+    return [found.get(i) for i in range(len(outputs))]

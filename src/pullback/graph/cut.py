@@ -379,13 +379,8 @@ def _choose(
 
     Among equals: the one with the fewest nodes saved, then the fewest in backward.
     """
-    import networkx  # type: ignore[import-untyped]  # here: `import pullback` must not wait for it
-
-    at = _vertices(problem)
-    network = networkx.DiGraph()
-    network.add_nodes_from((_SOURCE, _SINK))
-    for tail, head, capacity in _edges(problem, at, tiers, must, never):
-        network.add_edge(tail, head, **({} if capacity is None else {"capacity": capacity}))
+    networkx, at = _networkx(), _vertices(problem)
+    network = _network(problem, _prices(problem, tiers), must, never)
     try:
         _, (_, sinks) = networkx.minimum_cut(network, _SOURCE, _SINK)
     except networkx.NetworkXUnbounded:
@@ -400,6 +395,25 @@ def _measured(problem: _Problem, saved: Collection[fx.Node]) -> _Choice:
     return _Choice(frozenset(saved), charge, flops * problem.radix + charge)
 
 
+def _networkx() -> Any:
+    import networkx  # type: ignore[import-untyped]  # here: `import pullback` must not wait for it
+
+    return networkx
+
+
+def _network(
+    problem: _Problem,
+    prices: Iterable[tuple[int, int]],
+    must: frozenset[fx.Node],
+    never: frozenset[fx.Node],
+) -> Any:
+    network = _networkx().DiGraph()
+    network.add_nodes_from((_SOURCE, _SINK))
+    for tail, head, capacity in _edges(problem, prices, must, never):
+        network.add_edge(tail, head, **({} if capacity is None else {"capacity": capacity}))
+    return network
+
+
 def _vertices(problem: _Problem) -> dict[fx.Node, _Vertices]:
     at = {}
     for index, node in enumerate(problem.items):
@@ -411,13 +425,12 @@ def _vertices(problem: _Problem) -> dict[fx.Node, _Vertices]:
 
 def _edges(
     problem: _Problem,
-    at: dict[fx.Node, _Vertices],
-    tiers: Tiers,
+    prices: Iterable[tuple[int, int]],
     must: frozenset[fx.Node],
     never: frozenset[fx.Node],
 ) -> Iterator[tuple[int, int, int | None]]:
     """Tail, head and capacity of every edge; None is without limit."""
-    prices = _prices(problem, tiers)
+    at = _vertices(problem)
     for (node, item), (save, repeat) in zip(problem.items.items(), prices, strict=True):
         enter, leave, twice = at[node]
         if node in must:
@@ -546,13 +559,15 @@ def _search(problem: _Problem, budget: int) -> tuple[_Choice | None, bool]:
         allowance -= solved
         if not ends:
             continue
-        found = _filled(problem, budget, *ends)
-        best = found if best is None or found.work < best.work else best
+        found = [ends[0]] if best is None else [ends[0], best]
         if len(ends) == 2:
             bound = _bound(problem, budget, *ends)
             node = _dividing(problem, *ends)
+            level = _across(problem, ends[1], ends[0])
+            found += filter(None, [_along(problem, budget, level, must, never)])
             heapq.heappush(parts, (bound, next(tickets), must, never | {node}))
             heapq.heappush(parts, (bound, next(tickets), must | {node}, never))
+        best = min(found, key=lambda choice: choice.work)
     return best, True
 
 
@@ -576,17 +591,38 @@ def _bracket(
     return (over or fitting,), solved
 
 
-def _filled(problem: _Problem, budget: int, fitting: _Choice, *over: _Choice) -> _Choice:
-    """`fitting`, with more saved of what `over` saves, for as long as that fits and helps."""
-    more = [node for choice in over for node in problem.items if node in choice.saved]
-    while True:
-        larger = [problem.used(fitting.saved | {n}) for n in more if n not in fitting.saved]
-        choices = [_measured(problem, saved) for saved in larger]
-        fits = [choice for choice in choices if choice.bytes <= budget]
-        best = min(fits, key=lambda choice: choice.work, default=fitting)
-        if best.work >= fitting.work:
-            return fitting
-        fitting = best
+def _along(
+    problem: _Problem,
+    budget: int,
+    tiers: Tiers,
+    must: frozenset[fx.Node],
+    never: frozenset[fx.Node],
+) -> _Choice | None:
+    """The largest fitting choice among some that all are best by the first tier.
+
+    All minimum cuts follow from one maximum flow: their source's sides are the sets that no open
+    edge leaves. Adding strong components one by one, successors first, walks through such sets.
+    """
+    networkx, at = _networkx(), _vertices(problem)
+    (charges, _, flops), *_ = tiers
+    prices = [(charges * i.charge, flops * (i.flops or 0)) for i in problem.items.values()]
+    network = _network(problem, prices, must, never)
+    flow = networkx.algorithms.flow.preflow_push(network, _SOURCE, _SINK)
+    edges = flow.edges(data=True)
+    opened = networkx.DiGraph((a, b) for a, b, edge in edges if edge["flow"] < edge["capacity"])
+    opened.add_nodes_from((_SOURCE, _SINK))
+    source = networkx.descendants(opened, _SOURCE) | {_SOURCE}
+    sink = networkx.ancestors(opened, _SINK) | {_SINK}
+    best, most = None, -1
+    for component in networkx.strongly_connected_components(opened):
+        if not sink.isdisjoint(component):
+            continue
+        source |= component
+        saved = {node for node, v in at.items() if v.enter in source and v.leave not in source}
+        charge = sum(problem.items[node].charge for node in saved | must)
+        if most < charge <= budget:
+            best, most = saved | must, charge
+    return None if best is None else _measured(problem, best)
 
 
 def _bound(problem: _Problem, budget: int, fitting: _Choice, over: _Choice) -> int:

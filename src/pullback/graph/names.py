@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from pullback.graph.cost import op_name, op_of
-from pullback.graph.parts import JointGraph, calls
+from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 from pullback.graph.values import tensor_of
 
 RESERVED = frozenset({"torch", "ctx", "self", "cls", "_", *dir(builtins)})
@@ -54,12 +54,10 @@ def names_of(
         book.give(node, name)
     _name_gradients(joint, book, _differentiated(joint, differentiated))
     locals_ = {getattr(key, "name", key): name for key, name in local_names.items()}
-    for node in calls(joint.graph):
-        for known in (node.name, *node.meta.get("stands_for", ())):
-            if known in locals_:
-                book.give(node, locals_[known])
+    _name_locals(joint, book, locals_, FORWARD)
     _name_outputs(joint, book)
     _name_cotangents(joint, book)
+    _name_locals(joint, book, locals_, BACKWARD)
     _invent_rest(joint, book)
     return book.finish()
 
@@ -105,7 +103,14 @@ def legal(wish: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name in RESERVED else name
 
 
-# ---- outputs and gradients ----
+# ---- what the user named ----
+
+
+def _name_locals(joint: JointGraph, book: _Book, names: dict[Any, str], phase: str) -> None:
+    for node in calls(joint.graph):
+        for known in (node.name, *node.meta.get("stands_for", ())):
+            if known in names and phase_of(node) == phase:
+                book.give(node, names[known])
 
 
 def _name_outputs(joint: JointGraph, book: _Book) -> None:

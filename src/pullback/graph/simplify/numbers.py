@@ -93,9 +93,11 @@ def constant_operand(node: Value) -> Any:
     left, right = node.args
     if (fill := constant_of(right)) is not None and isinstance(left, Value):
         return node.maker.call(node.target, left, fill) if holds(right.dtype, fill) else None
-    if node.target == aten.sub.Tensor or (fill := constant_of(left)) is None:
+    if node.target == aten.sub.Tensor or not isinstance(right, Value):
         return None
-    return node.maker.call(node.target, right, fill) if holds(left.dtype, fill) else None
+    if (fill := constant_of(left)) is None or not holds(left.dtype, fill):
+        return None
+    return node.maker.call(node.target, right, fill)
 
 
 TABLE: Table = (

@@ -21,8 +21,8 @@ FUNCTIONAL = "torch.nn.functional"
 
 # ---- calls by schema ----
 
-DIMS = ("dim", "dims", "sizes", "size", "shape", "repeats")
-"""Arguments that are lists of numbers, and may be one number."""
+DIMS = ("dim", "dims")
+"""Arguments that are dimensions: a list of one may be a number."""
 
 NOISE = {"layout": (torch.strided, None), "pin_memory": (False, None), "implicit": (False,)}
 """Keywords that say nothing with these values."""
@@ -33,9 +33,14 @@ DIFFERENT = frozenset(
         *("index", "to", "resize", "view_copy", "expand_copy", "set", "unsafe_split", "ravel"),
         *("align_to", "rename", "refine_names", "type", "real", "imag", "max_pool2d", "tensor"),
         *("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "embedding"),
+        *("block_diag", "cartesian_prod", "einsum", "broadcast_tensors", "meshgrid", "unflatten"),
     }
 )
 """Names of methods and functions that are not the op of that name, or take other arguments."""
+
+
+FAMILIES = {"linalg": torch.linalg, "special": torch.special}
+"""Modules whose functions are ops under their name with a prefix."""
 
 
 def called(writer: Writer, node: fx.Node) -> Expression | None:
@@ -50,6 +55,9 @@ def called(writer: Writer, node: fx.Node) -> Expression | None:
         return writer.method(owner, name, *args[1:], **kwargs)
     if hasattr(torch, name) and not name.endswith("_backward"):
         return writer.call(f"torch.{name}", *args, **kwargs)
+    family, _, member = name.partition("_")
+    if family in FAMILIES and hasattr(FAMILIES[family], member):
+        return writer.call(f"torch.{family}.{member}", *args, **kwargs)
     return None
 
 
@@ -104,7 +112,8 @@ def dims(node: fx.Node, arg: Any) -> Any:
 
 def last_as_minus_one(node: fx.Node, dim: int) -> int:
     """The last dimension of several counts from the end: it is the same for every rank."""
-    count = rank(node) if isinstance(node.args[0], list | tuple) else rank(node.args[0])
+    is_of_result = isinstance(node.args[0], list | tuple) or op_name(node) == "unsqueeze"
+    count = rank(node if is_of_result else node.args[0])
     return -1 if dim == count - 1 and count > 1 else dim
 
 
@@ -152,12 +161,22 @@ def conjugate(writer: Writer, node: fx.Node) -> Expression | None:
 def cast(writer: Writer, node: fx.Node) -> Expression | None:
     """`x.to(torch.float64)`."""
     kwargs = {key: arg for key, arg in node.kwargs.items() if arg not in NOISE.get(key, ())}
-    dtype = kwargs.pop("dtype", None)
-    if "device" in kwargs:
+    source = tensor_of(node.args[0])
+    if source is None or kwargs.get("device") in (None, source.device):
+        kwargs.pop("device", None)
+    else:
         kwargs["device"] = writer.device(kwargs["device"])
-    if dtype is None and not kwargs:
-        return writer.method(node.args[0], "clone")
-    return writer.method(node.args[0], "to", *([] if dtype is None else [dtype]), **kwargs)
+    if kwargs.keys() == {"dtype"}:
+        return writer.method(node.args[0], "to", kwargs["dtype"])
+    return writer.method(node.args[0], "to" if kwargs else "clone", **kwargs)
+
+
+def split(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.split(4, -1)`, with one size or with all of them."""
+    source, sizes, *dim = node.args
+    if not isinstance(sizes, int | list | tuple):
+        return None
+    return writer.method(source, "split", sizes, *(last_as_minus_one(node, d) for d in dim))  # type: ignore[arg-type]
 
 
 def created(writer: Writer, node: fx.Node) -> Expression | None:
@@ -240,6 +259,7 @@ TABLE: Spellings = {
     aten._log_softmax.default: softmax("log_softmax"),
     aten.where.self: where,
     aten._to_copy.default: cast,
+    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), split),
     **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), created),
     **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created),
     aten.new_full.default: created,
@@ -252,6 +272,7 @@ TABLE: Spellings = {
             1: ("gelu", "silu", "mish", "hardswish", "hardsigmoid"),
             2: ("leaky_relu", "elu", "glu"),
             3: ("linear", "softplus", "hardtanh"),
+            7: ("avg_pool2d", "avg_pool3d"),
         }.items()
         for name in names
     },

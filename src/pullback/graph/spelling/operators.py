@@ -139,7 +139,11 @@ TABLE: Spellings = {
             "gt": ">",
             "ge": ">=",
         }.items()
-        for op in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+        for op in (
+            getattr(aten, name).Tensor,
+            getattr(aten, name).Scalar,
+            getattr(operator, name),
+        )
     },
     # Sizes.
     operator.add: infix("+", SUM),

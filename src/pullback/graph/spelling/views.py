@@ -30,7 +30,7 @@ def reshaped(writer: Writer, node: fx.Node) -> Expression | None:
     twin = writer.like(sizes)
     if twin:
         return writer.method(source, "reshape", Text(f"{twin}.shape"))
-    return writer.method(source, "reshape", *sizes)  # type: ignore[misc]
+    return writer.method(source, "reshape", *(sizes or [()]))  # type: ignore[misc]
 
 
 def merged_dims(node: fx.Node) -> tuple[int, int] | None:
@@ -54,7 +54,7 @@ def expanded(writer: Writer, node: fx.Node) -> Expression | None:
     twin = writer.like(value.shape) if value is not None else ""
     if twin:
         return writer.method(source, "expand_as", Text(twin))
-    return writer.method(source, "expand", *sizes)  # type: ignore[misc]
+    return writer.method(source, "expand", *(sizes or [()]))  # type: ignore[misc]
 
 
 def transposed(writer: Writer, node: fx.Node) -> Expression | None:

@@ -1,0 +1,134 @@
+"""The source of a derived Function: one module that imports only torch, and belongs to the user."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from typing import Any
+
+from torch import Tensor, fx
+
+from pullback.capture.joint import Capture, Input
+from pullback.derive.recipe import Parts, parts_of
+from pullback.errors import UnsupportedOpError
+from pullback.graph.text import text_of
+
+WIDTH = 88
+LARGEST_CONSTANT = 64
+
+
+def module_source(captured: Capture, save: str | int, name: str, program: Any) -> str:
+    """A module with the Function `name`: forward, what is saved and why, backward."""
+    parts = parts_of(captured, save, readable=True)
+    constants = [one for one in captured.inputs if one.kind == "constant"]
+    said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
+    head = [f'"""{said}"""', "", "import torch"]
+    once = _keeps_intermediates(parts)
+    head += ["from torch.autograd.function import once_differentiable"] if once else []
+    head += ["", *(_constant(one) for one in constants)] if constants else []
+    lines = [*head, "", "", f"class {name}(torch.autograd.Function):", *_doc(parts, program), ""]
+    lines += [*_forward(captured, parts), "", *_backward(captured, parts, once=once)]
+    return "\n".join([*lines, ""])
+
+
+def _doc(parts: Parts, program: Any) -> list[str]:
+    said = (inspect.getdoc(program) or "").split("\n\n")[0] or "Derived."
+    rows = [(parts.names[node], _why(parts, node)) for node in parts.cut.saved]
+    width = max((len(name) for name, _ in rows), default=0)
+    table = [f"    {name:<{width}}  {why}" for name, why in rows] or ["    nothing"]
+    text = [*textwrap.wrap(said, WIDTH - 4), "", "Saved for backward:", *table]
+    return _indented(['"""' + text[0], *text[1:], '"""'], 1)
+
+
+def _why(parts: Parts, node: fx.Node) -> str:
+    """Why a tensor is saved, in a few words."""
+    if node in parts.joint.inputs:
+        return "the input itself, which costs nothing to keep"
+    if node in parts.joint.outputs:
+        return "an output, which the caller keeps anyway"
+    return "computed in forward, and cheaper to keep than to compute again"
+
+
+def _keeps_intermediates(parts: Parts) -> bool:
+    """Whether something is saved whose history torch would lose in a second derivative."""
+    known = (*parts.joint.inputs, *parts.joint.outputs)
+    return any(node not in known and _is_float(node) for node in parts.cut.saved)
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+# ---- the two methods ----
+
+
+def _forward(captured: Capture, parts: Parts) -> list[str]:
+    text = text_of(parts.forward, parts.names)
+    given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if _is_given(one)]
+    count, saved = parts.joint.output_count, len(parts.cut.saved)
+    returned, kept = text.returned[:count], text.returned[count : count + saved]
+    body = [*text.statements]
+    body += [f"ctx.save_for_backward({', '.join(kept)})"] if kept else []
+    for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
+        body.append(f"ctx.{parts.names[node]} = {value}")
+    silent = [
+        returned[o.index]
+        for o in captured.outputs
+        if o.index is not None and o.kind == "tensor" and not o.differentiable
+    ]
+    body += [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []
+    body.append(f"return {', '.join(returned)}")
+    return _method("forward", ["ctx", *given], body)
+
+
+def _backward(captured: Capture, parts: Parts, *, once: bool) -> list[str]:
+    text = text_of(parts.backward, parts.names)
+    saved, numbers = len(parts.cut.saved), len(parts.cut.numbers)
+    cotangents = list(text.parameters[saved + numbers :])
+    body = []
+    if saved:
+        row = text.parameters[:saved]
+        body.append(f"{', '.join(row)}{',' * (saved == 1)} = ctx.saved_tensors")
+    for name in text.parameters[saved : saved + numbers]:
+        body.append(f"{name} = ctx.{name}")
+    pulled = iter(text.returned)
+    gradients = [next(pulled) if one.needs else "None" for one in captured.inputs if _is_given(one)]
+    body += [*text.statements, f"return {', '.join(gradients)}"]
+    every = iter(cotangents)
+    returned = [o for o in captured.outputs if o.returned and o.index is not None]
+    named = [next(every) if o.differentiable and o.used else "_" for o in returned]
+    return _method("backward", ["ctx", *_distinct(named)], body, once=once)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Parameters that nobody reads, each with a name of its own."""
+    return [name if name != "_" else f"_{i}" for i, name in enumerate(names)]
+
+
+def _is_given(one: Input) -> bool:
+    """Whether an input is a parameter of the printed forward: not a constant of the module."""
+    return one.kind != "constant"
+
+
+def _method(name: str, parameters: list[str], body: list[str], *, once: bool = False) -> list[str]:
+    lines = ["@staticmethod", *(["@once_differentiable"] if once else [])]
+    lines.append(f"def {name}({', '.join(parameters)}):")
+    lines += [f"    {line}" for statement in body for line in statement.splitlines()]
+    return _indented(lines, 1)
+
+
+def _indented(lines: list[str], level: int) -> list[str]:
+    return [f"{'    ' * level}{line}" if line else line for line in lines]
+
+
+def _constant(one: Input) -> str:
+    tensor = one.tensor
+    if tensor is None or tensor.numel() > LARGEST_CONSTANT:
+        raise UnsupportedOpError(
+            "a tensor that the program makes from numbers must be small to be printed",
+            expected=f"at most {LARGEST_CONSTANT} elements",
+            got=f"`{one.name}` with {0 if tensor is None else tensor.numel()}",
+            fix="pass it as an argument of the program",
+        )
+    return f"{one.name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
