@@ -215,6 +215,12 @@ def test_hundred_arguments_are_inputs():
     assert [g.item() for g in found] == [2.0 * i for i in range(100)]
 
 
+def _is_ours(thing):
+    """Whether garbage can come from a call: other tests of the process leave some of their own."""
+    module = type(thing).__module__ or ""
+    return isinstance(thing, torch.Tensor) or module.startswith("pullback") or module == __name__
+
+
 def test_repeated_calls_make_no_garbage():
     class Busy(pb.Function):
         @staticmethod
@@ -245,7 +251,7 @@ def test_repeated_calls_make_no_garbage():
         for _ in range(3):
             step()
         gc.collect()
-        kinds = sorted({type(thing).__name__ for thing in gc.garbage})
+        kinds = sorted({type(thing).__name__ for thing in gc.garbage if _is_ours(thing)})
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

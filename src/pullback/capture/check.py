@@ -314,11 +314,7 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
     """Up to two rows of other shapes that the graph serves."""
     values = [node.meta["val"].shape for node in captured.joint.inputs]
     arguments, around = values[: len(own)], values[len(own) :]
-    ways: list[Callable[[int, int], int]] = [
-        lambda n, size: size + 1 + n,
-        lambda n, size: 2 * size,
-        lambda n, size: 3 * size,
-    ]
+    ways: list[Callable[[int], int]] = [lambda n: n + 1, lambda n: 2 * n, lambda n: 3 * n]
     found = 0
     for grow in ways:
         shapes = resized(arguments, around, grow)

@@ -67,7 +67,7 @@ class Stage:
     def _symbols(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[Any, Any]:
         like = torch.empty_strided(shape, stride, device="meta")
         source = LocalSource(f"t{self._made}")
-        every = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape))
+        every: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape))
         make = self.sizes.create_symbolic_sizes_strides_storage_offset
         sizes, strides, _ = make(like, source, symbolic_context=every)
         return sizes, strides
@@ -154,11 +154,11 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
-class Overhearing(_python_dispatch.TorchDispatchMode):
+class Overhearing(_python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tell `listener` of each op that is run, with the user's place."""
 
     def __init__(self, listener: Callable[[Any, str], None]) -> None:
-        _python_dispatch.TorchDispatchMode.__init__(self)
+        _python_dispatch.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.listener = listener
 
     def __torch_dispatch__(
@@ -176,11 +176,13 @@ def numbers_of(sizes: Sequence[Any]) -> tuple[int, ...]:
 def resized(
     shapes: Sequence[Sequence[Any]],
     fixed: Sequence[Sequence[Any]],
-    grow: Callable[[int, int], int],
+    grow: Callable[[int], int],
 ) -> list[tuple[int, ...]]:
-    """`shapes` with other sizes: the n-th symbol stands for `grow(n, size)` instead of `size`.
+    """`shapes` with other sizes: each symbol stands for `grow(size)` instead of `size`.
 
-    Sizes that are tied to each other stay so, and symbols that occur in `fixed` keep their numbers.
+    Sizes that are equal stay so, also those that nothing ties to each other: some kernels go by
+    that without looking (keys and values of attention), and write where they must not. Symbols that
+    occur in `fixed` keep their numbers.
     """
     hints = {
         size.node.expr: size.node.hint
@@ -189,10 +191,7 @@ def resized(
         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
     }
     kept = {symbol for shape in fixed for size in shape for symbol in _symbols_in(size)}
-    values = {
-        symbol: hint if symbol in kept else grow(n, hint)
-        for n, (symbol, hint) in enumerate(hints.items())
-    }
+    values = {symbol: hint if symbol in kept else grow(hint) for symbol, hint in hints.items()}
     return [tuple(_number(size, values) for size in shape) for shape in shapes]
 
 
@@ -227,12 +226,13 @@ def untraced() -> Any:
 @contextmanager
 def apart() -> Iterator[None]:
     """Out of sight of every trace and mode around: a capture may happen inside another."""
+    stack: Any = overrides
     modes = []
-    while overrides._len_torch_function_stack():
-        modes.append(overrides._pop_mode())
+    while stack._len_torch_function_stack():
+        modes.append(stack._pop_mode())
     try:
         with _python_dispatch._disable_current_modes():
             yield
     finally:
         for mode in reversed(modes):
-            overrides._push_mode(mode)
+            stack._push_mode(mode)

@@ -78,12 +78,13 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 # ---- Functions of ours ----
 
-_slowly = dispatch._apply_slowly
-_transforms_active = dispatch.transforms_active
+_dispatch: Any = dispatch
+_slowly = _dispatch._apply_slowly
+_transforms_active = _dispatch.transforms_active
 
 
 def _is_general() -> bool:
-    return _watched.handler is not None or _transforms_active()
+    return _watched.handler is not None or bool(_transforms_active())
 
 
 def _apply_generally(door: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,8 +103,8 @@ def _enter() -> None:
         _count += 1
         if _count == 1:
             _site.apply = classmethod(_apply)
-            dispatch.transforms_active = _is_general
-            dispatch._apply_slowly = _apply_generally
+            _dispatch.transforms_active = _is_general
+            _dispatch._apply_slowly = _apply_generally
 
 
 def _leave() -> None:
@@ -112,8 +113,8 @@ def _leave() -> None:
         _count -= 1
         if _count:
             return
-        dispatch.transforms_active = _transforms_active
-        dispatch._apply_slowly = _slowly
+        _dispatch.transforms_active = _transforms_active
+        _dispatch._apply_slowly = _slowly
         if _had_apply:
             _site.apply = _torch_apply
         else:

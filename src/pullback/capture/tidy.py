@@ -8,7 +8,7 @@ needs (`detach`, `alias`) and what nobody uses.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -144,9 +144,10 @@ class _Forming:
         if not _is_number(node, tensor):
             for held, copy in zip(self.traced.held, self.graph.nodes, strict=False):
                 if held.real is tensor:
-                    return copy
-        kwargs = {"dtype": tensor.dtype, "device": tensor.device, "pin_memory": False}
-        args = ([], tensor.item())
+                    return cast(fx.Node, copy)
+        kwargs: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        kwargs["pin_memory"] = False
+        args: Any = ([], tensor.item())
         full = self.graph.create_node("call_function", aten.full.default, args, kwargs, "full")
         user = next(iter(node.users))
         full.meta = {key: user.meta[key] for key in _MARKS} | {"val": self.stage.stand_in(tensor)}

@@ -29,7 +29,7 @@ from pullback.capture.refuse import (
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
 from pullback.capture.watch import OP, Call, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
-from pullback.graph.parts import BACKWARD, FORWARD
+from pullback.graph.parts import FORWARD
 
 ARGUMENT, CLOSURE, CONSTANT = "argument", "closure", "constant"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.fake import apart, Overhearing
+from pullback.capture.fake import Overhearing, apart
 from pullback.capture.modes import Modes, modes_now
 from pullback.capture.names import argument_names, closure_name, program_name
 from pullback.capture.places import call_user, frames_above
@@ -54,8 +54,8 @@ class Unit:
     `inputs` and `outputs` are the numbers of the tensors that go in and come out. A tensor that is
     changed in place comes out under a new number, and so does every other that shares its memory:
     `changed` pairs the old numbers with the new ones. `target` is what is called (the class of a
-    Function, or the op) with `args` and `kwargs`, in which each tensor is a `Ref`. `modes` are those
-    that the program had switched to (`no_grad`, autocast), or None.
+    Function, or the op) with `args` and `kwargs`, in which each tensor is a `Ref`. `modes` is None,
+    or the modes that the program had switched to (`no_grad`, autocast), and those around it.
     """
 
     number: int

@@ -33,7 +33,15 @@ DIFFERENT = frozenset(
         *("index", "to", "resize", "view_copy", "expand_copy", "set", "unsafe_split", "ravel"),
         *("align_to", "rename", "refine_names", "type", "real", "imag", "max_pool2d", "tensor"),
         *("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "embedding"),
-        *("block_diag", "cartesian_prod", "einsum", "broadcast_tensors", "meshgrid", "unflatten"),
+        *(
+            "block_diag",
+            "cartesian_prod",
+            "einsum",
+            "unique_consecutive",
+            "broadcast_tensors",
+            "meshgrid",
+            "unflatten",
+        ),
     }
 )
 """Names of methods and functions that are not the op of that name, or take other arguments."""

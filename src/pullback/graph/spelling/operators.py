@@ -154,4 +154,6 @@ TABLE: Spellings = {
     operator.mod: infix("%", PRODUCT),
     operator.neg: negative,
     operator.pow: power,
+    operator.and_: infix("&", AND),
+    operator.or_: infix("|", OR),
 }

@@ -68,7 +68,7 @@ def swapped(writer: Writer, node: fx.Node) -> Expression | None:
     """`x.mT` for the last two dimensions."""
     source, first, second = node.args
     last = rank(node) - 1
-    if {first % (last + 1), second % (last + 1)} == {last, last - 1}:  # type: ignore[operator]
+    if last > 0 and {first % (last + 1), second % (last + 1)} == {last, last - 1}:  # type: ignore[operator]
         return writer.attribute(source, ".T" if last == 1 else ".mT")
     return writer.method(source, "transpose", first, second)
 
@@ -76,7 +76,7 @@ def swapped(writer: Writer, node: fx.Node) -> Expression | None:
 def permuted(writer: Writer, node: fx.Node) -> Expression | None:
     """`x.permute(0, 2, 1)`."""
     source, dims = node.args
-    return writer.method(source, "permute", *dims)  # type: ignore[misc]
+    return writer.method(source, "permute", *(dims or [()]))  # type: ignore[misc]
 
 
 # ---- brackets ----
