@@ -1,8 +1,9 @@
-"""What every test gets: marks that skip what cannot run here, a fresh torch, gold files."""
+"""What every test gets: marks that skip what cannot run here, a fresh torch, gold files, Python."""
 
 import functools
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -99,3 +100,21 @@ def write(path: Path, text: str) -> None:
     """Write `text` with Unix line ends, in a folder made for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")
+
+
+# ---- a fresh Python ----
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run a new Python that sees the package of this tree, installed or not; output is text."""
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    settings = {**os.environ, "PYTHONPATH": path}
+
+    def run(*arguments: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=settings)
+
+    return run

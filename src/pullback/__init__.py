@@ -1,5 +1,8 @@
 """pullback makes custom autograd functions right and fast."""
 
+from pullback.derive import derive as derive
+from pullback.derive import jvp_of as jvp_of
+from pullback.derive import vmap_of as vmap_of
 from pullback.errors import PullbackError as PullbackError
 from pullback.errors import PullbackWarning as PullbackWarning
 from pullback.function.context import AutogradContext as AutogradContext

@@ -257,6 +257,24 @@ class DifferingCaptureError(PullbackError, RuntimeError):
     name = "differing-capture"
 
 
+class BatchError(PullbackError, ValueError):
+    """Batch dimensions do not fit the arguments."""
+
+    code = "E305"
+    name = "batch"
+
+
+class TargetError(PullbackError, ValueError):
+    """A target such as `module:name` cannot be found or used.
+
+    The part before the colon is a module that Python can import from here, or a file; the part
+    after it is a name in it.
+    """
+
+    code = "E401"
+    name = "target"
+
+
 class InternalError(PullbackError, AssertionError):
     """A law of pullback's own was broken: please report it, with the text of this error."""
 

@@ -103,13 +103,20 @@ def programs(base):
         "tensor on ctx": Case(lambda x: f.Attribute.apply(x), one),
         # ---- arguments ----
         "plain arguments": Case(lambda x: f.Plain.apply(x, 2.5, "mul"), one),
-        "plain argument of program": Case(lambda x, k: f.Plain.apply(x, k, "add"), lambda s: (*one(s), 3)),
+        "plain argument of program": Case(
+            lambda x, k: f.Plain.apply(x, k, "add"), lambda s: (*one(s), 3)
+        ),
         "optional absent": Case(lambda x: f.Optional.apply(x, None), one),
         "optional given": Case(lambda x, b: f.Optional.apply(x, b), tensors((4, 3), (3,))),
         "setup context": Case(lambda x: f.Apart.apply(x, 3.0), one),
         "keyword argument": Case(lambda x: f.Apart.apply(x, factor=2.0), one),
-        "integer input": Case(lambda x, i: f.SavedInput.apply(x)[i], lambda s: (*one(s), torch.tensor([0, 2]))),
-        "nested containers": Case(lambda p, xs: p["w"] * xs[0] + xs[1][0], lambda s: ({"w": one(s)[0]}, [two(s)[1], (SCALE.detach() * s,)])),
+        "integer input": Case(
+            lambda x, i: f.SavedInput.apply(x)[i], lambda s: (*one(s), torch.tensor([0, 2]))
+        ),
+        "nested containers": Case(
+            lambda p, xs: p["w"] * xs[0] + xs[1][0],
+            lambda s: ({"w": one(s)[0]}, [two(s)[1], (SCALE.detach() * s,)]),
+        ),
         "unused input": Case(lambda x, y: f.SavedInput.apply(x), two),
         "scalar input": Case(lambda x, k: f.Needed.apply(x, k), tensors((4, 3), ())),
         "empty input": Case(lambda x: f.SavedInput.apply(x).sum(), tensors((0, 3))),
@@ -127,7 +134,10 @@ def programs(base):
         "unfilled, first used": Case(lambda x: f.Unfilled.apply(x)[0], one),
         "unfilled, second used": Case(lambda x: f.Unfilled.apply(x)[1] * 2, one),
         "unfilled, both": Case(lambda x: f.Unfilled.apply(x), one),
-        "one needed": Case(lambda a, b: f.Needed.apply(a, b), lambda s: (one(s)[0], normal(4, 3, grad=False, seed=s))),
+        "one needed": Case(
+            lambda a, b: f.Needed.apply(a, b),
+            lambda s: (one(s)[0], normal(4, 3, grad=False, seed=s)),
+        ),
         "none needed": Case(lambda a, b: f.Needed.apply(a, b), tensors((4, 3), (4, 3), grad=False)),
         "one gradient absent": Case(lambda a, b: f.HalfGone.apply(a, b), two),
         "grad inside backward": Case(lambda x: f.Again.apply(x), one),
@@ -138,7 +148,9 @@ def programs(base):
         "no_grad block": Case(untracked, one),
         "hook on a middle": Case(hooked, one),
         "Function in a Function": Case(lambda x: f.Nested.apply(x), one),
-        "functions and ops": Case(lambda x, y: (f.SavedInput.apply(x * 2).relu() @ y).softmax(-1), tensors((4, 3), (3, 5))),
+        "functions and ops": Case(
+            lambda x, y: (f.SavedInput.apply(x * 2).relu() @ y).softmax(-1), tensors((4, 3), (3, 5))
+        ),
         "loop": Case(loop, one),
         "checkpoint": Case(lambda x: checkpoint(f.SavedMiddle.apply, x, use_reentrant=False), one),
         "transform inside": Case(lambda x: torch.func.grad(lambda z: z.sin().sum())(x) * x, one),
@@ -146,7 +158,9 @@ def programs(base):
         "changed temporary": Case(lambda x: f.Changing.apply(x * 1), one),
         "changed input": Case(lambda x: f.Changing.apply(x) + 1, tensors((4, 3), grad=False)),
         "changed input, not returned": Case(lambda x: x.mul_(3).sum(), tensors((4, 3), grad=False)),
-        "changed input with history": Case(lambda x: f.Changing.apply(x) * 1, lambda s: (one(s)[0] * 2,)),
+        "changed input with history": Case(
+            lambda x: f.Changing.apply(x) * 1, lambda s: (one(s)[0] * 2,)
+        ),
         "plain in-place ops": Case(lambda x: x.mul(3).mul_(2).add_(x), one),
         "changed views": Case(halves, one),
         "changed buffer": Case(lambda x: norm(x), one),
@@ -164,9 +178,16 @@ def programs(base):
         # ---- kinds ----
         "custom op": Case(lambda x: f.Opaque.apply(x) * 2, one),
         "custom op without gradient": Case(lambda x: cosine(x.detach()) * x, one),
-        "complex": Case(lambda x: f.SavedInput.apply(torch.view_as_complex(x)).abs(), tensors((4, 2))),
-        "complex input": Case(lambda z: f.SavedMiddle.apply(z) * z.conj(), lambda s: (normal(4, seed=s, dtype=torch.complex64),)),
+        "complex": Case(
+            lambda x: f.SavedInput.apply(torch.view_as_complex(x)).abs(), tensors((4, 2))
+        ),
+        "complex input": Case(
+            lambda z: f.SavedMiddle.apply(z) * z.conj(),
+            lambda s: (normal(4, seed=s, dtype=torch.complex64),),
+        ),
         "autocast": Case(mixed_precision, tensors((4, 3), (3, 5))),
-        "half precision": Case(lambda x: f.SavedInput.apply(x), lambda s: (normal(4, 3, seed=s, dtype=torch.bfloat16),)),
+        "half precision": Case(
+            lambda x: f.SavedInput.apply(x), lambda s: (normal(4, 3, seed=s, dtype=torch.bfloat16),)
+        ),
         "branch on shape": Case(lambda x: f.SavedInput.apply(x) if x.shape[0] > 2 else x, one),
-    }  # fmt: skip
+    }

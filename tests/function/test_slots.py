@@ -476,3 +476,17 @@ def test_every_private_name_is_in_this_file():
     wanted = {name for name in [*ours, *bound, "unwrap_if_dead"] if not name.startswith("_")}
 
     assert [name for name in sorted(wanted) if f"slots.{name}" not in text] == []
+
+
+def test_dispatch_mode_sees_every_op():
+    seen = []
+
+    class Noting(slots.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Noting():
+        torch.ones(2).sin()
+
+    assert torch.ops.aten.sin.default in seen

@@ -65,7 +65,8 @@ class Stage:
             return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
 
     def _symbols(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[Any, Any]:
-        like = torch.empty_strided(shape, stride, device="meta")
+        with _python_dispatch._disable_current_modes():
+            like = torch.empty_strided(shape, stride, device="meta")
         source = LocalSource(f"t{self._made}")
         every: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape))
         make = self.sizes.create_symbolic_sizes_strides_storage_offset
@@ -138,6 +139,17 @@ class Stage:
         return bool(self.sizes.evaluate_guards_expression(conditions, list(tensors)))
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether `tensor` fills its memory without gaps or overlaps: then a clone has its strides."""
+    pairs = zip(numbers_of(tensor.stride()), numbers_of(tensor.shape), strict=True)
+    expected = 1
+    for stride, size in sorted(pair for pair in pairs if pair[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether `tensor` is a fake one, of any trace."""
     return isinstance(tensor, fake_tensor.FakeTensor)
@@ -190,13 +202,11 @@ def resized(
         for size in shape
         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
     }
-    kept = {symbol for shape in fixed for size in shape for symbol in _symbols_in(size)}
-    values = {symbol: hint if symbol in kept else grow(hint) for symbol, hint in hints.items()}
+    # What is not a symbol cannot grow, and neither may what equals it.
+    plain = [size for shape in shapes for size in shape if not isinstance(size, torch.SymInt)]
+    kept = {*plain, *(number for shape in fixed for number in numbers_of(shape))}
+    values = {symbol: size if size in kept else grow(size) for symbol, size in hints.items()}
     return [tuple(_number(size, values) for size in shape) for shape in shapes]
-
-
-def _symbols_in(size: Any) -> set[Any]:
-    return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
 
 
 def _number(size: Any, values: dict[Any, int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.fake import Stage, run_backward
+from pullback.capture.fake import Stage, is_dense, run_backward
 from pullback.capture.marks import Mark, Marks
 from pullback.capture.names import argument_names, closure_name, identifier, program_name
 from pullback.capture.places import call_user
@@ -135,10 +135,11 @@ class Tracing:
         """What the program gets for an input.
 
         A leaf that needs a gradient cannot be changed in place. A tensor that is no leaf can, so
-        the program gets one that is none either; `tidy` removes the clone.
+        the program gets one that is none either; `tidy` removes the clone. Where a clone would
+        have other strides it gets a view, and a change in place is refused.
         """
         if held.needs and not held.free:
-            held.given = held.leaf.clone()
+            held.given = held.leaf.clone() if is_dense(held.real) else held.leaf.view_as(held.leaf)
             node = self.stage.node_of(held.given)
             assert node is not None
             node.meta["given"] = True

@@ -1,1 +1,33 @@
-"""Derive: a backward, and every further derivative, from the forward by PyTorch's own rules."""
+"""Derive: a backward, and every further derivative, from the forward by PyTorch's own rules.
+
+The public functions stand here and import what they need when they are called: capturing a program
+brings in the symbolic part of PyTorch, which takes longer to load than the rest of pullback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
+    """A `Function` that computes `program`, with a derived backward: see `derive.backward`."""
+    from pullback.derive.backward import derive as make  # heavy
+
+    return make(program, *examples, save=save)
+
+
+def jvp_of(target: Any) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]]:
+    """Forward mode for a Function or callable, derived where it is missing: see `derive.jvp`."""
+    from pullback.derive.jvp import jvp_of as make  # heavy
+
+    return make(target)
+
+
+def vmap_of(
+    target: Any, *, in_dims: int | Sequence[int | None] = 0, out_dims: int = 0
+) -> Callable[..., Any]:
+    """`target` over a batch, by a loop where it has no rule: see `derive.batch`."""
+    from pullback.derive.batch import vmap_of as make  # heavy
+
+    return make(target, in_dims=in_dims, out_dims=out_dims)

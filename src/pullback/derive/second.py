@@ -108,12 +108,13 @@ def push(
     cotangents, is the push. It needs a backward of each op and no forward-mode rule.
     """
     moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
+    records = torch.is_grad_enabled()
     with torch.enable_grad(), keeping_history():
-        row = [
-            x.detach().requires_grad_() if i in moving else x.detach() for i, x in enumerate(inputs)
-        ]
+        row = [_movable(x) if i in moving else x for i, x in enumerate(inputs)]
         outputs = program(row)
-        linked = [i for i, output in enumerate(outputs) if output.requires_grad]
+        linked = [i for i, o in enumerate(outputs) if isinstance(o, Tensor) and o.requires_grad]
+        if not linked:
+            return [None] * len(outputs)
         weights = [torch.zeros_like(outputs[i]).requires_grad_() for i in linked]
         pulled = torch.autograd.grad(
             [outputs[i] for i in linked],
@@ -128,7 +129,16 @@ def push(
             if g is not None and g.requires_grad
         ]
         pushed = torch.autograd.grad(
-            [g for g, _ in pairs], weights, [v for _, v in pairs], allow_unused=True
+            [g for g, _ in pairs],
+            weights,
+            [v for _, v in pairs],
+            create_graph=records,
+            allow_unused=True,
         )
     found = dict(zip(linked, pushed, strict=True))
     return [found.get(i) for i in range(len(outputs))]
+
+
+def _movable(x: Tensor) -> Tensor:
+    """`x` as something to differentiate by, linked to its history if it has one."""
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

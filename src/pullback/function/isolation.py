@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
-
-_Mode: Any = _python_dispatch.TorchDispatchMode
+from pullback.function.slots import DispatchMode
 
 
 @contextlib.contextmanager
@@ -39,11 +37,11 @@ def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
             generator.set_state(state)
 
 
-class _NoChange(_Mode):  # type: ignore[misc]
+class _NoChange(DispatchMode):  # type: ignore[misc]
     """Refuses ops that change a tensor which was there before."""
 
     def __init__(self) -> None:
-        _Mode.__init__(self)
+        DispatchMode.__init__(self)
         self.made: set[int] = set()
 
     def __torch_dispatch__(

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd import function as torch_function
 from torch.autograd.function import BackwardCFunction, FunctionMeta, _SingleLevelFunction
 from torch.autograd.function import Function as TorchFunction
+from torch.utils import _python_dispatch
 
 _context: Any = BackwardCFunction
 
@@ -37,6 +38,7 @@ no_vmap: Any = TorchFunction.vmap
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+DispatchMode: Any = _python_dispatch.TorchDispatchMode
 below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
 no_torch_function: Any = torch._C.DisableTorchFunction
 

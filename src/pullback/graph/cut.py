@@ -112,7 +112,7 @@ def cut(
     best, _ = _search(problem, policy)
     if best is None:
         raise _out_of_reach(policy, _sure(problem, FEWEST_BYTES).bytes)
-    return problem.settle(best.saved)
+    return problem.settle(_polished(problem, best).saved)
 
 
 def frontier(
@@ -132,7 +132,8 @@ def frontier(
     `time` measures a cut, in seconds.
     """
     problem = _pose(joint, 0, free, needed)
-    cuts = [problem.settle(choice.saved) for choice in _pareto(problem)]
+    choices = (_polished(problem, choice) for choice in _pareto(problem))
+    cuts = [problem.settle(choice.saved) for choice in choices]
     best = [each for each in cuts if not any(_beats(other, each) for other in cuts)]
     return tuple(Point(each, time(each) if time else None) for each in best)
 
@@ -501,30 +502,65 @@ def _grid(numbers: Collection[int]) -> _Grid:
     return _Grid(unit, sum(number for number in numbers if number <= least))
 
 
+def _charges(problem: _Problem) -> _Grid:
+    return _grid([item.charge for item in problem.items.values()])
+
+
 def _pareto(problem: _Problem) -> Iterator[_Choice]:
     """Every choice that no other beats in bytes and flops, where proved, most bytes first."""
     here, last = _sure(problem, FLOPS_THEN_BYTES), _sure(problem, BYTES_THEN_FLOPS)
-    step = max(1, here.bytes // GRAIN)
+    corners = [here, *_corners(problem, here, last), last]
+    edges = [_across(problem, left, right) for left, right in itertools.pairwise(corners)]
+    known = dict(itertools.chain.from_iterable(_walk(problem, edge) for edge in edges))
+    grid, step = _charges(problem), max(1, here.bytes // GRAIN)
     yield here
-    for corner in (*_corners(problem, here, last), last):
-        while here.bytes - step >= corner.bytes:
-            best, is_proved = _search(problem, here.bytes - step)
-            here = best if best and is_proved else corner
-            yield here
+    while here.bytes - step >= last.bytes:
+        budget = grid.floor(here.bytes - step)
+        on_hull = max((charge for charge in known if charge <= budget), default=-1)
+        if budget - on_hull < step:
+            here = _measured(problem, known[on_hull])
+        else:
+            best, is_proved = _search(problem, budget)
+            below = next(corner for corner in corners if corner.bytes <= budget)
+            here = best if best and is_proved else below
+        yield here
 
 
 def _corners(problem: _Problem, left: _Choice, right: _Choice) -> list[_Choice]:
     """The corners of the convex hull that lie strictly between two of them."""
-    if left.bytes <= right.bytes:
-        return []
     middle = _sure(problem, _across(problem, left, right))
     if not _is_below(middle, left, right):
         return []
-    return [
-        *_corners(problem, left, middle),
-        middle,
-        *_corners(problem, middle, right),
-    ]
+    return [*_corners(problem, left, middle), middle, *_corners(problem, middle, right)]
+
+
+def _walk(
+    problem: _Problem,
+    tiers: Tiers,
+    must: frozenset[fx.Node] = _NOTHING,
+    never: frozenset[fx.Node] = _NOTHING,
+) -> Iterator[tuple[int, set[fx.Node]]]:
+    """Choices that are equally good by the first tier, from one best to the other: bytes, nodes.
+
+    All minimum cuts follow from one maximum flow: their source's sides are the sets that no open
+    edge leaves. Adding strong components one by one, successors first, walks through such sets.
+    """
+    networkx, at = _networkx(), _vertices(problem)
+    (charges, _, flops), *_ = tiers
+    prices = [(charges * i.charge, flops * (i.flops or 0)) for i in problem.items.values()]
+    network = _network(problem, prices, must, never)
+    flow = networkx.algorithms.flow.preflow_push(network, _SOURCE, _SINK)
+    opened = networkx.DiGraph()
+    opened.add_nodes_from((_SOURCE, _SINK))
+    edges = flow.edges(data=True)
+    opened.add_edges_from((a, b) for a, b, edge in edges if edge["flow"] < edge["capacity"])
+    side = networkx.descendants(opened, _SOURCE) | {_SOURCE}
+    sinks = networkx.ancestors(opened, _SINK) | {_SINK}
+    for component in networkx.strongly_connected_components(opened):
+        if sinks.isdisjoint(component):
+            side |= component
+            cut = {node for node, v in at.items() if v.enter in side and v.leave not in side}
+            yield sum(problem.items[node].charge for node in cut | must), cut | must
 
 
 def _across(problem: _Problem, left: _Choice, right: _Choice) -> Tiers:
@@ -544,7 +580,7 @@ def _search(problem: _Problem, budget: int) -> tuple[_Choice | None, bool]:
     Branch and bound: a part of the choices is given by what must and what must never be saved, and
     bounded from below by the edge of its convex hull that crosses the budget.
     """
-    budget = _grid([item.charge for item in problem.items.values()]).floor(budget)
+    budget = _charges(problem).floor(budget)
     best: _Choice | None = None
     allowance = max(1, EFFORT // max(1, len(problem.items)))
     parts = [(0, 0, _NOTHING, _NOTHING)]
@@ -563,12 +599,21 @@ def _search(problem: _Problem, budget: int) -> tuple[_Choice | None, bool]:
         if len(ends) == 2:
             bound = _bound(problem, budget, *ends)
             node = _dividing(problem, *ends)
-            level = _across(problem, ends[1], ends[0])
-            found += filter(None, [_along(problem, budget, level, must, never)])
+            walk = _walk(problem, _across(problem, ends[1], ends[0]), must, never)
+            fits = [(charge, saved) for charge, saved in walk if charge <= budget]
+            found += [_measured(problem, max(fits, key=lambda fit: fit[0])[1])] if fits else []
             heapq.heappush(parts, (bound, next(tickets), must, never | {node}))
             heapq.heappush(parts, (bound, next(tickets), must | {node}, never))
         best = min(found, key=lambda choice: choice.work)
     return best, True
+
+
+def _polished(problem: _Problem, choice: _Choice) -> _Choice:
+    """The choice of the same charged nodes that is best in all that costs no bytes."""
+    charged = {node for node, item in problem.items.items() if item.charge}
+    must, never = charged & choice.saved, charged - choice.saved
+    best = _choose(problem, FLOPS_THEN_BYTES, frozenset(must), frozenset(never))
+    return best or choice
 
 
 def _bracket(
@@ -589,40 +634,6 @@ def _bracket(
             return (fitting, over), solved
         fitting, over = (middle, over) if middle.bytes <= budget else (fitting, middle)
     return (over or fitting,), solved
-
-
-def _along(
-    problem: _Problem,
-    budget: int,
-    tiers: Tiers,
-    must: frozenset[fx.Node],
-    never: frozenset[fx.Node],
-) -> _Choice | None:
-    """The largest fitting choice among some that all are best by the first tier.
-
-    All minimum cuts follow from one maximum flow: their source's sides are the sets that no open
-    edge leaves. Adding strong components one by one, successors first, walks through such sets.
-    """
-    networkx, at = _networkx(), _vertices(problem)
-    (charges, _, flops), *_ = tiers
-    prices = [(charges * i.charge, flops * (i.flops or 0)) for i in problem.items.values()]
-    network = _network(problem, prices, must, never)
-    flow = networkx.algorithms.flow.preflow_push(network, _SOURCE, _SINK)
-    edges = flow.edges(data=True)
-    opened = networkx.DiGraph((a, b) for a, b, edge in edges if edge["flow"] < edge["capacity"])
-    opened.add_nodes_from((_SOURCE, _SINK))
-    source = networkx.descendants(opened, _SOURCE) | {_SOURCE}
-    sink = networkx.ancestors(opened, _SINK) | {_SINK}
-    best, most = None, -1
-    for component in networkx.strongly_connected_components(opened):
-        if not sink.isdisjoint(component):
-            continue
-        source |= component
-        saved = {node for node, v in at.items() if v.enter in source and v.leave not in source}
-        charge = sum(problem.items[node].charge for node in saved | must)
-        if most < charge <= budget:
-            best, most = saved | must, charge
-    return None if best is None else _measured(problem, best)
 
 
 def _bound(problem: _Problem, budget: int, fitting: _Choice, over: _Choice) -> int:

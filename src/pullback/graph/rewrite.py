@@ -181,6 +181,8 @@ class _Work:
         if new is None:
             return False
         made = set(_between(last, node))
+        if any(node in part.all_input_nodes for part in made):
+            return False
         pairs = list(_pairs(node, new))
         if not all(self.fits(entry, old, replacement) for old, replacement in pairs):
             return False

@@ -50,11 +50,11 @@ def negated_product(node: Value) -> Any:
     why="a sum of one term is the term; it starts at +0, so -0 becomes +0",
 )
 def sum_of_one(node: Value) -> Any:
-    """x.sum(0) -> x.view(s), where x has size one there"""
-    source, dims = node.args[:2]
+    """x.sum(0) -> x.squeeze(0), where x has size one there"""
+    source, dims, *keepdim = node.args
     if not dims or not all(same(source.val.shape[dim], 1) for dim in dims):
         return None
-    return source.reshape(list(node.shape))
+    return source if any(keepdim) else source.made(aten.squeeze.dims, dims)
 
 
 # ---- slices and selections put together again ----

@@ -247,6 +247,8 @@ def shortened(arg: Any) -> Any:
 def padded(writer: Writer, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.pad(x, (0, 4))`."""
     source, pads, *value = node.args
+    if any(isinstance(fill, complex) for fill in value):
+        return None
     extra: dict[str, Any] = {"value": value[0]} if value and value[0] != 0 else {}
     return writer.call(f"{FUNCTIONAL}.pad", source, tuple(pads), **extra)  # type: ignore[arg-type]
 

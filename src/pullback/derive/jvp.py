@@ -1,0 +1,76 @@
+"""Forward mode for anything that has a backward: `jvp_of`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.capture.trees import flatten, unflatten
+from pullback.derive.second import push
+
+Push = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]]
+
+
+def jvp_of(target: Any) -> Push:
+    """A function that pushes tangents forward: `(primals, tangents) -> (outputs, tangents)`.
+
+    `target` is a Function class or any callable on tensors. Its own forward-mode rules are used
+    where it has them; otherwise the rule is derived from its backward, by transposing it twice.
+    Law: `outputs` is what `target(*primals)` gives, and the tangents are linear in those given.
+
+    A tangent is a tensor like its primal, or None for a primal that does not move.
+    """
+    is_class = isinstance(target, type) and issubclass(target, TorchFunction)
+    program: Callable[..., Any] = target.apply if is_class else target
+
+    def pushforward(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        try:
+            return _by_rules(program, primals, tangents)
+        except (NotImplementedError, RuntimeError):
+            return _by_transposing(program, primals, tangents)
+
+    return pushforward
+
+
+def _by_rules(
+    program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """By PyTorch's forward mode, which needs a rule for every op and Function."""
+    moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
+
+    def of_moving(*row: Tensor) -> Any:
+        args = list(primals)
+        for place, tensor in zip(moving, row, strict=True):
+            args[place] = tensor
+        return program(*args)
+
+    jvp: Any = torch.func.jvp
+    row = tuple(primals[i] for i in moving), tuple(tangents[i] for i in moving)
+    outputs, pushed = jvp(of_moving, *row)
+    return outputs, pushed
+
+
+def _by_transposing(
+    program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """By two pulls: the backward, which is linear in its cotangents, pulled along once more."""
+    places = [i for i, primal in enumerate(primals) if isinstance(primal, Tensor)]
+    outputs = program(*primals)
+    leaves, spec = flatten(outputs)
+
+    def on_row(row: Sequence[Tensor]) -> list[Any]:
+        args = list(primals)
+        for place, tensor in zip(places, row, strict=True):
+            args[place] = tensor
+        return flatten(program(*args))[0]
+
+    pushed = push(on_row, [primals[i] for i in places], [tangents[i] for i in places])
+    filled = [
+        torch.zeros_like(leaf) if tangent is None and isinstance(leaf, Tensor) else tangent
+        for leaf, tangent in zip(leaves, pushed, strict=True)
+    ]
+    return outputs, unflatten(filled, spec)
