@@ -82,8 +82,7 @@ def sparse(x):
 
 
 def filled(x):
-    y = x.clone(); fill(y)  # fmt: skip # noqa: E702
-    return y
+    return fill(x.clone()) or x
 
 
 def cond(x):
@@ -111,6 +110,10 @@ WHERE = "write the choice with `torch.where`, or make it before the call and pas
 READ = "keep it a tensor, or read it before the call and pass it as a number"
 SIZE = "use a form of fixed size, such as a mask with `torch.where`, or make it before the call"
 CUSTOM = "put that part into a custom op: `torch.library.custom_op` with `register_fake`"
+
+NESTED = "in tuples, lists and dicts"
+NOBODY = "no other input"
+WHETHER = "whether it needs a gradient"
 
 # Each program with the rule it breaks, what it is told it did, and what to do.
 REFUSED = {
@@ -241,7 +244,7 @@ def test_object_among_outputs_is_refused():
 
     assert refusal(program, (normal(3),)) == message(
         f"""
-        E301 capture: `program` must return tensors, numbers, strings and `None`, in tuples, lists and dicts
+        E301 capture: `program` must return tensors, numbers, strings and `None`, {NESTED}
           at:       test_refuse.py:{program.__code__.co_firstlineno}
           got:      Box
           fix:      return its tensors one by one
@@ -258,7 +261,7 @@ def test_shared_memory_of_changed_input_is_refused():
 
     assert refusal(program, (x, x[:4])) == message(
         f"""
-        E301 capture: `a`, which `program` changes in place, must share its memory with no other input
+        E301 capture: `a`, which `program` changes in place, must share its memory with {NOBODY}
           at:       test_refuse.py:{program.__code__.co_firstlineno}
           got:      memory shared with `b`
           fix:      pass a clone of `b`
@@ -300,7 +303,7 @@ def test_wrong_number_of_needs_is_refused():
 
     assert refusal(program, (normal(3), normal(3)), needs=[True]) == message(
         f"""
-        E301 capture: `needs` must say for each tensor among the arguments of `program` whether it needs a gradient
+        E301 capture: `needs` must say for each tensor among the arguments of `program` {WHETHER}
           at:       test_refuse.py:{program.__code__.co_firstlineno}
           expected: 2, for (x, y)
           got:      1
@@ -344,7 +347,7 @@ def test_error_of_the_user_passes():
     def program(x):
         raise ValueError("mine")
 
-    with pytest.raises(ValueError, match="^mine$"):
+    with pytest.raises(ValueError, match=r"^mine$"):
         capture(program, (normal(3),))
 
 

@@ -75,7 +75,7 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     own = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     check = _Check(captured, program)
     if not check.compare([_near(t, 1) for t in own], 1):
-        check.compare(own, 1)
+        check.compare(own, 1, must_run=True)
     check.compare([_drawn(t, t.shape, 2) for t in own], 2)
     for seed, shapes in enumerate(_other_shapes(captured, own), 3):
         check.compare([_drawn(t, s, seed) for t, s in zip(own, shapes, strict=True)], seed)
@@ -112,24 +112,36 @@ class _Check:
         self.program = program
         self.shapes = ""
 
-    def compare(self, tensors: Sequence[Tensor], seed: int) -> bool:
-        """Compare both on `tensors`; False when the program cannot run on them."""
+    def compare(self, tensors: Sequence[Tensor], seed: int, *, must_run: bool = False) -> bool:
+        """Compare both on `tensors`; False when the program cannot run on them.
+
+        With `must_run`, what the program raises then is raised.
+        """
         if not self.captured.serves(tensors):
             return False
         self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
         with _unchanged(self.captured), torch.random.fork_rng():
             torch.manual_seed(seed)
             try:
-                returned, own, given = self._call(tensors)
+                expected, cotangents = self._run_program(tensors, seed)
+            except DifferingCaptureError:
+                raise
             except Exception:
+                if must_run:
+                    raise
                 return False
-            expected, cotangents = self._differentiated(self._leaves(returned, given), own, seed)
-            self._require_only_known_changes(tensors, given)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             got = run_joint(self.captured, [_copy(t) for t in tensors], cotangents)
         self._require_same(expected, got)
         return True
+
+    def _run_program(self, tensors: Sequence[Tensor], seed: int) -> tuple[Run, list[Tensor]]:
+        returned, own, given = self._call(tensors)
+        leaves = self._leaves(returned, given)
+        self._require_same_kinds(leaves)
+        self._require_only_known_changes(tensors, given)
+        return self._differentiated(leaves, own, seed)
 
     def _call(self, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor], list[Tensor]]:
         """Call the program: what it returns, the leaves, and what it was given of them."""
@@ -175,24 +187,28 @@ class _Check:
                 name = self.captured.inputs[place].name
                 raise self._fault(f"`{name}`", "changed in place", "unchanged")
 
-    def _require_same(self, expected: Run, got: Run) -> None:
-        for place, (value, output) in enumerate(
-            zip(expected.outputs, self.captured.outputs, strict=True)
-        ):
-            where = f"output {place}"
-            if not output.returned and output.changes is not None:
-                where = f"`{self.captured.inputs[output.changes].name}`, which is changed"
-            if isinstance(value, Tensor) and value.requires_grad != output.differentiable:
+    def _require_same_kinds(self, leaves: Sequence[Any]) -> None:
+        for place, (leaf, output) in enumerate(zip(leaves, self.captured.outputs, strict=True)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad != output.differentiable:
                 raise self._fault(
-                    where,
-                    f"requires_grad is {value.requires_grad}",
+                    self._where(place),
+                    f"requires_grad is {leaf.requires_grad}",
                     f"requires_grad is {output.differentiable}",
                 )
+
+    def _require_same(self, expected: Run, got: Run) -> None:
+        for place, output in enumerate(self.captured.outputs):
             graphs = output.value if output.index is None else got.outputs[output.index]
-            self._require_equal(where, value, graphs)
+            self._require_equal(self._where(place), expected.outputs[place], graphs)
         names = [i.name for i in self.captured.inputs if i.needs]
         for name, wanted, gradient in zip(names, expected.gradients, got.gradients, strict=True):
             self._require_equal(f"gradient of `{name}`", wanted, gradient)
+
+    def _where(self, place: int) -> str:
+        output = self.captured.outputs[place]
+        if output.returned or output.changes is None:
+            return f"output {place}"
+        return f"`{self.captured.inputs[output.changes].name}`, which is changed"
 
     def _require_equal(self, where: str, expected: Any, got: Any) -> None:
         if not isinstance(expected, Tensor) or not isinstance(got, Tensor):

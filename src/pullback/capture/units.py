@@ -216,6 +216,7 @@ class _Recording:
             return call.make(*call.args, **call.kwargs)
         with no_torch_function():
             self._require_visible(call)
+            _require_plain_slices(self.name, call)
             args, kwargs = map_leaves(self._ref, (call.args, call.kwargs))
             given = tensors_in((call.args, call.kwargs))
             before = versions_of(given)
@@ -272,8 +273,6 @@ class _Recording:
     # ---- values ----
 
     def _ref(self, leaf: Any) -> Any:
-        if isinstance(leaf, slice) and any(map(_is_tensor, (leaf.start, leaf.stop, leaf.step))):
-            raise unreadable(self.name, "index", "")
         return Ref(self._number(leaf)) if _is_tensor(leaf) else leaf
 
     def _number(self, tensor: Tensor) -> int:
@@ -305,6 +304,14 @@ class _Recording:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
+
+
+def _require_plain_slices(name: str, call: Call) -> None:
+    """Raise for a tensor as the bound of a slice: it is read, and nothing else tells of it."""
+    leaves, _ = flatten((call.args, call.kwargs))
+    for leaf in leaves:
+        if isinstance(leaf, slice) and any(map(_is_tensor, (leaf.start, leaf.stop, leaf.step))):
+            raise unreadable(name, "index", call.place)
 
 
 def _forwards(cls: Any) -> Iterator[tuple[CodeType, str]]:

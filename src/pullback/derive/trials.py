@@ -100,12 +100,14 @@ class Trials:
         own = [(n, leaf) for n, leaf in zip(names, leaves, strict=True) if _is_tensor(leaf)]
         self.input_names = [name for name, _ in own]
         self.needs = _needs([tensor for _, tensor in own])
-        self.leaves = self._in_double(leaves)
         self.places = [i for i, needed in enumerate(self.needs) if needed]
         self.used: tuple[int, ...] = ()  # the outputs, by leaf, that have a cotangent
         self.all: list[Trial] = []
-        tensors = [leaf for leaf in self.leaves if _is_tensor(leaf)]
-        self._add(tensors, required=True)
+        self.leaves = [_doubled(leaf) for leaf in leaves]
+        if not self._add(self._own()):  # some Functions take single precision only
+            self.leaves = list(leaves)
+            self._add(self._own(), required=True)
+        tensors = self._own()
         self._add([near(tensor, 1) for tensor in tensors])
         self._add([drawn(tensor, tensor.shape, 2) for tensor in tensors])
 
@@ -120,7 +122,10 @@ class Trials:
 
         A Function may change those in place.
         """
-        return self.fill(self._given([leaf for leaf in self.leaves if _is_tensor(leaf)])[1])
+        return self.fill(self._given(self._own())[1])
+
+    def _own(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves if _is_tensor(leaf)]
 
     def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The arguments, with these tensors in them."""
@@ -242,15 +247,6 @@ class Trials:
                 found[seen] = position
             seen += len(tensors)
         return found
-
-    def _in_double(self, leaves: Sequence[Any]) -> list[Any]:
-        """`leaves` in double precision, or as they are if the forward takes no such thing."""
-        self.leaves = [_doubled(leaf) for leaf in leaves]
-        try:
-            self._forward(self.program, [x for x in self.leaves if _is_tensor(x)], 0)
-        except Exception:
-            self.leaves = list(leaves)
-        return self.leaves
 
 
 def _pull(

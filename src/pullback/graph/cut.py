@@ -95,8 +95,8 @@ def cut(
       reduction to a quarter of its input or less;
     - `"inputs"`: run everything again that may be; random and opaque ops never run twice;
     - `"everything"`: run nothing again but views: what eager autograd would keep;
-    - a number: the fewest flops whose saved bytes fit into it. Exact, unless the search outgrows
-      `EFFORT`; then the best that it found.
+    - a number: the fewest flops whose saved bytes fit into it, to one part in `GRAIN`. Should the
+      search outgrow `EFFORT`, the best that it found.
 
     Arguments:
         joint: a joint graph.
@@ -125,9 +125,10 @@ def frontier(
     """Every best trade of saved bytes against recomputed flops, from most bytes to fewest.
 
     No cut has fewer bytes than one of these without more flops, nor fewer flops without more bytes.
-    The corners of the convex hull come from a sweep of minimum cuts of `bytes + x * flops`, each of
-    which proves itself; the points between, from a search below each of them. In a graph so large
-    that a search outgrows `EFFORT`, its point is left out, because it is not proved.
+    The points of the convex hull come from a sweep of minimum cuts of `bytes + x * flops`, each of
+    which proves itself; those above it from a search below each point, which proves that nothing is
+    between. Where a search outgrows `EFFORT`, what it found is left out: it is not proved.
+    Differences below one part in `GRAIN` do not count.
 
     `time` measures a cut, in seconds.
     """
@@ -325,7 +326,7 @@ def _priced(
 def _runs_once(node: fx.Node, policy: str | int) -> bool:
     """Whether `policy` forbids to run `node` a second time."""
     if policy == "everything":
-        return node.op == "call_function" and not (is_number(node) or is_view(node))
+        return not (is_number(node) or is_view(node))
     is_dear = policy == "auto" and (is_matmul_like(node) or _shrinks(node))
     return is_dear or is_unrepeatable(node)
 
@@ -475,7 +476,7 @@ EFFORT = 20_000
 """How many networks one search may solve, times the number of their items: some seconds."""
 
 GRAIN = 10_000
-"""A difference below the largest number divided by this does not count."""
+"""A difference in bytes or flops below one part in this many does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -681,9 +682,7 @@ def is_number(node: fx.Node) -> bool:
 
 def is_savable(node: fx.Node) -> bool:
     """Whether `node` can be handed over as it is: a number, or a tensor that is no view."""
-    if node.op == "get_attr" or isinstance(node.meta.get("val"), tuple | list):
-        return False
-    return not is_view(node)
+    return not (is_view(node) or isinstance(node.meta.get("val"), tuple | list))
 
 
 def _shrinks(node: fx.Node) -> bool:

@@ -217,24 +217,25 @@ class _Work:
     def relay(self, old: fx.Node, after: torch.Tensor) -> bool:
         """Lay out what follows from `old` anew, as `old` is now; whether it all still runs."""
         vals: dict[fx.Node, Any] = {old: after}
-        node = old.next
-        while node.op != "output":
-            if node.op == "call_function" and not vals.keys().isdisjoint(node.all_input_nodes):
-                args, kwargs = fx.map_arg(
-                    (node.args, node.kwargs), lambda arg: vals.get(arg, arg.meta.get("val"))
-                )
-                try:
-                    vals[node] = outcome_of(node.target, args, kwargs)
-                except (RuntimeError, ValueError):  # a view that these strides do not allow
-                    return False
-            node = node.next
-        returned: Any = node.args[0]
+        returned: Any = self.graph.output_node().args[0]
+        for node in _between(old, self.graph.output_node()):
+            if vals.keys().isdisjoint(node.all_input_nodes):
+                continue
+            args, kwargs = fx.map_arg(
+                (node.args, node.kwargs), lambda arg: vals.get(arg, arg.meta.get("val"))
+            )
+            try:
+                val = outcome_of(node.target, args, kwargs)
+            except (RuntimeError, ValueError):  # a view that these strides do not allow
+                return False
+            if not _is_laid_out_like(val, node.meta["val"]):
+                vals[node] = val
         if any(
-            _overlaps(vals[last]) > _overlaps(last.meta["val"]) for last in vals.keys() & returned
+            _overlaps(vals[node]) > _overlaps(node.meta["val"]) for node in vals.keys() & returned
         ):
             return False
-        for changed, val in vals.items():
-            changed.meta["val"] = val
+        for node, val in vals.items():
+            node.meta["val"] = val
         return True
 
     def replace(self, name: str, old: fx.Node, new: fx.Node, is_made: bool) -> None:
@@ -246,6 +247,13 @@ class _Work:
         stood_for = (*old.meta.get("stands_for", ()), *(() if is_made else (former,)))
         new.meta["stands_for"] = (*new.meta.get("stands_for", ()), *stood_for)
         new.meta["rules"] = (*new.meta.get("rules", ()), *old.meta.get("rules", ()), name)
+
+
+def _is_laid_out_like(one: Any, two: Any) -> bool:
+    """Whether two values are tensors of the same kind and strides, or no tensors."""
+    if not isinstance(one, torch.Tensor) or not isinstance(two, torch.Tensor):
+        return not isinstance(one, list | tuple)
+    return same_kind(one, two) and same_layout(one, two)
 
 
 def _overlaps(value: Any) -> bool:

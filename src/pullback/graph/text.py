@@ -172,7 +172,9 @@ def _is_short(expression: Expression) -> bool:
 
 
 def _is_trivial(node: fx.Node, expression: Expression) -> bool:
-    """Whether an expression is written out wherever it is used: a number, or a transpose."""
+    """Whether an expression is written where it is used: a number, a transpose, one of results."""
+    if isinstance(node.meta.get("val"), list | tuple):
+        return len(node.users) == 1 and not is_random(node)  # one result, which spells it
     if is_scalar(node) or node.target == aten.scalar_tensor.default:
         return len(expression.text) <= LONGEST
     is_turn = node.target in TURNS and len(node.users) <= 3

@@ -14,6 +14,7 @@ from pullback.graph.rewrite import Table, rewrite
 from pullback.graph.simplify import (
     activations,
     broadcast,
+    convolutions,
     indexing,
     losses,
     negation,
@@ -42,6 +43,7 @@ READABLE: Table = (
     *norms.TABLE,
     *losses.TABLE,
     *indexing.TABLE,
+    *convolutions.TABLE,
     *zeros.TABLE,
     *order.TABLE,
     *EXACT,

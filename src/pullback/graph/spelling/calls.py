@@ -111,10 +111,9 @@ def is_default(schema: Any, name: str, arg: Any) -> bool:
 
 
 def dims(node: fx.Node, arg: Any) -> Any:
-    """A list of dimensions: one without brackets, the last as -1."""
+    """A list of dimensions: one without brackets, counted from the end if it is the last."""
     if isinstance(arg, list | tuple) and all(isinstance(dim, int) for dim in arg):
-        numbers = tuple(last_as_minus_one(node, dim) for dim in arg)
-        return numbers[0] if len(numbers) == 1 else numbers
+        return last_as_minus_one(node, arg[0]) if len(arg) == 1 else tuple(arg)
     return last_as_minus_one(node, arg) if isinstance(arg, int) else arg
 
 
@@ -216,34 +215,6 @@ def embedding(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.call(f"{FUNCTIONAL}.embedding", index, weight)
 
 
-def convolution(writer: Writer, node: fx.Node) -> Expression | None:
-    """`torch.nn.functional.conv2d(x, w, b, stride=2)`."""
-    source, weight, bias, stride, padding, dilation, is_transposed, extra, groups = node.args
-    count = rank(weight) - 2
-    if count not in (1, 2, 3) or rank(source) != count + 2:
-        return None
-    kwargs: dict[str, Any] = {
-        key: shortened(arg)
-        for key, arg, neutral in (
-            ("stride", stride, 1),
-            ("padding", padding, 0),
-            ("output_padding", extra if is_transposed else [0], 0),
-            ("groups", groups, 1),
-            ("dilation", dilation, 1),
-        )
-        if any(item != neutral for item in (arg if isinstance(arg, list | tuple) else [arg]))
-    }
-    name = f"conv_transpose{count}d" if is_transposed else f"conv{count}d"
-    tensors = [source, weight] if bias is None else [source, weight, bias]
-    return writer.call(f"{FUNCTIONAL}.{name}", *tensors, **kwargs)
-
-
-def shortened(arg: Any) -> Any:
-    """A list of equal numbers as one number."""
-    is_uniform = isinstance(arg, list | tuple) and len(set(arg)) == 1
-    return arg[0] if is_uniform else arg
-
-
 def padded(writer: Writer, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.pad(x, (0, 4))`."""
     source, pads, *value = node.args
@@ -274,7 +245,6 @@ TABLE: Spellings = {
     **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created),
     aten.new_full.default: created,
     aten.embedding.default: embedding,
-    aten.convolution.default: convolution,
     aten.constant_pad_nd.default: padded,
     **{
         getattr(aten, name).default: activation(name, most)
