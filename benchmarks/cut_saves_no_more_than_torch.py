@@ -3,8 +3,8 @@
 Everyone's bytes are counted in the same way: memory that is not an input's is an intermediate's (an
 output that is saved, too), a view counts as its base, and each piece of memory counts once. Eager
 autograd's are seen by `saved_tensors_hooks`. Torch's partitioners get the joint graph that we cut;
-its min-cut also gets it in core aten ops, as AOTAutograd would hand it over, and the better of the
-two results counts.
+its min-cut also gets it in the simpler ops that `torch.compile` would have made of it, and the
+better of its two results counts.
 
 Exits with 1 if the claim fails, if "everything" keeps more than eager autograd, or if "auto" keeps
 any intermediate of ten leapfrog steps.
@@ -22,15 +22,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
 from torch._functorch import partitioners
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
 from pullback.graph.cost import base_of, bytes_of
 from pullback.graph.cut import cut, is_number
-from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, phase_of
+from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
 Bytes = tuple[int, int]
 """Of intermediates, of inputs."""
@@ -64,7 +64,7 @@ def by_default_partition(joint: JointGraph) -> Bytes:
 
 
 def by_min_cut(joint: JointGraph) -> Bytes:
-    """What torch's min-cut keeps, of the graph as it is or in core aten ops."""
+    """What torch's min-cut keeps, of the graph as it is or in simpler ops."""
     partition = partitioners.min_cut_rematerialization_partition
     return min(by_torch(partition, joint), by_torch(partition, decomposed(joint)), key=sum)
 
@@ -76,7 +76,7 @@ def by_torch(partition: Callable[..., Any], joint: JointGraph) -> Bytes:
     for kind, nodes in (("primals", twin.inputs), ("tangents", twin.cotangents)):
         for number, node in enumerate(nodes, start=1):
             node.target = node.name = f"{kind}_{number}"  # how torch tells them apart
-    for node in graph.nodes:
+    for node in calls(graph):
         node.meta["partitioner_tag"] = f"is_{phase_of(node)}"
     names = {node.name: node for node in graph.nodes}
     examples = [node.meta["val"] for node in twin.placeholders]
@@ -87,11 +87,11 @@ def by_torch(partition: Callable[..., Any], joint: JointGraph) -> Bytes:
 
 
 def decomposed(joint: JointGraph) -> JointGraph:
-    """`joint` in core aten ops; what needs a cotangent is backward's."""
+    """`joint` in the ops of `torch.compile`; what needs a cotangent is backward's."""
     values = [node.meta["val"] for node in joint.placeholders]
     examples = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values]
     interpreter = fx.Interpreter(fx.GraphModule({}, joint.graph))
-    trace = make_fx(interpreter.run, core_aten_decompositions(), tracing_mode="fake")
+    trace = make_fx(interpreter.run, select_decomp_table(), tracing_mode="fake")
     result = JointGraph(trace(*examples).graph, joint.input_count, joint.output_count)
     late = set(result.cotangents)
     for node in result.graph.nodes:
@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=2**20, help="of the largest activation")
     parser.add_argument("--rounds", type=int, help="ignored: bytes are the same in every round")
     elements = parser.parse_args().elements
-    console = Console(width=120)
+    console = Console(width=130)
     table = Table(title=f"MiB saved, intermediates+inputs, {elements:,} float32 elements")
     for head in ("pipeline", *COLUMNS):
         table.add_column(head, justify="left" if head == "pipeline" else "right")

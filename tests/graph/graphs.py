@@ -438,3 +438,35 @@ def cotangents_of(joint, outputs):
     floating = [y for y in outputs if y.is_floating_point() or y.is_complex()]
     generator = torch.Generator().manual_seed(5)
     return [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in floating]
+
+
+# ---- what a graph computes, as one formula per output ----
+
+
+def formulas(graph, fn=None):
+    """Each returned value as nested calls: `neg(mul.Tensor(x, 2))`. Parameters keep `fn`'s names."""
+    names = list(inspect.signature(fn).parameters) if fn else []
+    texts = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        texts[node] = names[position] if position < len(names) else node.name
+    for node in graph.nodes:
+        if node.op == "call_function":
+            args = [spelled(arg, texts) for arg in node.args]
+            args += [f"{key}={spelled(arg, texts)}" for key, arg in node.kwargs.items()]
+            texts[node] = f"{short(node.target)}({', '.join(args)})"
+    return [spelled(value, texts) for value in graph.output_node().args[0]]
+
+
+def spelled(arg, texts):
+    """An argument of a node, with the text of each node in it."""
+    if isinstance(arg, fx.Node):
+        return texts[arg]
+    if isinstance(arg, list | tuple):
+        return f"[{', '.join(spelled(item, texts) for item in arg)}]"
+    return repr(arg)
+
+
+def short(target):
+    """`mul.Tensor` for `aten.mul.Tensor`, `neg` for `aten.neg.default`."""
+    name = target.__name__ if hasattr(target, "__name__") else str(target)
+    return name.removesuffix(".default")

@@ -404,6 +404,22 @@ def test_number_costs_nothing_and_stands_apart(policy):
     assert (best.charged_bytes, best.recomputed) == (0, ())
 
 
+def test_what_can_neither_be_saved_nor_run_again_is_refused():
+    g = Making()
+    x, cotangent = g.input("x", 8), g.cotangent("ct")
+    values = (torch.empty(8, device="meta"), torch.empty(8, device="meta"))
+    both = g.call(aten.native_dropout.default, x, 0.5, True, val=values)
+    y = g.call(operator.getitem, both, 0, val=values[0])
+    joint = g.joint([y], [g.back(aten.mul.Tensor, cotangent, both)])
+    with pytest.raises(InternalError) as caught:
+        cut(joint)
+
+    assert str(caught.value) == (
+        "E900 internal: what backward needs must follow from tensors that can be saved\n"
+        "  got:      native_dropout"
+    )
+
+
 def test_gradient_that_needs_no_cotangent_is_provided():
     g = Making()
     x, cotangent = g.input("x", 8), g.cotangent("ct")
@@ -674,16 +690,25 @@ def test_frontier_is_that_of_all_cuts(seed):
     assert [(point.bytes, point.flops) for point in points] == sorted(best, reverse=True)
 
 
+def fewest_like(best, joint, every):
+    """How few nodes can be saved with the flops and the charged nodes of `best`."""
+    alive = {base(out) for out in joint.outputs}
+    charged = set(best.saved) - alive
+    likes = [o for o in every if set(o.saved) - alive == charged and o.flops == best.flops]
+    return min((o.alive, len(o.saved)) for o in likes)[1]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_larger_budget_never_costs_more_flops(seed):
     joint = random_joint(seed)
-    prices = [(o.charged, o.flops) for o in outcomes(joint)]
-    least, most = min(prices)[0], max(charged for charged, _ in prices)
+    every = list(outcomes(joint))
+    least, most = (pick(o.charged for o in every) for pick in (min, max))
     for budget in range(least, most + 4, 4):
         best = cut(joint, budget)
-        fits = [(flops, charged) for charged, flops in prices if charged <= budget]
+        fits = [(o.flops, o.charged) for o in every if o.charged <= budget]
 
         assert (best.flops, best.charged_bytes) == min(fits)
+        assert len(best.saved) == fewest_like(best, joint, every)
     if least:
         with pytest.raises(PolicyError, match=f"save={least}$"):
             cut(joint, least - 1)

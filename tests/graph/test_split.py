@@ -183,6 +183,17 @@ def test_one_split_serves_many_sizes(name, policy):
         assert same(in_two(joint, parts, given, cotangents), expected)
 
 
+@pytest.mark.parametrize("name", PIPELINES)
+def test_both_forms_of_a_pipeline_agree(name):
+    torch.manual_seed(0)
+    plain, nested = (captured_of(f"{name}-{form}") for form in ("plain", "nested"))
+    given, cotangents = values_for(*plain)
+    got, expected = (in_one(c.joint, given, cotangents) for c, _ in (nested, plain))
+
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # ---- what is in each graph ----
 
 

@@ -63,8 +63,9 @@ def _parameter_names(program: Any, count: int) -> list[str]:
     if cls is not None:
         signature = signature_of(cls)
         return [signature.name(i) for i in range(count)]
+    call = program.forward if isinstance(program, nn.Module) else program
     try:
-        parameters = list(inspect.signature(program).parameters.values())
+        parameters = list(inspect.signature(call).parameters.values())
     except (TypeError, ValueError):  # a builtin that does not tell
         return [f"arg{i}" for i in range(count)]
     names: list[str] = []

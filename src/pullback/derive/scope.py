@@ -8,7 +8,7 @@ known to be equal, and with its expression in the user's variables.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,10 +89,10 @@ class Known:
         text: Its expression in the user's variables.
         values: What it was in each trial.
         origin: What kind of thing it is.
-        node: Its node: in the user's graph, in the derived one, or of the input that has the size.
+        node: Its node, in the user's graph or in the derived one.
         needs: The nodes of the user's backward that it is made from.
         reads: The user's values that its text mentions.
-        made: For a reduction, how it is made: the op, what is reduced, and the other arguments.
+        made: For a reduction or a size, how it is made: the op, of what, and further arguments.
     """
 
     text: Expression
@@ -125,6 +125,7 @@ class Scope:
     writer: Writer
     known: list[Known] = field(default_factory=list)
     twins: dict[fx.Node, Known] = field(default_factory=dict)
+    numbers: list[float] = field(default_factory=list)  # that the derived backward uses
     _shelves: dict[Any, list[Known]] = field(default_factory=dict)
 
     def add(self, known: Known) -> Known:
@@ -144,7 +145,7 @@ class Scope:
     def written(self, node: fx.Node) -> str:
         """The text of what computes a node, in backticks, also if it has a name."""
         expression = _spelled(self.writer, node)
-        return f"`{expression.text}`" if expression else self.of(node)
+        return f"`{expression.text if expression else self.writer.names.get(node, node.name)}`"
 
 
 def _label(known: Known) -> Any:
@@ -370,10 +371,12 @@ def _sizes(scope: Scope, node: fx.Node) -> list[Known]:
     found = []
     for dim in range(tensors[0].dim()):
         sizes = tuple(int(tensor.shape[dim]) for tensor in tensors)
-        found.append(Known(Expression(f"{name}.shape[{dim}]"), sizes, SIZE, node))
+        made = (aten.sym_size.int, scope.twins[node], (dim,))
+        found.append(Known(Expression(f"{name}.shape[{dim}]"), sizes, SIZE, made=made))
     if tensors[0].dim() > 1:
         counts = tuple(tensor.numel() for tensor in tensors)
-        found.append(Known(Expression(f"{name}.numel()"), counts, SIZE, node))
+        made = (aten.sym_numel.default, scope.twins[node], ())
+        found.append(Known(Expression(f"{name}.numel()"), counts, SIZE, made=made))
     return [known for known in found if max(known.values) > 1]
 
 
@@ -382,5 +385,3 @@ def number_text(number: float) -> Expression:
     is_whole = float(number).is_integer() and abs(number) < 1e6
     return Expression(str(int(number)) if is_whole else f"{number:.12g}", 7 if number >= 0 else 5, 0)
 
-
-Make = Callable[[fx.Graph, Known], fx.Node]

@@ -14,10 +14,7 @@ when it differs.
 
 from __future__ import annotations
 
-import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,12 +23,13 @@ from torch.autograd.function import BackwardCFunction
 from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import (
-    InputIndexError,
     MarkedNonTensorError,
     RepeatedDirtyWarning,
     RepeatedSaveWarning,
 )
+from pullback.function.data import SavedData
 from pullback.function.gradients import look_at, settle, user_backward
+from pullback.function.needs import NeedsInputGrad
 from pullback.function.slots import (
     get_dirty,
     get_needs,
@@ -50,87 +48,8 @@ from pullback.function.slots import (
 
 if TYPE_CHECKING:
     from pullback.function.door import Door
+    from pullback.function.keeping import Run
     from pullback.function.replay import Origin
-
-
-class NeedsInputGrad(tuple[bool, ...]):
-    """Which inputs need a gradient: a tuple as in Python, and a question as in C++.
-
-    `needs[i]` counts every argument and says whether it required grad in `forward`. `needs(i)`
-    counts tensor inputs only and, asked in `backward`, answers for the backward under way;
-    `needs([(first, last), ...])` is whether any index in the half-open ranges is needed.
-    """
-
-    _ctx: Callable[[], AutogradContext | None]
-
-    def __reduce__(self) -> Any:
-        return tuple, (tuple(self),)
-
-    def __call__(self, index: int | Iterable[tuple[int, int]]) -> bool:
-        ctx = self._ctx()
-        if ctx is None:
-            raise ReferenceError("`needs_input_grad` was called after its context was freed")
-        if isinstance(index, int):
-            return _needs(ctx, index)
-        ranges = list(index)
-        return any(_needs(ctx, i) for first, last in ranges for i in range(first, last))
-
-
-def _needs(ctx: AutogradContext, index: int) -> bool:
-    edges = ctx.next_functions
-    if not edges:
-        return False  # nothing is recorded, so no backward will ask
-    if not 0 <= index < len(edges):
-        raise InputIndexError(
-            f"`{ctx._pb_door.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
-            at=ctx._pb_door.signature.place,
-            expected=f"0 <= i < {len(edges)}",
-            got=f"i = {index}",
-            fix="count tensor inputs only, or use `needs_input_grad[i]` to count every argument",
-        )
-    node = edges[index][0]
-    return node is not None and will_run(node)
-
-
-class SavedData(MutableMapping[str, Any]):
-    """`ctx.saved_data`: any data under string keys; PyTorch holds its tensors after forward."""
-
-    __slots__ = ("_ctx",)
-
-    def __init__(self, ctx: AutogradContext) -> None:
-        self._ctx = ctx
-
-    def __getitem__(self, key: str) -> Any:
-        places = self._ctx._pb_data_slots
-        if places is not None and key in places:
-            return self._ctx._pb_tensor_at(places[key])
-        return (self._ctx._pb_data or {})[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if self._ctx._pb_data_slots is not None:
-            self._ctx._pb_data_slots.pop(key, None)
-        self._ctx.__dict__.setdefault("_pb_data", {})[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        if self._ctx._pb_data_slots is None or self._ctx._pb_data_slots.pop(key, None) is None:
-            del (self._ctx._pb_data or {})[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*(self._ctx._pb_data or {}), *(self._ctx._pb_data_slots or {})])
-
-    def __len__(self) -> int:
-        return len(self._ctx._pb_data or {}) + len(self._ctx._pb_data_slots or {})
-
-    def __repr__(self) -> str:
-        return f"SavedData({dict(self)})"
-
-    def hand_over(self, first: int) -> list[Tensor]:
-        """The tensors in here, taken out and given places from `first` on."""
-        data = self._ctx._pb_data or {}
-        tensors = {key: data.pop(key) for key in list(data) if isinstance(data[key], Tensor)}
-        places = {key: place for place, key in enumerate(tensors, first)}
-        self._ctx.__dict__["_pb_data_slots"] = places
-        return list(tensors.values())
 
 
 class AutogradContext(BackwardCFunction):
@@ -145,7 +64,7 @@ class AutogradContext(BackwardCFunction):
     _pb_origin: Origin | None = None  # how to recompute saved intermediates
     _pb_list_output = False
     _pb_in_jvp = False
-    _pb_unpacked: dict[int, list[Any]] | None = None  # per thread, while its backward runs
+    _pb_runs: dict[int, Run] | None = None  # per thread, while its backward runs
     _pb_data: dict[str, Any] | None = None  # behind `saved_data`
     _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
     _pb_needs: NeedsInputGrad | None = None
@@ -205,7 +124,7 @@ class AutogradContext(BackwardCFunction):
             kept.append(tensor)
 
     def _pb_become_keeping(self) -> None:
-        if not isinstance(self, KeepingContext):
+        if self.__class__ is not self._pb_door.keeping:
             object.__setattr__(self, "__class__", self._pb_door.keeping)
 
     def _pb_tensor_at(self, place: int) -> Any:
@@ -343,84 +262,3 @@ class AutogradContext(BackwardCFunction):
                 fix=f"give `{call}` all tensors in one call",
             )
         )
-
-
-class KeepingContext(AutogradContext):
-    """A context with more to do: attribute tensors, dirty inputs, intermediates with a history."""
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """What `save_for_backward` kept, checked for changes in place since."""
-        if self._pb_in_jvp:  # PyTorch gives what `save_for_forward` kept
-            return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
-        saved = self._pb_all_saved()
-        run = (self._pb_unpacked or {}).get(threading.get_ident())
-        if run is not None and self._pb_door.is_clearing:
-            return self._pb_hand_over(run, saved)
-        return saved[: self._pb_user_saves]
-
-    def _pb_hand_over(self, run: list[Any], saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-        """The user's saves, given away: `clear_saved_tensors_on_access` allows one look."""
-        if run[2]:
-            return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))  # raises
-        count = len(saved) if self._pb_user_saves is None else self._pb_user_saves
-        run[1], run[2] = ((None,) * count + saved[count:]), True
-        return saved[:count]
-
-    @property
-    def saved_variables(self) -> tuple[Tensor | None, ...]:
-        """The deprecated name of `saved_tensors`."""
-        warnings.warn(
-            "'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2
-        )
-        return self.saved_tensors
-
-    def apply(self, *cotangents: Any) -> Any:
-        """As in every context, the long way; each saved tensor is unpacked at most once."""
-        thread = threading.get_ident()
-        runs = self.__dict__.setdefault("_pb_unpacked", {})
-        runs[thread] = [torch.is_grad_enabled(), None, False]
-        try:
-            return self._pb_apply_with_care(cotangents)
-        finally:
-            runs.pop(thread, None)
-
-    def apply_boxed(self, cotangents: list[Any]) -> Any:
-        """As `apply`, with the cotangents in one list."""
-        thread = threading.get_ident()
-        runs = self.__dict__.setdefault("_pb_unpacked", {})
-        runs[thread] = [torch.is_grad_enabled(), None, False]
-        try:
-            return AutogradContext.apply_boxed(self, cotangents)
-        finally:
-            runs.pop(thread, None)
-
-    def _pb_all_saved(self) -> tuple[Tensor | None, ...]:
-        run = (self._pb_unpacked or {}).get(threading.get_ident())
-        if run is None:  # somebody looks at the node from outside
-            return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
-        records, unpacked, _ = run
-        if unpacked is None:
-            run[1] = unpacked = get_saved_tensors(self)
-        if records and self._pb_origin is not None and unpacked and torch.is_grad_enabled():
-            run[0], run[1] = False, self._pb_origin.attach(self, unpacked)
-        return cast("tuple[Tensor | None, ...]", run[1])
-
-    def __getattr__(self, name: str) -> Any:
-        slots = self._pb_slots
-        if slots is None or name not in slots:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        place = slots[name]
-        return self._pb_tensor_at(place)
-
-    def __delattr__(self, name: str) -> None:
-        slots = self._pb_slots
-        if slots is None or name not in slots:
-            object.__delattr__(self, name)
-            return
-        place = slots.pop(name)
-        if self._pb_kept is not None:
-            self._pb_kept[place] = None
-        elif (pending := get_to_save(self)) is not None:
-            place += self._pb_user_saves or 0
-            set_to_save(self, (*pending[:place], None, *pending[place + 1 :]))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
 from pullback.function.slots import DispatchMode
 
 

@@ -1,0 +1,408 @@
+"""Edits: the small changes of a hand-written backward that might make it right.
+
+An edit gives one or more operands in the user's graph a new value: another one that is within reach,
+the same with a sign, a factor or a summand, or what the op gives with another constant, another
+argument order, or as another op. Each has a cost, so that the smallest is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.trees import flatten, unflatten
+from pullback.derive.scope import (
+    BACKWARD_VALUE,
+    COTANGENT,
+    DERIVED,
+    NUMBER,
+    REDUCED,
+    Known,
+    Scope,
+    numbers_in,
+)
+from pullback.derive.wording import Wording
+from pullback.graph.cost import op_name
+from pullback.graph.parts import BACKWARD, calls, phase_of
+from pullback.graph.values import aten, tensor_of
+
+Use = tuple[fx.Node, int]
+"""One operand: a node that uses it, and its place among the leaves of the node's arguments."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Formula:
+    """A call of an op: on known values, on nodes of the user's graph, on formulas, on numbers."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """An edit that is not tried yet: the new operands, what it costs, and how it is said.
+
+    `needs` are the nodes of the user's backward that the new operands are made from: the edit
+    makes sense only if it does not change those. `say` gives the edit and the pattern of the
+    error that it mends.
+    """
+
+    cost: float
+    changes: tuple[tuple[Use, Any], ...]
+    needs: frozenset[fx.Node]
+    kind: str
+    say: Callable[[], tuple[str, str]]
+
+    @property
+    def users(self) -> list[fx.Node]:
+        """The nodes that are given a new operand."""
+        return [user for (user, _), _ in self.changes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """Some uses of one value, that change together."""
+
+    old: fx.Node
+    uses: tuple[Use, ...]
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether the value is a gradient, which is returned there."""
+        return all(user.op == "output" for user, _ in self.uses)
+
+
+def leaves_of(node: fx.Node) -> tuple[list[Any], Any]:
+    """The leaves of a node's arguments, and their form."""
+    return flatten((node.args, node.kwargs))
+
+
+def candidates(scope: Scope, place: int) -> list[Candidate]:
+    """Every edit that might mend the gradient at `place`, the smallest first."""
+    if not isinstance(scope.hand.joint.gradients[place], fx.Node):
+        return []
+    maker = _Maker(scope, place)
+    found = [*maker.rewrites(), *maker.literals(), *maker.replacements(), *maker.additions()]
+    return sorted(found, key=lambda candidate: candidate.cost)
+
+
+def swap(scope: Scope, place: int, other: int) -> Candidate | None:
+    """The edit that exchanges two of the returned gradients."""
+    joint = scope.hand.joint
+    one, two = joint.gradients[place], joint.gradients[other]
+    if not isinstance(one, fx.Node) or not isinstance(two, fx.Node):
+        return None
+    output, count = joint.graph.output_node(), joint.output_count
+    changes = (((output, count + place), two), ((output, count + other), one))
+    return Candidate(0, changes, frozenset(), "swap", lambda: ("", ""))
+
+
+def give(scope: Scope, place: int, known: Known) -> Candidate:
+    """The edit that returns another value for the gradient at `place`."""
+    joint = scope.hand.joint
+    use = (joint.graph.output_node(), joint.output_count + place)
+    instead = " instead of `None`" if joint.gradients[place] is None else ""
+    text = f"return `{known.text.text}`{instead}"
+    return Candidate(99, ((use, known),), known.needs, "derived", lambda: (text, ""))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Maker:
+    """Makes the candidates for one gradient."""
+
+    scope: Scope
+    place: int
+
+    # ---- where ----
+
+    @property
+    def output_use(self) -> Use:
+        """The place of the gradient among what is returned."""
+        joint = self.scope.hand.joint
+        return joint.graph.output_node(), joint.output_count + self.place
+
+    def cone(self) -> list[fx.Node]:
+        """The nodes of the user's backward that the gradient depends on, last first."""
+        joint = self.scope.hand.joint
+        wanted = {joint.gradients[self.place]}
+        found = []
+        for node in reversed(list(calls(joint.graph))):
+            if node in wanted and phase_of(node) == BACKWARD:
+                wanted.update(node.all_input_nodes)
+                found.append(node)
+        return found
+
+    def sites(self) -> Iterator[Site]:
+        """Each operand by itself, and each value that is used more than once as a whole."""
+        seen: dict[fx.Node, list[Use]] = {}
+        for user, place in [self.output_use, *_uses(self.cone())]:
+            old = leaves_of(user)[0][place]
+            if tensor_of(old) is not None:
+                seen.setdefault(old, []).append((user, place))
+        for old, uses in seen.items():
+            yield from (Site(old, (use,)) for use in uses)
+            everywhere = tuple(self.every_use(old))
+            if len(everywhere) > 1:
+                yield Site(old, everywhere)
+
+    def every_use(self, node: fx.Node) -> list[Use]:
+        """Every use of `node` in the user's backward, and among the returned gradients."""
+        joint = self.scope.hand.joint
+        users = [user for user in node.users if user.op == "output" or phase_of(user) == BACKWARD]
+        uses = [use for use in _uses(users) if leaves_of(use[0])[0][use[1]] is node]
+        return [u for u in uses if u[0].op != "output" or u[1] >= joint.output_count]
+
+    # ---- another op, other constants ----
+
+    def rewrites(self) -> Iterator[Candidate]:
+        """Another op or another order of its arguments."""
+        for node in self.cone():
+            for op, args in _alternatives(node):
+                yield self._rewritten(node, Formula(op, args, tuple(node.kwargs.items())), 1.0)
+
+    def literals(self) -> Iterator[Candidate]:
+        """Another number in the place of one that is written in the user's backward."""
+        for node in self.cone():
+            leaves, spec = leaves_of(node)
+            for place, leaf in enumerate(leaves):
+                for number in self._instead_of(node, leaf):
+                    args, kwargs = unflatten([*leaves[:place], number, *leaves[place + 1 :]], spec)
+                    formula = Formula(node.target, args, tuple(kwargs.items()))
+                    yield self._renumbered(node, formula, leaf, number)
+
+    def _rewritten(self, node: fx.Node, formula: Formula, cost: float) -> Candidate:
+        changes = tuple((use, formula) for use in self.every_use(node))
+        words = Wording(self.scope)
+        return Candidate(cost, changes, _needs(node), "op", lambda: words.rewritten(node, formula))
+
+    def _renumbered(self, node: fx.Node, formula: Formula, old: Any, new: Any) -> Candidate:
+        changes = tuple((use, formula) for use in self.every_use(node))
+        cost = 1.1 + (0.2 if isinstance(new, Known) else 0.0)
+        words = Wording(self.scope)
+        say = lambda: words.renumbered(node, old, new)  # noqa: E731
+        return Candidate(cost, changes, _needs(node), "constant", say)
+
+    def _instead_of(self, node: fx.Node, leaf: Any) -> Iterator[Any]:
+        if isinstance(leaf, bool):
+            yield not leaf
+        elif isinstance(leaf, float) or (isinstance(leaf, int) and op_name(node) in ARITHMETIC):
+            for known in self._numbers(leaf):
+                if known.values[0] != leaf or len(set(known.values)) > 1:
+                    yield known if known.origin != NUMBER else known.values[0]
+        elif isinstance(leaf, int) and op_name(node) not in SHAPES:
+            yield from (n for n in dict.fromkeys((-leaf, leaf + 1, leaf - 1, 0, 1)) if n != leaf)
+
+    def _numbers(self, leaf: float = 2) -> list[Known]:
+        near = [-leaf, 2 * leaf, leaf / 2, leaf + 1, leaf - 1, leaf * leaf]
+        near += [1 / leaf] if leaf else []
+        known = [number for node in calls(self.scope.hand.joint.graph) for number in _plain(node)]
+        return numbers_in(self.scope, [*near, *known, *self.scope.numbers, *COMMON])
+
+    # ---- another value ----
+
+    def replacements(self) -> Iterator[Candidate]:
+        """Another value in the place of one that is used."""
+        for site in self.sites():
+            for known in self.scope.known:
+                if _is_like(known.values[0], _first(self.scope, site.old)):
+                    if known is not self.scope.twins.get(site.old):
+                        yield self._replaced(site, known)
+
+    def _replaced(self, site: Site, known: Known) -> Candidate:
+        words = Wording(self.scope)
+        changes = tuple((use, known) for use in site.uses)
+        part = known.node if known.origin == BACKWARD_VALUE or known.node else None
+        if part is not None and part in site.old.all_input_nodes and _is_wrapper(site.old):
+            cost, kind = 1.2, "drop"
+            say = lambda: words.dropped(site.old, part, site)  # noqa: E731
+        else:
+            old = self.scope.texts[site.old].size
+            cost = 1 + 0.3 * old + _dear(known) + (2.0 if site.is_returned else 0.0)
+            kind, say = "value", lambda: words.replaced(site.old, known, site)  # noqa: E731
+        return Candidate(cost + 0.01 * len(site.uses), changes, known.needs, kind, say)
+
+    # ---- a sign, a factor, a summand ----
+
+    def additions(self) -> Iterator[Candidate]:
+        """The same value, with something done to it."""
+        numbers = numbers_in(self.scope, [*self.scope.numbers, 2, 3, 4])
+        for site in self.sites():
+            first = _first(self.scope, site.old)
+            if not (first.is_floating_point() or first.is_complex()):
+                continue
+            base = 0.0 if site.is_returned else 0.3
+            base += 0.05 * (len(site.uses) - 1)
+            yield from self._turned(site, first, base)
+            for known in numbers:
+                yield from self._joined(site, known, base, (aten.mul.Tensor, aten.div.Tensor))
+            for known in self.scope.known:
+                if _fits_into(known.values[0], first):
+                    yield from self._joined(site, known, base + 0.5 + _dear(known), JOINS)
+
+    def _turned(self, site: Site, first: Tensor, base: float) -> Iterator[Candidate]:
+        words = Wording(self.scope)
+        for kind, op, args, cost in _turns(first):
+            formula = Formula(op, (site.old, *args))
+            changes = tuple((use, formula) for use in site.uses)
+            say = _bind(words.turned, site.old, kind, args, site)
+            yield Candidate(cost + base, changes, _own(site.old), kind, say)
+
+    def _joined(
+        self, site: Site, known: Known, base: float, ops: Iterable[Any]
+    ) -> Iterator[Candidate]:
+        words = Wording(self.scope)
+        for op in ops:
+            is_sum = op in (aten.add.Tensor, aten.sub.Tensor)
+            if is_sum and known.values[0].dtype == torch.bool:
+                continue
+            formula = Formula(op, (site.old, known))
+            changes = tuple((use, formula) for use in site.uses)
+            kind = "summand" if is_sum else "factor"
+            needs = known.needs | _own(site.old)
+            cost = base + (2.0 if is_sum else 1.5) + (0.01 if op == aten.div.Tensor else 0)
+            say = _bind(words.joined, site.old, op, known, site)
+            yield Candidate(cost, changes, needs, kind, say)
+
+
+def _bind(function: Callable[..., tuple[str, str]], *args: Any) -> Callable[[], tuple[str, str]]:
+    return lambda: function(*args)
+
+
+# ---- tables ----
+
+COMMON = (1, 2, 3, 4, 0.5, 0, -1, 1.5, 0.25, 1 / 3)
+"""Numbers that a formula may need."""
+
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "gt", "ge", "lt", "le", "clamp", "full")
+"""Ops whose whole numbers are numbers, not places or sizes."""
+
+SHAPES = ("view", "reshape", "expand", "sym_size", "_unsafe_view", "new_zeros", "zeros")
+"""Ops whose whole numbers are sizes."""
+
+JOINS = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor)
+
+ALIKE: tuple[tuple[Any, ...], ...] = (
+    (aten.sin.default, aten.cos.default),
+    (aten.sinh.default, aten.cosh.default),
+    (aten.asin.default, aten.acos.default),
+    (aten.exp.default, aten.expm1.default, aten.log.default),
+    (aten.log.default, aten.log1p.default, aten.exp.default),
+    (aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default),
+    (aten.tanh.default, aten.sigmoid.default),
+    (aten.erf.default, aten.erfc.default),
+    (aten.abs.default, aten.sign.default, aten.sgn.default),
+    (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
+    (aten.maximum.default, aten.minimum.default),
+    (aten.amax.default, aten.amin.default),
+    (aten.sum.default, aten.mean.default),
+    (aten.sum.dim_IntList, aten.mean.dim),
+    (aten.triu.default, aten.tril.default),
+    *(
+        tuple(getattr(getattr(aten, name), overload) for name in ("gt", "ge", "lt", "le"))
+        for overload in ("Scalar", "Tensor")
+    ),
+)
+"""Ops that take the same arguments, and that are taken for one another."""
+
+WRAPPERS = ("mul", "div", "add", "sub", "neg", "rsub", "t", "transpose", "permute", "flip")
+WRAPPERS += ("sum", "mean", "pow", "exp", "where", "abs", "sign", "conj", "_conj", "clamp")
+"""Ops that an operand may be taken out of."""
+
+
+def _alternatives(node: fx.Node) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """What the user may have meant by the op of `node`."""
+    args = node.args
+    for group in ALIKE:
+        if node.target in group:
+            yield from ((op, args) for op in group if op != node.target)
+    name = op_name(node)
+    if name in ("sub", "div", "mm", "bmm") and len(args) == 2 and isinstance(args[1], fx.Node):
+        yield node.target, args[::-1]
+    if name == "where" and len(args) == 3:
+        yield node.target, (args[0], args[2], args[1])
+    if name == "rsub":
+        yield from ((op, args) for op in (aten.sub.Tensor, aten.add.Tensor))
+    if name in ("add", "sub") and len(args) == 2 and isinstance(args[1], (int, float)):
+        yield aten.rsub.Scalar, args
+    if node.target in (aten.sum.dim_IntList, aten.mean.dim) and len(args) == 2:
+        yield node.target, (*args, True)
+
+
+def _turns(first: Tensor) -> Iterator[tuple[str, Any, tuple[Any, ...], float]]:
+    """What may be done to a value by itself: kind, op, further arguments, cost."""
+    yield "sign", aten.neg.default, (), 1.4
+    if first.is_complex():
+        yield "conjugate", aten.conj_physical.default, (), 1.6
+    if first.dim() >= 2:
+        yield "transpose", aten.transpose.int, (-2, -1), 1.8
+    for dim in range(first.dim()):
+        yield "sum", aten.sum.dim_IntList, ([dim], True), 2.2
+        yield "mean", aten.mean.dim, ([dim], True), 2.3
+        yield "flip", aten.flip.default, ([dim],), 2.4
+    if first.dim():
+        yield "sum", aten.sum.default, (), 2.2
+        yield "mean", aten.mean.default, (), 2.3
+    if not first.is_complex():
+        yield "square", aten.pow.Tensor_Scalar, (2,), 2.5
+        yield "invert", aten.reciprocal.default, (), 2.5
+        yield "root", aten.sqrt.default, (), 2.6
+
+
+def _is_wrapper(node: fx.Node) -> bool:
+    return node.op == "call_function" and op_name(node) in WRAPPERS
+
+
+# ---- values ----
+
+
+def _uses(users: Iterable[fx.Node]) -> Iterator[Use]:
+    """Each operand of each node that is a node."""
+    for user in users:
+        for place, leaf in enumerate(leaves_of(user)[0]):
+            if isinstance(leaf, fx.Node):
+                yield user, place
+
+
+def _plain(node: fx.Node) -> list[float]:
+    """The numbers among the arguments of an arithmetic op."""
+    if op_name(node) not in ARITHMETIC:
+        return []
+    leaves = leaves_of(node)[0]
+    return [x for x in leaves if isinstance(x, (int, float)) and not isinstance(x, bool)]
+
+
+def _needs(node: fx.Node) -> frozenset[fx.Node]:
+    return frozenset(arg for arg in node.all_input_nodes if phase_of(arg) == BACKWARD)
+
+
+def _own(node: fx.Node) -> frozenset[fx.Node]:
+    return frozenset({node})
+
+
+def _first(scope: Scope, node: fx.Node) -> Tensor:
+    first: Tensor = scope.hand.values[0][node]
+    return first
+
+
+def _dear(known: Known) -> float:
+    """How much a value adds to the cost of an edit."""
+    extra = {DERIVED: 0.5, REDUCED: 1.0, COTANGENT: 0.0}.get(known.origin, 0.0)
+    return extra + 0.5 * known.size
+
+
+def _is_like(value: Any, first: Tensor) -> bool:
+    same = isinstance(value, Tensor) and value.shape == first.shape
+    return same and value.dtype == first.dtype
+
+
+def _fits_into(value: Any, first: Tensor) -> bool:
+    """Whether a value can be multiplied with or added to another without changing its shape."""
+    if not isinstance(value, Tensor) or value.dim() > first.dim():
+        return False
+    pairs: Sequence[Any] = list(zip(reversed(value.shape), reversed(first.shape), strict=False))
+    return value.dtype in (first.dtype, torch.bool) and all(a in (1, b) for a, b in pairs)
