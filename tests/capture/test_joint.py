@@ -534,6 +534,38 @@ def test_capture_inside_capture_works():
     assert len(inner[0].joint.placeholders) == 2
 
 
+def test_unseen_apply_is_captured_rightly():
+    """An alias of PyTorch's C `apply` is seen by nobody; graph and gradients are right."""
+    linear = family(torch.autograd.Function).Linear
+    hidden = super(torch.autograd.Function, linear).apply
+    weight, bias = normal(5, 3, seed=1), normal(5, seed=2)
+
+    def program(x):
+        return hidden(x, weight, bias) * weight.sum()
+
+    found = capture(program, (normal(4, 3),))
+    expected, cotangents = eager(program, (normal(4, 3, seed=3),), found)
+    actual = graph(found, (normal(4, 3, seed=3),), cotangents)
+
+    assert [i.name for i in found.inputs] == ["x", "weight", "bias"]
+    assert_same(actual, expected)
+
+
+def test_compiled_code_is_captured_rightly():
+    weight = normal(3, seed=1)
+
+    def program(x):
+        with torch._C.DisableTorchFunction():
+            return x.sin() * weight
+
+    found = capture(program, (normal(4, 3),))
+    expected, cotangents = eager(program, (normal(4, 3, seed=3),), found)
+    actual = graph(found, (normal(4, 3, seed=3),), cotangents)
+
+    assert [(i.name, i.needs) for i in found.inputs] == [("x", True), ("weight", True)]
+    assert_same(actual, expected)
+
+
 def test_capture_works_without_grad_mode():
     with torch.no_grad():
         found = capture(F.SavedInput.apply, (normal(4, 3),))

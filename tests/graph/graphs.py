@@ -1,5 +1,6 @@
 """Graphs to test passes on: joint graphs of small functions, and ways to run and compare them."""
 
+import functools
 import inspect
 import sys
 from dataclasses import dataclass
@@ -433,8 +434,8 @@ def make(kind, dtype, seed):
     return randn(*kind, dtype=dtype, seed=seed)
 
 
-def cotangents_of(joint, outputs):
-    """Cotangents for the outputs of a joint graph that have one."""
+def cotangents_of(outputs):
+    """Cotangents for the outputs that have one."""
     floating = [y for y in outputs if y.is_floating_point() or y.is_complex()]
     generator = torch.Generator().manual_seed(5)
     return [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in floating]
@@ -444,7 +445,7 @@ def cotangents_of(joint, outputs):
 
 
 def formulas(graph, fn=None):
-    """Each returned value as nested calls: `neg(mul.Tensor(x, 2))`. Parameters keep `fn`'s names."""
+    """Each returned value as nested calls, `neg(mul.Tensor(x, 2))`, with `fn`'s parameters."""
     names = list(inspect.signature(fn).parameters) if fn else []
     texts = {}
     for position, node in enumerate(graph.find_nodes(op="placeholder")):
@@ -470,3 +471,17 @@ def short(target):
     """`mul.Tensor` for `aten.mul.Tensor`, `neg` for `aten.neg.default`."""
     name = target.__name__ if hasattr(target, "__name__") else str(target)
     return name.removesuffix(".default")
+
+
+@functools.cache
+def traced(name, dtype=torch.float32, symbolic=False):
+    """The trace of one of the functions above, made once: nobody may change it."""
+    fn = FUNCTIONS[name]
+    return trace(fn, *inputs_of(fn, dtype), symbolic=symbolic)
+
+
+def row_of(name, dtype=torch.float32):
+    """Inputs and cotangents to run the joint graph of a function on."""
+    fn = FUNCTIONS[name]
+    inputs = inputs_of(fn, dtype)
+    return [*inputs, *cotangents_of(listed(fn(*inputs)))]

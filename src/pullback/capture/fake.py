@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _python_dispatch
 
 from pullback.capture.places import place_at
-from pullback.function.slots import no_torch_function
+from pullback.function.slots import DispatchMode, no_torch_function
 
 # What a fake tensor raises where a real one would have given a value.
 ValueNeeded = fake_tensor.DataDependentOutputException
@@ -166,11 +166,11 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
-class Overhearing(_python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Overhearing(DispatchMode):  # type: ignore[misc]
     """Tell `listener` of each op that is run, with the user's place."""
 
     def __init__(self, listener: Callable[[Any, str], None]) -> None:
-        _python_dispatch.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        DispatchMode.__init__(self)
         self.listener = listener
 
     def __torch_dispatch__(

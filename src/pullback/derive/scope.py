@@ -206,7 +206,8 @@ def _names(
     )
     own = dict(zip(joint.inputs, [*input_names, *rest], strict=True))
     taken = set(own.values())
-    for node, name in zip(joint.cotangents, _cotangent_names(captured, backward), strict=True):
+    used = [place for place, output in enumerate(captured.outputs) if output.used]
+    for node, name in zip(joint.cotangents, cotangent_names(backward, used), strict=True):
         own[node] = name if name not in taken else names[node]
         taken.add(own[node])
     for node in calls(joint.graph):
@@ -222,14 +223,10 @@ def _local_name(node: fx.Node, names: Mapping[str, str]) -> str:
     return next((names[name] for name in known if name in names), "")
 
 
-def _cotangent_names(captured: Capture, backward: Any) -> list[str]:
-    """What the user's backward calls the cotangent of each output that is used."""
+def cotangent_names(backward: Any, outputs: Sequence[int]) -> list[str]:
+    """What the user's backward calls the cotangents of these outputs."""
     parameters = list(inspect.signature(backward).parameters.values())[1:]
-    names: list[str] = []
-    for position, output in enumerate(captured.outputs):
-        if output.used:
-            names.append(_parameter_name(parameters, position))
-    return names
+    return [_parameter_name(parameters, position) for position in outputs]
 
 
 def _parameter_name(parameters: Sequence[inspect.Parameter], position: int) -> str:

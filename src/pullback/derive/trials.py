@@ -236,6 +236,10 @@ class Trials:
             for place, gradient in zip(self.places, gradients, strict=True)
         ]
 
+    def position(self, place: int) -> int:
+        """The position among the arguments of the input at `place`, or -1 inside a container."""
+        return self._positions().get(self.places[place], -1)
+
     def _positions(self) -> dict[int, int]:
         """The position among the arguments of each tensor that is an argument itself."""
         found: dict[int, int] = {}

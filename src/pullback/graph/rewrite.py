@@ -283,4 +283,5 @@ def _pairs(node: fx.Node, new: Any) -> Iterator[tuple[fx.Node, Any]]:
                 f"`{node.name}` must be taken apart before it is rewritten",
                 got=f"`{part.name}` uses it as a whole",
             )
-        yield part, new[part.args[1]]  # type: ignore[index]
+        if part.users:
+            yield part, new[part.args[1]]  # type: ignore[index]

@@ -88,7 +88,9 @@ CASES = {
     ),
     "power-one": Case(lambda x, y: x**1 * y, "mul.Tensor(x, y)", lambda x, y: x**2 * y),
     # ---- negation ----
-    "double-negation": Case(lambda x, y: -(-x) * y, "mul.Tensor(x, y)", lambda x, y: -x * y),
+    "double-negation": Case(
+        lambda x, y: x.neg().neg() * y, "mul.Tensor(x, y)", lambda x, y: -x * y
+    ),
     "added-negative": Case(
         lambda x, y: y * -2 * x + x, "sub.Tensor(x, mul.Tensor(mul.Tensor(y, 2), x))", kept_negative
     ),
@@ -198,11 +200,11 @@ def test_complex_numbers_are_left_alone(name):
     assert rewrite(graph, (RULES[name],)).applied == {}
 
 
-def test_doubling_a_complex_infinity_differs():
+def test_complex_infinity_times_one_differs():
     x = torch.tensor([complex(1, float("inf"))])
 
-    assert torch.view_as_real(x + x).isnan().sum() == 0
-    assert torch.view_as_real(2 * x).isnan().sum() == 1
+    assert torch.view_as_real(x).isnan().tolist() == [[False, False]]
+    assert torch.view_as_real(x * 1).isnan().tolist() == [[True, False]]
 
 
 def test_rounded_constant_is_left_alone():

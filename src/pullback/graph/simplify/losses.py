@@ -67,10 +67,10 @@ def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> 
         return None
     skip, classes = chosen(target, ignored)
     losses = (-x.gather(1, classes)).masked_fill(skip, 0)
+    if reduction not in (MEAN, SUM):
+        return losses.squeeze(1), x.new_zeros([])
     count = named("count", target.ne(ignored).sum().to(x.dtype))
-    if reduction == MEAN:
-        return losses.sum() / count, count
-    return losses.sum() if reduction == SUM else losses.squeeze(1), count
+    return losses.sum() / count if reduction == MEAN else losses.sum(), count
 
 
 def nll_loss_backward(

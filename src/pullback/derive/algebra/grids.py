@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.scalars import Scalar, as_scalar, number
+from pullback.derive.algebra.scalars import Scalar, as_scalar, number
 
 
 class Table:

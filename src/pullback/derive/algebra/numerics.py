@@ -9,7 +9,7 @@ from typing import Any
 
 import mpmath
 
-from pullback.derive.scalars import Scalar, nodes_of
+from pullback.derive.algebra.scalars import Scalar, nodes_of
 
 Point = Mapping[Scalar, Fraction]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from pullback.derive import scalars as s
-from pullback.derive.grids import Grid
-from pullback.derive.scalars import Outside, Scalar, case, number, where
+from pullback.derive.algebra import scalars as s
+from pullback.derive.algebra.grids import Grid
+from pullback.derive.algebra.scalars import Outside, Scalar, case, number, where
 
 ZERO, ONE, HALF = number(0), number(1), number(Fraction(1, 2))
 
@@ -324,6 +324,17 @@ def _smallest(x: Grid, dims: Dims = None, keepdim: bool = False) -> Grid:
     return x.reduced(dims, keepdim, lambda each: _fold(each, _smaller))
 
 
+def _overall(name: str, reduce: Callable[[Grid], Grid]) -> Callable[..., Grid]:
+    """`reduce` of all elements; along a dimension, `max` and `min` also give places."""
+
+    def apply(x: Grid, *rest: Any) -> Grid:
+        if rest:
+            raise Outside(f"`{name}` along a dimension")
+        return reduce(x)
+
+    return apply
+
+
 def _fold(each: Sequence[Scalar], join: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
     kept = each[0]
     for scalar in each[1:]:
@@ -335,13 +346,12 @@ def _var(
     x: Grid,
     dims: Dims = None,
     *,
-    correction: Scalar | None = None,
+    correction: float | None = None,
     keepdim: bool = False,
 ) -> Grid:
     away = x - _mean(x, dims, True)
-    return (away * away).reduced(
-        dims, keepdim, lambda each: s.total(each) / (len(each) - (correction or ONE))
-    )
+    fewer = 1 if correction is None else correction
+    return (away * away).reduced(dims, keepdim, lambda each: s.total(each) / (len(each) - fewer))
 
 
 def _root(x: Grid) -> Grid:
@@ -356,10 +366,10 @@ def _var_mean(x: Grid, dims: Dims = None, *, keepdim: bool = False, **settings: 
     return _var(x, dims, keepdim=keepdim, **settings), _mean(x, dims, keepdim)
 
 
-def _norm(x: Grid, order: Scalar, dims: Dims = None, keepdim: bool = False, **_: Any) -> Grid:
-    if s.value_of(order) == 2:
+def _norm(x: Grid, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: Any) -> Grid:
+    if order == 2:
         return _root(_sum(x * x, dims, keepdim))
-    if s.value_of(order) == 1:
+    if order == 1:
         return _sum(x.map(_abs), dims, keepdim)
     raise Outside(f"the norm of order {order}")
 
@@ -391,7 +401,7 @@ def _log_sigmoid_forward(x: Grid) -> tuple[Grid, Grid]:
 
 
 def _layer_norm(
-    x: Grid, sizes: Sequence[int], weight: Grid | None, bias: Grid | None, eps: Scalar
+    x: Grid, sizes: Sequence[int], weight: Grid | None, bias: Grid | None, eps: float
 ) -> tuple[Grid, Grid, Grid]:
     dims = list(range(-len(sizes), 0))
     mean = _mean(x, dims, True)
@@ -447,8 +457,8 @@ GRIDWISE: dict[str, Callable[..., Any]] = {
     "mean": _mean,
     "amax": _largest,
     "amin": _smallest,
-    "max": _largest,
-    "min": _smallest,
+    "max": _overall("max", _largest),
+    "min": _overall("min", _smallest),
     "var": _var,
     "std": _std,
     "var_mean": _var_mean,

@@ -1,0 +1,50 @@
+"""Copies of graphs are equal and independent."""
+
+import torch
+
+from pullback.graph.copies import copy_of, graph_of, output_count_of, with_graph
+from pullback.graph.parts import JointGraph
+from tests.graph.graphs import assert_same_bits, printed, row_of, run, traced
+
+
+def test_copy_prints_and_runs_alike():
+    graph = traced("layer_norm").joint.graph
+    row = row_of("layer_norm")
+
+    copy, _ = copy_of(graph)
+
+    assert printed(copy) == printed(graph)
+    assert_same_bits(run(copy, *row), run(graph, *row))
+
+
+def test_changing_a_copy_changes_nothing_else():
+    graph = traced("layer_norm").joint.graph
+    text = printed(graph)
+
+    copy, twins = copy_of(graph)
+    for node in graph.nodes:
+        twins[node].meta["mark"] = 1
+    copy.output_node().args = ((),)
+
+    assert printed(graph) == text
+
+
+def test_copy_renames_some_nodes():
+    graph = traced("softmax").joint.graph
+    node = next(iter(graph.find_nodes(op="call_function", target=torch.ops.aten._softmax.default)))
+
+    copy, twins = copy_of(graph, {node: "probs"})
+
+    assert twins[node].name == "probs"
+    assert len(copy.nodes) == len(graph.nodes)
+
+
+def test_joint_graph_keeps_its_numbers():
+    joint = traced("layer_norm").joint
+    copy, _ = copy_of(joint.graph)
+
+    changed = with_graph(joint, copy)
+
+    assert changed == JointGraph(copy, 3, 1)
+    assert graph_of(changed) is copy
+    assert (output_count_of(changed), output_count_of(copy)) == (1, None)
