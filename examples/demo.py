@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+import pullback as pb
 from examples import (
     combined,
     hybrid,
@@ -183,6 +185,34 @@ def _show_mistake(console: Console, exhibit: Exhibit) -> bool:
     return found
 
 
+def show_derived(console: Console) -> bool:
+    """Show the right backwards of the two, derived from their forwards; whether they agree."""
+    say(
+        console,
+        "[bold]3. The right backwards, derived from the same forwards: pb.derive[/]",
+        "   PyTorch's own derivatives, as source in your variables that needs only torch.",
+        "",
+    )
+    return all([_show_derivation(console, exhibit) for exhibit in PUBLISHED])
+
+
+def _show_derivation(console: Console, exhibit: Exhibit) -> bool:
+    inputs = exhibit.inputs()
+    derived = pb.derive(exhibit.plain, *inputs.values())
+    size = worst_of(compare(derived.apply, exhibit.plain, inputs)).size
+    backward = derived.source().partition("def backward")[2].splitlines()
+    body = [line[4:] for line in backward[1:] if line.strip()]
+    agrees = size < AGREES
+    say(
+        console,
+        f"   for {exhibit.name}: {'[green]agrees[/]' if agrees else '[red]DIFFERS[/]'}"
+        f" with PyTorch, difference {text_of(size)}",
+        *(escape(f"   {line}") for line in body),
+        "",
+    )
+    return agrees
+
+
 def show_in_place(console: Console) -> bool:
     """Show that an in-place Function changes its input and protects earlier saves."""
     x = my_function.inputs()["x"].clone()
@@ -193,7 +223,7 @@ def show_in_place(console: Console) -> bool:
     refused = _refuses_backward(square)
     say(
         console,
-        "[bold]3. A change in place is known to autograd: MyFunction[/]",
+        "[bold]4. A change in place is known to autograd: MyFunction[/]",
         f"   x before the call                            {old}",
         f"   x after the call                             {x.tolist()}",
         f"   the output is the tensor x itself            {_yes(same)}",
@@ -226,7 +256,7 @@ def show_operator(console: Console) -> bool:
     passed = all(result == "SUCCESS" for result in checks.values())
     say(
         console,
-        "[bold]4. A kernel of its own behind a Function: ROIAlignFunction[/]",
+        "[bold]5. A kernel of its own behind a Function: ROIAlignFunction[/]",
         f"   its second derivative equals finite differences       {_yes(twice)}",
         f"   PyTorch's operator check: schema, autograd, compile   {_yes(passed)}",
         "",
@@ -248,7 +278,7 @@ def main(console: Console | None = None) -> int:
     """Walk through the examples; 0 when everything is as it should be, else 1."""
     console = console or Console(highlight=False)
     say(console, "pullback: custom autograd functions for PyTorch, right and fast", "")
-    shows = (show_right, show_published, show_in_place, show_operator)
+    shows = (show_right, show_published, show_derived, show_in_place, show_operator)
     results = [show(console) for show in shows]
     ok = all(results)
     say(

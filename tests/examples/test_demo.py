@@ -105,3 +105,22 @@ def test_copying_function_fails_the_in_place_part(monkeypatch):
     monkeypatch.setattr(demo.my_function, "MyFunction", Copies)
 
     assert demo.show_in_place(Console(file=io.StringIO())) is False
+
+
+def test_right_backwards_are_derived(shown):
+    _, text = shown
+
+    assert "for MyComplexOpAsPublished: agrees with PyTorch, difference 0" in text
+    assert "grad_x = grad_out * (2 * x.sin()) * x.cos()" in text
+
+
+def test_wrong_derivation_is_noticed(monkeypatch):
+    class Wrong:
+        apply = staticmethod(lambda x: 2 * torch.sin(x) ** 2)
+        source = staticmethod(lambda: "def backward(ctx, g):\n    return g\n")
+
+    monkeypatch.setattr(demo.pb, "derive", lambda *args: Wrong)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+
+    assert not demo.show_derived(console)
+    assert "DIFFERS" in console.file.getvalue()

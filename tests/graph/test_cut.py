@@ -228,6 +228,37 @@ def test_matmul_of_backward_is_no_recomputation():
     assert names(best.recomputed) == ["sin"]
 
 
+def shared_matmul(*, through=False):
+    """A matrix product of backward's, of a leaf; backward needs it, and a bit of it times `a`.
+
+    Saving that bit alone is cheapest, and would compute the product in both graphs.
+    """
+    g = Making()
+    x, w, cotangent = g.input("x", (4, 4)), g.input("w", (4, 4)), g.cotangent("ct", (4, 4))
+    a = g.call(aten.mm.default, x, w)
+    y = g.call(aten.sin.default, a)
+    product = g.back(aten.mm.default, x, x)
+    used = g.back(aten.neg.default, product) if through else product
+    bit = g.back(aten.narrow_copy.default, g.back(aten.mul.Tensor, used, a), 0, 0, 1, size=1)
+    return g.joint([y], [g.back(aten.mul.Tensor, g.back(aten.mul.Tensor, cotangent, used), bit)])
+
+
+@pytest.mark.parametrize("through", [False, True], ids=["itself", "its-negative"])
+def test_matmul_of_backward_runs_once_too(through):
+    best = cut(shared_matmul(through=through), free={"x", "w"})
+
+    assert best.charged_bytes == 64
+    assert not any(map(is_matmul_like, best.recomputed))
+
+
+@pytest.mark.parametrize("through", [False, True], ids=["itself", "its-negative"])
+def test_work_moved_to_forward_counts_when_it_runs_twice(through):
+    best = cut(shared_matmul(through=through), 4, free={"x"})
+
+    assert names(best.saved) == ["x", "narrow_copy"]
+    assert best.flops == 2 * 4**3 + 16 * through
+
+
 def norm():
     """x / sum(x): the sum is small, and dear to compute again."""
     g = Making()
@@ -278,12 +309,14 @@ def test_inputs_saves_inputs_beside_the_mask():
     g = Making()
     x, cotangent = g.input("x", 8), g.cotangent("ct")
     drawn = g.call(aten.rand_like.default, x)
-    noisy = g.call(aten.add.Tensor, x, drawn)
+    mask = g.call(aten.lt.Scalar, drawn, 0.5, val=torch.empty(8, dtype=torch.bool, device="meta"))
+    noisy = g.call(aten.mul.Tensor, x, mask)
     y = g.call(aten.sin.default, noisy)
     joint = g.joint([y], [g.back(aten.mul.Tensor, cotangent, g.back(aten.cos.default, noisy))])
 
-    assert names(cut(joint).saved) == ["add"]
-    assert names(cut(joint, "inputs").saved) == ["add"]
+    assert names(cut(joint).saved) == ["mul"]
+    assert names(cut(joint, "inputs").saved) == ["x", "lt"]
+    assert cut(joint, "inputs").charged_bytes == 32 + 8
 
 
 def backward_draws():
@@ -556,10 +589,49 @@ def test_frontier_of_equal_steps_is_complete():
 def test_search_that_is_cut_short_still_fits(monkeypatch):
     monkeypatch.setattr("pullback.graph.cut.EFFORT", 1)
     best = cut(knapsack(), 44, free=LEAVES)
-    points = frontier(knapsack(), free=LEAVES)
 
     assert best.charged_bytes <= 44
-    assert {(64, 0), (32, 8), (0, 88)} <= {(point.bytes, point.flops) for point in points}
+
+
+def equal_gains():
+    """Nine independent intermediates of 12 to 44 bytes, each worth 16 flops."""
+    g = Making()
+    xs = [g.input(f"x{size}", 16) for size in range(3, 12)]
+    cotangent = g.cotangent("ct", 16)
+    outputs, gradients = [], []
+    for size, x in enumerate(xs, start=3):
+        middle = g.call(aten.neg.default, x, size=size)
+        outputs.append(g.call(aten.relu.default, middle))
+        gradients.append(g.back(aten.mul.Tensor, g.back(aten.mul.Tensor, cotangent, middle), x))
+    return g.joint(outputs, gradients)
+
+
+def test_little_effort_is_enough_for_equal_gains(monkeypatch):
+    monkeypatch.setattr("pullback.graph.cut.EFFORT", 1)
+    points = frontier(equal_gains(), free=range(9))
+    smallest = [4 * sum(range(3, 3 + count)) for count in range(10)]
+
+    assert [point.bytes for point in points] == smallest[::-1]
+    assert [point.flops for point in points] == [16 * count for count in range(10)]
+
+
+def test_budget_keeps_no_more_alive_than_it_must():
+    g = Making()
+    x, z = g.input("x", 1000), g.input("z", 8)
+    cotangents = g.cotangent("ct", 1000), g.cotangent("ct2", 8)
+    steps = [g.call(aten.neg.default, x)]
+    steps += [g.call(aten.neg.default, steps[0]), g.call(aten.neg.default, steps[0])]
+    wide = torch.empty(8, dtype=torch.float64, device="meta")
+    copied = g.call(aten._to_copy.default, z, val=wide)
+    gradient = cotangents[0]
+    for step in steps:
+        gradient = g.back(aten.mul.Tensor, gradient, step)
+    other = g.back(aten.mul.Tensor, cotangents[1], copied)
+    outputs = [g.call(aten.relu.default, step) for step in steps]
+    best = cut(g.joint([*outputs, copied], [gradient, other]), 8000, free={"x", "z"})
+
+    assert (best.charged_bytes, best.flops) == (8000, 1000)
+    assert (best.input_bytes, best.output_bytes) == (32, 0)
 
 
 # ---- random graphs, and every cut of them ----
@@ -679,15 +751,68 @@ def test_auto_is_the_best_of_all_cuts(seed):
     assert set(best.recomputed) in [o.repeated for o in allowed]
 
 
+def unbeaten(prices):
+    """The pairs that no other pair is as good as in both."""
+    return {p for p in prices if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in prices)}
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_frontier_is_that_of_all_cuts(seed):
     joint = random_joint(seed)
     free = {"x0"} if seed % 2 else frozenset()
-    prices = {(o.charged, o.flops) for o in outcomes(joint, free)}
-    best = {p for p in prices if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in prices)}
+    best = unbeaten({(o.charged, o.flops) for o in outcomes(joint, free)})
     points = frontier(joint, free=free)
 
     assert [(point.bytes, point.flops) for point in points] == sorted(best, reverse=True)
+
+
+def many_sizes(seed):
+    """Independent intermediates of random bytes and flops: no search for them is short."""
+    draw = random.Random(seed)
+    sizes = [(draw.randint(1, 30), draw.randint(30, 60)) for _ in range(7)]
+    g = Making()
+    xs = [g.input(f"x{i}", work) for i, (_, work) in enumerate(sizes)]
+    cotangent = g.cotangent("ct", 16)
+    outputs, gradients = [], []
+    for (size, _), x in zip(sizes, xs, strict=True):
+        middle = g.call(aten.neg.default, x, size=size)
+        outputs.append(g.call(aten.relu.default, middle))
+        gradients.append(g.back(aten.mul.Tensor, g.back(aten.mul.Tensor, cotangent, middle), x))
+    kept = itertools.product([False, True], repeat=len(sizes))
+    prices = {
+        (
+            sum(4 * size for keep, (size, _) in zip(row, sizes, strict=True) if keep),
+            sum(work for keep, (_, work) in zip(row, sizes, strict=True) if not keep),
+        )
+        for row in kept
+    }
+    return g.joint(outputs, gradients), unbeaten(prices)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unproved_points_are_left_out(seed, monkeypatch):
+    joint, best = many_sizes(seed)
+    monkeypatch.setattr("pullback.graph.cut.EFFORT", 1)
+    points = frontier(joint, free=range(7))
+
+    assert {(point.bytes, point.flops) for point in points} < best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_point_is_found_among_many_sizes(seed):
+    joint, best = many_sizes(seed)
+    points = frontier(joint, free=range(7))
+
+    assert {(point.bytes, point.flops) for point in points} == best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coarse_frontier_holds_no_beaten_point(seed, monkeypatch):
+    monkeypatch.setattr("pullback.graph.cut.GRAIN", 3)
+    joint, _ = many_sizes(seed)
+    prices = {(point.bytes, point.flops) for point in frontier(joint, free=range(7))}
+
+    assert unbeaten(prices) == prices
 
 
 def fewest_like(best, joint, every):

@@ -21,6 +21,7 @@ from pullback.capture.joint import Capture, capture
 from pullback.derive.edits import Candidate, give, swap
 from pullback.derive.held import held_in
 from pullback.derive.mend import Edit, Mender, make_edited
+from pullback.derive.numerals import refined
 from pullback.derive.patterns_of_error import (
     LAST,
     PATTERNS,
@@ -29,6 +30,8 @@ from pullback.derive.patterns_of_error import (
     factor,
     repairs,
     swapped_with,
+    unexpected,
+    unused_cotangent,
     within,
 )
 from pullback.derive.scope import (
@@ -44,8 +47,12 @@ from pullback.derive.trials import Trial, Trials, make_fitted
 from pullback.errors import CaptureError
 from pullback.function.signature import place_of
 from pullback.function.slots import no_vjp
-from pullback.graph.parts import calls
+from pullback.graph.copies import copy_of, with_graph
+from pullback.graph.dead import erase_dead
+from pullback.graph.parts import JointGraph
+from pullback.graph.rewrite import rewrite
 from pullback.graph.simplify import EXACT, READABLE, simplify
+from pullback.graph.spelling.expressions import ATOM
 from pullback.graph.text import text_of
 
 Number = float | complex | None
@@ -199,16 +206,14 @@ class _Case:
         self.looked_at = [
             t for t in self.trials.all if hand.serves(t.tensors) and derived.serves(t.tensors)
         ]
-        try:
-            return self._compared(hand, derived)
-        except RuntimeError:  # a graph that does not run as its program does explains nothing
-            return None
-
-    def _compared(self, hand: Capture, derived: Capture) -> Scope | None:
-        user = side_of(hand, simplify(hand.joint, EXACT), self.looked_at)
+        user = side_of(hand, _tidied(hand.joint), self.looked_at)
         if not self.looked_at or not self._is_faithful(user):
-            return None
+            return None  # a graph that does not run as its program does explains nothing
+        return self._filled(user, derived)
+
+    def _filled(self, user: Side, derived: Capture) -> Scope:
         scope = scope_of(user, self.trials.input_names, self.backward)
+        scope.kept = tuple(self.trials.kept())
         aligned = self._aligned()
         self.sides = []
         for joint in (simplify(derived.joint, READABLE), derived.joint):
@@ -279,6 +284,8 @@ class _Case:
         yield from found.items()
 
     def _obvious(self, scope: Scope, place: int) -> Candidate | None:
+        if unexpected(self.evidence[place]):
+            return give(scope, place, None)
         other = swapped_with(self.evidence[place])
         return swap(scope, place, other) if other is not None else None
 
@@ -291,15 +298,33 @@ class _Case:
         """Make the factor that is missing one of the numbers to try."""
         number = constant_factor(self.evidence[place])
         if number and abs(number + 1) > 1e-6:
-            near = 1 / number
-            whole = round(near, 9)
-            scope.numbers.insert(0, whole if abs(whole - near) < 1e-8 * abs(near) else near)
+            scope.numbers.insert(0, refined(1 / number))
 
     def _given(self, scope: Scope, place: int) -> Candidate | None:
         """The derived gradient, returned instead of the user's."""
         node = self.sides[0].joint.gradients[place]
         known = scope.twins.get(node) if isinstance(node, fx.Node) else None
-        return None if known is None else give(scope, place, known)
+        if known is None:
+            return None
+        candidate = give(scope, place, known)
+        if known.text.text != node.name:
+            return candidate
+        listing = self._listing(scope, self.sides[0].joint, place)
+        return replace(candidate, say=lambda: (f"return what is derived:\n{listing}", ""))
+
+    def _listing(self, scope: Scope, joint: JointGraph, place: int) -> str:
+        """The derived gradient as a list of statements, in the user's variables."""
+        graph, twins = copy_of(joint.graph)
+        graph.output_node().args = ((twins[joint.gradients[place]],),)
+        erase_dead(graph)
+        own = {name: node for node, name in scope.names.items()}
+        names = {}
+        for node in joint.graph.nodes:
+            known = scope.twins.get(node)
+            if known is not None and known.text.text in own and twins[node].graph is graph:
+                names[twins[node]] = known.text.text
+        text = text_of(graph, names)
+        return "\n".join([*text.statements, f"return {', '.join(text.returned)}"])
 
     # ---- faults ----
 
@@ -319,17 +344,24 @@ class _Case:
             got=None if is_none else _number(got, element),
             wrong=int(trial.wrong(place).sum()),
             total=expected.numel(),
-            pattern=self._pattern(evidence) + self._where(evidence),
+            pattern=self._said(evidence),
             edit=found[1] if found else self._shape_edit(evidence),
             place=self._place(place, found[0] if found else None),
         )
+
+    def _said(self, evidence: Evidence) -> str:
+        words, where = self._pattern(evidence), self._where(evidence)
+        is_clear = "factor is missing" in words  # a missing mask says where
+        return words if is_clear else words + where
 
     def _pattern(self, evidence: Evidence) -> str:
         sure = next((text for pattern in PATTERNS if (text := pattern(evidence))), "")
         candidate, _, words = self.found.get(evidence.place, (None, None, ""))
         kind = candidate.kind if candidate else ""
-        if words and (kind == "op" and sure == factor(evidence) and " is taken " in words):
-            return words
+        if kind == "op" and " is taken " in words and sure == factor(evidence):
+            return words  # the mean for the sum: more than a factor
+        if kind == "value" and sure == unused_cotangent(evidence):
+            return words  # the other cotangent is used
         if sure or (words and kind != "summand"):
             return sure or words
         held = self._held(evidence)
@@ -358,7 +390,8 @@ class _Case:
             for known in self.scope.known:
                 if known.is_tensor and known.values[0].dtype == torch.bool:
                     masks.append((known.text.text, known.values))
-                    masks.append((f"~({known.text.text})", [~value for value in known.values]))
+                    text = f"~{known.text.within(ATOM)}"
+                    masks.append((text, tuple(~value for value in known.values)))
         first, shown = self.trials.all[0], evidence.shown[0]
         shapes = [list(tensor.shape) for tensor in shown.tensors]
         others = [list(tensor.shape) for tensor in first.tensors]
@@ -383,6 +416,11 @@ class _Case:
 
 
 # ---- parts ----
+
+
+def _tidied(joint: JointGraph) -> JointGraph:
+    """`joint` without noise. Nothing is merged: each thing the user wrote can change by itself."""
+    return with_graph(joint, rewrite(joint.graph, EXACT, joint.output_count).graph)
 
 
 def _worst(expected: Tensor, got: Tensor, wrong: Tensor) -> tuple[int, ...]:

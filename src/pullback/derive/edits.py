@@ -70,6 +70,7 @@ class Site:
 
     old: fx.Node
     uses: tuple[Use, ...]
+    extent: str = ""  # of several uses
 
     @property
     def is_returned(self) -> bool:
@@ -102,13 +103,14 @@ def swap(scope: Scope, place: int, other: int) -> Candidate | None:
     return Candidate(0, changes, frozenset(), "swap", lambda: ("", ""))
 
 
-def give(scope: Scope, place: int, known: Known) -> Candidate:
-    """The edit that returns another value for the gradient at `place`."""
+def give(scope: Scope, place: int, known: Known | None) -> Candidate:
+    """The edit that returns another value for the gradient at `place`, or None."""
     joint = scope.hand.joint
     use = (joint.graph.output_node(), joint.output_count + place)
     instead = " instead of `None`" if joint.gradients[place] is None else ""
-    text = f"return `{known.text.text}`{instead}"
-    return Candidate(99, ((use, known),), known.needs, "derived", lambda: (text, ""))
+    text = f"return `{known.text.text if known else None}`{instead}"
+    needs = known.needs if known else frozenset()
+    return Candidate(99, ((use, known),), needs, "derived", lambda: (text, ""))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,9 +148,8 @@ class _Maker:
                 seen.setdefault(old, []).append((user, place))
         for old, uses in seen.items():
             yield from (Site(old, (use,)) for use in uses)
-            everywhere = tuple(self.every_use(old))
-            if len(everywhere) > 1:
-                yield Site(old, everywhere)
+            together = {tuple(uses): "for this gradient", tuple(self.every_use(old)): "everywhere"}
+            yield from (Site(old, many, where) for many, where in together.items() if many[1:])
 
     def every_use(self, node: fx.Node) -> list[Use]:
         """Every use of `node` in the user's backward, and among the returned gradients."""
@@ -173,7 +174,8 @@ class _Maker:
                 for number in self._instead_of(node, leaf):
                     args, kwargs = unflatten([*leaves[:place], number, *leaves[place + 1 :]], spec)
                     formula = Formula(node.target, args, tuple(kwargs.items()))
-                    yield self._renumbered(node, formula, leaf, number)
+                    if not _is_idle(node.target, args):
+                        yield self._renumbered(node, formula, leaf, number)
 
     def _rewritten(self, node: fx.Node, formula: Formula, cost: float) -> Candidate:
         changes = tuple((use, formula) for use in self.every_use(node))
@@ -209,9 +211,11 @@ class _Maker:
         """Another value in the place of one that is used."""
         for site in self.sites():
             for known in self.scope.known:
-                if _is_like(known.values[0], _first(self.scope, site.old)):
-                    if known is not self.scope.twins.get(site.old):
-                        yield self._replaced(site, known)
+                is_like = _is_like(known.values[0], _first(self.scope, site.old))
+                # A long expression that is returned instead is no edit of the user's backward.
+                is_edit = known.size <= SMALL or not site.is_returned
+                if is_like and is_edit and known is not self.scope.twins.get(site.old):
+                    yield self._replaced(site, known)
 
     def _replaced(self, site: Site, known: Known) -> Candidate:
         words = Wording(self.scope)
@@ -223,7 +227,7 @@ class _Maker:
         else:
             old = self.scope.texts[site.old].size
             cost = 1 + 0.3 * old + _dear(known) + (2.0 if site.is_returned else 0.0)
-            kind, say = "value", lambda: words.replaced(site.old, known, site)  # noqa: E731
+            kind, say = "value", lambda: words.replaced(site.old, known, site)
         return Candidate(cost + 0.01 * len(site.uses), changes, known.needs, kind, say)
 
     # ---- a sign, a factor, a summand ----
@@ -239,7 +243,9 @@ class _Maker:
             base += 0.05 * (len(site.uses) - 1)
             yield from self._turned(site, first, base)
             for known in numbers:
-                yield from self._joined(site, known, base, (aten.mul.Tensor, aten.div.Tensor))
+                whole = all(float(value).is_integer() for value in known.values)
+                extra = base if whole else base + 0.05
+                yield from self._joined(site, known, extra, (aten.mul.Tensor, aten.div.Tensor))
             for known in self.scope.known:
                 if _fits_into(known.values[0], first):
                     yield from self._joined(site, known, base + 0.5 + _dear(known), JOINS)
@@ -274,6 +280,9 @@ def _bind(function: Callable[..., tuple[str, str]], *args: Any) -> Callable[[], 
 
 
 # ---- tables ----
+
+SMALL = 2
+"""How many ops a value may have that is returned in the place of a gradient."""
 
 COMMON = (1, 2, 3, 4, 0.5, 0, -1, 1.5, 0.25, 1 / 3)
 """Numbers that a formula may need."""
@@ -319,7 +328,7 @@ def _alternatives(node: fx.Node) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     args = node.args
     for group in ALIKE:
         if node.target in group:
-            yield from ((op, args) for op in group if op != node.target)
+            yield from ((op, args) for op in group if op != node.target and not _is_idle(op, args))
     name = op_name(node)
     if name in ("sub", "div", "mm", "bmm") and len(args) == 2 and isinstance(args[1], fx.Node):
         yield node.target, args[::-1]
@@ -333,6 +342,12 @@ def _alternatives(node: fx.Node) -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield node.target, (*args, True)
 
 
+def _is_idle(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an op with these arguments would do nothing: a factor of one, a summand of zero."""
+    one = 1 if op in (aten.mul.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar) else 0
+    return len(args) == 2 and isinstance(args[1], (int, float)) and args[1] == one
+
+
 def _turns(first: Tensor) -> Iterator[tuple[str, Any, tuple[Any, ...], float]]:
     """What may be done to a value by itself: kind, op, further arguments, cost."""
     yield "sign", aten.neg.default, (), 1.4
@@ -344,6 +359,8 @@ def _turns(first: Tensor) -> Iterator[tuple[str, Any, tuple[Any, ...], float]]:
         yield "sum", aten.sum.dim_IntList, ([dim], True), 2.2
         yield "mean", aten.mean.dim, ([dim], True), 2.3
         yield "flip", aten.flip.default, ([dim],), 2.4
+    if first.dim() > 2:  # as kernels of a convolution
+        yield "flip", aten.flip.default, (list(range(2, first.dim())),), 2.4
     if first.dim():
         yield "sum", aten.sum.default, (), 2.2
         yield "mean", aten.mean.default, (), 2.3

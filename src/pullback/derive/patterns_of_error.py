@@ -6,16 +6,15 @@ every trial in which the gradient is wrong. `PATTERNS` has them in order: the fi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import permutations
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.derive.numerals import simplest
 from pullback.derive.trials import Trial, Trials, fits, normal
 
 CLOSE = 1e-6
@@ -69,14 +68,16 @@ def unexpected(evidence: Evidence) -> str:
 
 
 def swapped(evidence: Evidence) -> str:
+    """Two gradients, each in the place of the other."""
+    other = swapped_with(evidence)
+    return "" if other is None else f"swapped with the gradient of `{evidence.trials.names[other]}`"
+
+
+def copied(evidence: Evidence) -> str:
     """The gradient of another input."""
-    place, names = evidence.place, evidence.trials.names
-    for other, name in enumerate(names):
-        if other == place or not _is_gradient_of(evidence, place, other):
-            continue
-        if _is_gradient_of(evidence, other, place):
-            return f"swapped with the gradient of `{name}`"
-        return f"the gradient of `{name}` is returned for it"
+    for other, name in enumerate(evidence.trials.names):
+        if other != evidence.place and _is_gradient_of(evidence, evidence.place, other):
+            return f"the gradient of `{name}` is returned for it"
     return ""
 
 
@@ -175,9 +176,9 @@ def _constant_words(ratios: Sequence[float], evidence: Evidence) -> str:
         sizes = [trial.tensors[place].shape[dim] for trial in evidence.shown]
         pairs = list(zip(ratios, sizes, strict=True))
         if all(abs(ratio * size - 1) <= CLOSE for ratio, size in pairs):
-            return f"1 / {name}"
+            return f"`1 / {name}`"
         if all(abs(ratio / size - 1) <= CLOSE for ratio, size in pairs if size):
-            return name
+            return f"`{name}`"
     return ""
 
 
@@ -258,6 +259,7 @@ PATTERNS: tuple[Pattern, ...] = (
     misshapen,
     unused_cotangent,
     factor,
+    copied,
     conjugated,
     permuted,
 )
@@ -369,37 +371,3 @@ def _slice_words(wrong: Sequence[Tensor]) -> str:
             if len(indices[0]) == 1 and all(row == indices[0] for row in indices):
                 return f", only at index {indices[0][0]} of dimension {dim}"
     return ""
-
-
-# ---- numbers ----
-
-
-def simplest(number: float) -> str:
-    """A number in its simplest form: `1/2`, `sqrt(2)`, `pi`, or in six digits.
-
-    >>> simplest(0.5), simplest(-2 / 3), simplest(2**0.5), simplest(1.2345678)
-    ('1/2', '-2/3', 'sqrt(2)', '1.23457')
-    """
-    sign = "-" if number < 0 else ""
-    size = abs(number)
-    whole = _fraction(size)
-    if whole:
-        return sign + whole
-    square = _fraction(size * size)
-    if square and "/" not in square:
-        return f"{sign}sqrt({square})"
-    under = _fraction(1 / (size * size)) if size else ""
-    if under and "/" not in under:
-        return f"{sign}1/sqrt({under})"
-    for name, value in (("pi", math.pi), ("log(2)", math.log(2))):
-        times = _fraction(size / value)
-        if times:
-            return f"{sign}{name}" if times == "1" else f"{sign}{times}*{name}"
-    return f"{number:.6g}"
-
-
-def _fraction(number: float) -> str:
-    """A fraction of small numbers that equals `number`, or nothing."""
-    near = Fraction(number).limit_denominator(64)
-    is_equal = abs(float(near) - number) <= 1e-9 * max(number, 1e-9)
-    return str(near) if is_equal and near.numerator < 10_000 else ""

@@ -17,12 +17,13 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
+from pullback.derive.numerals import simplest
 from pullback.derive.trials import Trial
 from pullback.errors import UnsupportedOpError
 from pullback.graph.names import names_of
 from pullback.graph.parts import BACKWARD, JointGraph, calls, phase_of
 from pullback.graph.spelling import spell
-from pullback.graph.spelling.expressions import Expression, Writer
+from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, Writer
 from pullback.graph.values import aten, tensor_of
 
 Values = dict[fx.Node, Any]
@@ -125,7 +126,8 @@ class Scope:
     writer: Writer
     known: list[Known] = field(default_factory=list)
     twins: dict[fx.Node, Known] = field(default_factory=dict)
-    numbers: list[float] = field(default_factory=list)  # that the derived backward uses
+    numbers: list[float] = field(default_factory=list)  # to try, beside the common ones
+    kept: tuple[Tensor, ...] = ()  # what forward saved in the first trial
     _shelves: dict[Any, list[Known]] = field(default_factory=dict)
 
     def add(self, known: Known) -> Known:
@@ -153,7 +155,7 @@ def _label(known: Known) -> Any:
     first = known.values[0]
     if not isinstance(first, Tensor):
         return type(first).__name__, first
-    flat = first.detach().reshape(-1)[:4]
+    flat = first.detach().reshape(-1)[:4].resolve_conj()
     head = torch.view_as_real(flat) if flat.is_complex() else flat
     numbers = [float(f"{float(x):.6g}") for x in head.reshape(-1)]
     return tuple(first.shape), str(first.dtype), tuple(numbers)
@@ -201,9 +203,7 @@ def _names(
     joint, captured = hand.joint, hand.captured
     rest = [one.name for one in captured.inputs[len(input_names) :]]
     needing = [i for i, one in enumerate(captured.inputs) if one.needs]
-    names = names_of(
-        joint, captured.local_names, [*input_names, *rest], differentiated=needing
-    )
+    names = names_of(joint, captured.local_names, [*input_names, *rest], differentiated=needing)
     own = dict(zip(joint.inputs, [*input_names, *rest], strict=True))
     taken = set(own.values())
     used = [place for place, output in enumerate(captured.outputs) if output.used]
@@ -246,6 +246,8 @@ def _text(writer: Writer, node: fx.Node, own: Mapping[fx.Node, str]) -> Expressi
 
 def _spelled(writer: Writer, node: fx.Node) -> Expression | None:
     """The expression of a node, or None if it has no short one."""
+    if node.target is torch.sym_float:  # Python needs no such thing
+        return writer.expression(node.args[0])
     try:
         expression = spell(writer, node)
     except UnsupportedOpError:
@@ -346,7 +348,7 @@ _REDUCTIONS: tuple[tuple[str, Any, Any], ...] = (
 def _add_reduced(scope: Scope, known: Known, name: str, call: tuple[Any, Any]) -> None:
     op, args = call
     values = tuple(op(value, *args) for value in known.values)
-    inner = known.text.within(7)
+    inner = known.text.within(ATOM)
     listed = f"{args[0][0]}, keepdim=True" if args else ""
     text = Expression(f"{inner}.{name}({listed})", size=known.text.size + 1)
     made = (op, known, args)
@@ -359,6 +361,16 @@ def numbers_in(scope: Scope, numbers: Sequence[float]) -> list[Known]:
     found = [Known(number_text(n), (n,) * count, NUMBER) for n in dict.fromkeys(numbers)]
     for node in scope.hand.joint.inputs:
         found += _sizes(scope, node)
+    return found + _scalars(scope)
+
+
+def _scalars(scope: Scope) -> list[Known]:
+    """The numbers that the user's forward computes from sizes."""
+    found = []
+    for node in calls(scope.hand.joint.graph):
+        values = tuple(values[node] for values in scope.hand.values)
+        if all(isinstance(value, float) for value in values):
+            found.append(Known(scope.texts[node], values, SIZE, node))
     return found
 
 
@@ -378,7 +390,8 @@ def _sizes(scope: Scope, node: fx.Node) -> list[Known]:
 
 
 def number_text(number: float) -> Expression:
-    """A number as it is written: `2` for 2.0, `0.5`."""
+    """A number as it is written: `2` for 2.0, `0.5`, `sqrt(2)`."""
     is_whole = float(number).is_integer() and abs(number) < 1e6
-    return Expression(str(int(number)) if is_whole else f"{number:.12g}", 7 if number >= 0 else 5, 0)
-
+    short = str(int(number)) if is_whole else repr(number)
+    text = short if len(short) <= 6 else simplest(number)
+    return Expression(text, SIGN if number < 0 else ATOM, 0)

@@ -8,6 +8,7 @@ sizes. What came out is kept: the gradient that was expected, and the one that w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,6 +57,13 @@ class Trial:
         """Where the gradient at `place` is wrong, as a mask of the shape of its input."""
         expected, got = self.pair(place)
         return self.differs(expected, got)
+
+    @property
+    def misfits(self) -> set[int]:
+        """The places of the gradients that have not the shape of their inputs."""
+        pairs = enumerate(zip(self.expected, self.got, strict=True))
+        both = ((place, e, g) for place, (e, g) in pairs if e is not None and g is not None)
+        return {place for place, e, g in both if e.shape != g.shape}
 
     def pair(self, place: int) -> tuple[Tensor, Tensor]:
         """Both gradients at `place`, with zeros for None; those of unlike shapes stay so."""
@@ -154,18 +162,19 @@ class Trials:
             if required:
                 raise
             return False
-        row = (tuple(tensors), tuple(cotangents), tuple(expected), tuple(got))
-        self.all.append(Trial(number, *row))
+        trial = Trial(number, tuple(tensors), tuple(cotangents), tuple(expected), tuple(got))
+        if self.all and trial.misfits - self.all[0].misfits:
+            return False  # as good as raising, for sizes that backward was not written for
+        self.all.append(trial)
         return True
 
     def cotangents(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
-        """Cotangents for the outputs of a run: short decimals for the examples, that read well."""
+        """Cotangents for the outputs of a run: normal numbers, no two alike."""
         fitted = make_fitted(self.target, _zeros)
         _, outputs = self._forward(fitted, tensors, number)
         used = [i for i, out in enumerate(outputs) if _is_tensor(out) and out.requires_grad]
         self.used = self.used or tuple(used)
-        make = _decimals if number == 0 else normal
-        return [make(outputs[i], 100 * number + i) for i in used]
+        return [normal(outputs[i], 100 * number + i) for i in used]
 
     def derived(
         self, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], number: int
@@ -189,6 +198,21 @@ class Trials:
         leaves, outputs = self._forward(make_fitted(self.target, fit), tensors, number)
         gradients = _pull(leaves, [outputs[i] for i in self.used], cotangents, number)
         return self._with_misfits(gradients, misfits)
+
+    def kept(self) -> list[Tensor]:
+        """The tensors that the forward of the examples keeps for backward."""
+        found: list[Tensor] = []
+
+        def note(ctx: Any) -> None:
+            values = (*ctx.saved_tensors, *vars(ctx).values())
+            found.extend(value.detach() for value in values if _is_tensor(value))
+
+        trial = self.all[0]
+        apply = make_fitted(self.target, _zeros, note)
+        leaves, outputs = self._forward(apply, trial.tensors, trial.number)
+        with suppress(RuntimeError):  # saved tensors that can be looked at once
+            _pull(leaves, [outputs[i] for i in self.used], trial.cotangents, trial.number)
+        return found
 
     def slope(self, trial: Trial, place: int, element: Sequence[int]) -> complex:
         """The derivative by finite differences: what the forward really does there."""
@@ -266,13 +290,20 @@ def _pull(
 # ---- gradients of unfit shape ----
 
 
-def make_fitted(target: Any, fit: Fit) -> Callable[..., Any]:
-    """`target.apply`, with `fit` called for each gradient whose shape the engine would refuse."""
+def make_fitted(
+    target: Any, fit: Fit, note: Callable[[Any], None] | None = None
+) -> Callable[..., Any]:
+    """`target.apply`, with `fit` called for each gradient whose shape the engine would refuse.
+
+    `note` is called with the context of each backward.
+    """
     shapes: list[Any] = []
     key = "backward" if target.vjp is no_vjp else "vjp"
     backward = getattr(target, key)
 
     def fitting(ctx: Any, *cotangents: Any) -> Any:
+        if note is not None:
+            note(ctx)
         returned = backward(ctx, *cotangents)
         return _fitted(target, returned, partial(_fit_one, fit, shapes))
 
@@ -366,16 +397,6 @@ def normal(like: Tensor, seed: int) -> Tensor:
     return torch.randn(like.shape, dtype=like.dtype, generator=generator, device=like.device)
 
 
-def _decimals(like: Tensor, seed: int) -> Tensor:
-    """Quarters between -9/4 and 9/4, none of them zero, in the shape of `like`."""
-    generator = _generator(like, seed)
-    shape = like.shape
-    size = torch.randint(1, 10, shape, generator=generator, device=like.device) / 4
-    sign = torch.randint(0, 2, shape, generator=generator, device=like.device) * 2 - 1
-    turn = 1 + 0.5j if like.is_complex() else 1
-    return (size * sign * turn).to(like.dtype)
-
-
 def _generator(tensor: Tensor, seed: int) -> torch.Generator:
     return torch.Generator(tensor.device).manual_seed(seed)
 
@@ -389,5 +410,3 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
         shapes = resized(arguments, around, grow)
         if any(tuple(t.shape) != shape for t, shape in zip(own, shapes, strict=True)):
             yield shapes
-
-

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from pullback.derive.scope import (
@@ -19,10 +20,14 @@ from pullback.derive.scope import (
 )
 from pullback.graph.cost import op_name
 from pullback.graph.parts import BACKWARD, phase_of
+from pullback.graph.spelling.expressions import SIGN
 from pullback.graph.values import aten
 
 if TYPE_CHECKING:
     from pullback.derive.edits import Formula, Site
+
+LONGEST = 90
+"""The longest expression that shows where an edit is made."""
 
 NOUNS = {
     "sin": "sine",
@@ -51,6 +56,9 @@ NOUNS = {
     "relu": "rectified value",
 }
 """What the result of an op is called."""
+
+REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "cumsum", "_softmax", "softmax", "flip")
+"""Ops whose whole numbers are dimensions."""
 
 TURNS = {
     "sign": ("change the sign of {}", "the sign is wrong"),
@@ -104,7 +112,8 @@ class Wording:
             return f"use {new} instead of {old} in {where}", f"a flag is wrong in {where}"
         written = f"`{new.text.text}`" if isinstance(new, Known) else number_text(new).text
         was = number_text(old).text
-        pattern = f"a constant is wrong: {was} instead of {written} in {where}"
+        what = "dimension" if op_name(node) in REDUCTIONS else "constant"
+        pattern = f"a {what} is wrong: {was} instead of {written} in {where}"
         return f"use {written} instead of {was} in {where}", pattern
 
     def replaced(self, old: fx.Node, known: Known, site: Site) -> tuple[str, str]:
@@ -128,7 +137,7 @@ class Wording:
             what = "factor" if name == "mul" else "divisor" if old.args[0] is kept else "dividend"
             return f"drop the {what} {rest[0]} of {whole}", f"a {what} too many: {rest[0]}"
         if name in ("add", "sub") and rest and old.args[0] is kept:
-            return f"drop {rest[0]} from {whole}", f"a summand too many: {rest[0]}"
+            return f"drop {rest[0]} from {whole}", f"a summand too many in {whole}: {rest[0]}"
         new = self.scope.of(kept)
         return (
             f"use {new} instead of {whole}{self.where(site)}",
@@ -146,7 +155,8 @@ class Wording:
             over = f" over dimension {args[0][0]} (keepdim=True)" if args else " over everything"
             return f"take the {kind} of {what}{over}{self.where(site)}", "a reduction is missing"
         if kind == "flip":
-            text = f"reverse {what} along dimension {args[0][0]}{self.where(site)}"
+            along = ", ".join(map(str, args[0]))
+            text = f"reverse {what} along dimension {along}{self.where(site)}"
             return text, "the order of elements is reversed"
         text, pattern = TURNS[kind]
         return text.format(what) + self.where(site), pattern
@@ -164,7 +174,7 @@ class Wording:
         if noun == "summand":
             text = f"{verb} {new}" + ("" if site.is_returned else f" {link} {what}")
             sign = "-" if op == aten.sub.Tensor else ""
-            inner = f"`-{known.text.within(5)}`" if sign else new
+            inner = f"`-{known.text.within(SIGN)}`" if sign else new
             pattern = f"a summand is missing: {inner}"
         else:
             text = f"{verb} {link} {new}" if site.is_returned else f"{verb} {what} {link} {new}"
@@ -181,9 +191,10 @@ class Wording:
         if site.is_returned:
             return ""
         if len(site.uses) > 1 and len(users) > 1:
-            return " everywhere"
+            return f" {site.extent}"
         (user,) = users
-        return "" if user.op == "output" else f" in {self.scope.written(user)}"
+        where = "" if user.op == "output" else f" in {self.scope.written(user)}"
+        return where if len(where) <= LONGEST else ""
 
     def described(self, known: Known, *, is_saved: bool = False) -> str:
         """A value with what it is: the input `x`, the saved sine `s`."""
@@ -203,10 +214,13 @@ class Wording:
         return f", and save {_listed(names)}" if names else ""
 
     def is_saved(self, node: fx.Node) -> bool:
-        """Whether the user's backward has a value of forward: it uses it."""
+        """Whether the user's backward has a value of forward: it uses it, or forward saved it."""
         if phase_of(node) == BACKWARD or node in self.scope.hand.joint.cotangents:
             return True
-        return any(user.op != "output" and phase_of(user) == BACKWARD for user in node.users)
+        if any(user.op != "output" and phase_of(user) == BACKWARD for user in node.users):
+            return True
+        value = self.scope.hand.values[0][node]
+        return any(torch.equal(value, kept) for kept in self.scope.kept)
 
 
 def _listed(names: Iterable[str]) -> str:

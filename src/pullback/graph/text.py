@@ -17,6 +17,7 @@ from torch import fx
 
 from pullback.errors import UnsupportedOpError
 from pullback.graph.cost import is_opaque, is_random
+from pullback.graph.dead import drop_dead
 from pullback.graph.names import RESERVED, Names
 from pullback.graph.spelling import spell
 from pullback.graph.spelling.expressions import Expression, Writer
@@ -62,8 +63,9 @@ def function_text(graph: fx.Graph, name: str, names: Mapping[fx.Node, str] | Non
 
 def text_of(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
     """The parts of the text of `graph`, for those who put their own head around it."""
-    page = _Page(graph, names or {})
-    for node in graph.nodes:
+    live = drop_dead(graph)
+    page = _Page(live, names or {})
+    for node in live.nodes:
         page.write(node)
     parameters = tuple(page.names[node] for node in page.writer.placeholders)
     return Text(parameters, tuple(page.statements), page.returned())
@@ -225,7 +227,10 @@ def _wrapped(head: str, arguments: tuple[str, ...], tail: str) -> str:
         return line
     lines = [""]
     for argument in arguments:
-        if len(lines[-1]) + len(argument) + 2 > WIDTH - 4 and lines[-1]:
-            lines.append("")
-        lines[-1] += f"{' ' if lines[-1] else ''}{argument},"
+        # Between brackets a line may end anywhere, but not inside a string.
+        is_list = len(argument) > WIDTH - 6 and '"' not in argument
+        for piece in argument.split(", ") if is_list else [argument]:
+            if len(lines[-1]) + len(piece) + 2 > WIDTH - 4 and lines[-1]:
+                lines.append("")
+            lines[-1] += f"{' ' if lines[-1] else ''}{piece},"
     return "\n".join([f"{head}(", *(f"    {line}" for line in lines), f"){tail}"])

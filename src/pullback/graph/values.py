@@ -54,13 +54,11 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def same_kind(a: Any, b: Any) -> bool:
-    """Whether two fake tensors have one shape, dtype and device."""
-    return (
-        isinstance(a, torch.Tensor)
-        and isinstance(b, torch.Tensor)
-        and (a.dtype, a.device, a.layout) == (b.dtype, b.device, b.layout)
-        and same_sizes(a.shape, b.shape)
-    )
+    """Whether two fake tensors have one shape, dtype and device, and hold numbers as they are."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    kinds = [(x.dtype, x.device, x.layout, x.is_conj(), x.is_neg()) for x in (a, b)]
+    return kinds[0] == kinds[1] and same_sizes(a.shape, b.shape)
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +17,14 @@ LARGEST = 10**5  # of what exp is taken of: beyond, numbers have more digits tha
 
 
 class Undefined(Exception):
-    """An expression has no value at this point, or none that can be told."""
+    """An expression has no value at this point, or none that can be told.
+
+    `is_outside` says that it has none anywhere around the point either.
+    """
+
+    def __init__(self, why: str, *, is_outside: bool = False) -> None:
+        Exception.__init__(self, why)
+        self.is_outside = is_outside
 
 
 class Values:
@@ -28,6 +35,7 @@ class Values:
         self.context: Any = mpmath.MPContext()
         self.context.dps = digits
         self.noise = self.context.mpf(10) ** (15 - digits)
+        self.signs: dict[Scalar, int] = {}
         self._known: dict[Scalar, Any] = {}
 
     def __call__(self, scalar: Scalar) -> Any:
@@ -56,7 +64,8 @@ class Values:
         if kind == "pi":
             return +self.context.pi
         if kind == "case":
-            return self(parts[2 + self._sign(self(parts[0]))])
+            sign = self.signs[scalar] = self._sign(self(parts[0]))
+            return self(parts[2 + sign])
         values = [self(part) for part in parts]
         if kind == "add":
             return self.context.fsum(values)
@@ -80,14 +89,16 @@ class Values:
         if base == 0 and exponent < 0:
             raise Undefined("a negative power of zero")
         if base < 0 and exponent != int(exponent):
-            raise Undefined("a broken power of a negative number")
+            raise Undefined("a broken power of a negative number", is_outside=True)
         if base != 0 and abs(exponent * self.context.log(abs(base))) > LARGEST:
             raise Undefined("too large")
         return base**exponent
 
     def _function(self, kind: str, x: Any) -> Any:
-        if not _DOMAINS.get(kind, _everywhere)(x):
-            raise Undefined(f"{kind} of {x}")
+        if abs(x) >= LARGEST:
+            raise Undefined(f"{kind} of a number that is too large")
+        if kind in _DOMAINS and not _DOMAINS[kind](x):
+            raise Undefined(f"{kind} of {x}", is_outside=x != 0 and abs(x) != 1)
         return getattr(self.context, _NAMES.get(kind, kind))(x)
 
 
@@ -97,10 +108,6 @@ def _nonzero(value: Any) -> Any:
     return value
 
 
-def _everywhere(x: Any) -> bool:
-    return bool(abs(x) < LARGEST)
-
-
 _NAMES = {"lgamma": "loggamma"}
 _DOMAINS: dict[str, Callable[[Any], bool]] = {
     "log": lambda x: x > 0,
@@ -108,47 +115,47 @@ _DOMAINS: dict[str, Callable[[Any], bool]] = {
     "acos": lambda x: abs(x) <= 1,
     "acosh": lambda x: x >= 1,
     "atanh": lambda x: abs(x) < 1,
-    "lgamma": lambda x: 0 < x < LARGEST,
-    "digamma": lambda x: 0 < x < LARGEST,
+    "lgamma": lambda x: x > 0,
+    "digamma": lambda x: x > 0,
 }
 
 
 # ---- points ----
 
-# From where the numbers of a point are drawn: two ends and the step. All are exact in a float.
-_RANGES = [(-3, 3, 8), (0, 1, 64), (1, 4, 8), (-1, 1, 64), (0, 3, 8), (-3, 0, 8), (-40, 40, 4)]
+# Where the numbers of a point lie: all below one, all above, on both sides of zero, far out.
+_RANGES = [(-3, 3), (0, 1), (1, 4), (-1, 1), (0, 3), (-3, 0), (-40, 40)]
 ROUNDS = 3
+_STEP = 2**20  # so fine that what is equal at a point is equal everywhere, and exact in a float
 
 
 def draw(
     variables: Sequence[Scalar], likes: Mapping[Scalar, Fraction], roots: Sequence[Scalar]
-) -> list[dict[Scalar, Fraction]]:
+) -> Iterator[dict[Scalar, Fraction]]:
     """Points to try: in several ranges, around `likes`, and around the numbers in `roots`.
 
     They are the same for the same arguments.
     """
     rng = random.Random(len(variables))
     special = _special(roots)
-    points = []
     for _ in range(ROUNDS):
-        for low, high, step in _RANGES:
-            points.append({v: _inside(rng, low, high, step) for v in variables})
-        points.append({v: likes.get(v, Fraction(1)) + _inside(rng, -1, 1, 64) / 8 for v in variables})
+        for low, high in _RANGES:
+            yield {v: between(rng, low, high) for v in variables}
+        yield {v: _fine(likes.get(v, Fraction(1))) + between(rng, -1, 1) / 8 for v in variables}
         for _ in range(2 * bool(special)):
-            points.append({v: rng.choice(special) + _inside(rng, -1, 1, 8) for v in variables})
-    return points
+            yield {v: rng.choice(special) + between(rng, -1, 1) for v in variables}
 
 
-def _inside(rng: random.Random, low: int, high: int, step: int) -> Fraction:
-    """A fraction between the ends; never one of them, nor zero."""
-    while True:
-        drawn = Fraction(rng.randrange(low * step + 1, high * step), step)
-        if drawn:
-            return drawn
+def between(rng: random.Random, low: int, high: int) -> Fraction:
+    """A fraction between two whole numbers; never one of them, nor any other short one."""
+    return Fraction(2 * rng.randrange(low * _STEP // 2, high * _STEP // 2) + 1, _STEP)
+
+
+def _fine(value: Fraction) -> Fraction:
+    return Fraction(round(value * _STEP), _STEP)
 
 
 def _special(roots: Sequence[Scalar]) -> list[Fraction]:
     """The numbers in `roots`, roughly: what is compared is compared with one of them."""
     numbers = [s.parts[0] for s in nodes_of(*roots) if s.kind == "number"]
-    rough = {Fraction(round(n * 64), 64) for n in numbers if abs(n) < 1000}
+    rough = {_fine(n) for n in numbers if abs(n) < 1000}
     return sorted(rough | {-n for n in rough})

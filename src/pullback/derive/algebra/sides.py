@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -21,19 +21,23 @@ from pullback.capture.fake import resized
 from pullback.capture.joint import Capture, Input, capture
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.algebra.numerics import Point
-from pullback.derive.algebra.scalars import Outside, Scalar, number, variable
+from pullback.derive.algebra.scalars import Scalar, number, variable
 from pullback.derive.algebra.symbols import Reading
 from pullback.errors import CaptureError
 
 SMALL, LARGE = 16, 64  # elements, in inputs and cotangents together: to prefer, and at most
 
 Program = Callable[..., Any]
-Key = int | str
+Shapes = tuple[tuple[int, ...], ...]
+Key = int
 """Whose gradient: the place of an argument among the tensors, or the identity of a closure."""
 
 
 class UnreadableError(Exception):
     """Two programs cannot be compared by expressions; the text is the reason."""
+
+
+# ---- capture ----
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +48,8 @@ class Side:
     captured: Capture
 
     @property
-    def outputs(self) -> list[int]:
-        """The outputs that have a cotangent, by their places among what is returned."""
+    def used(self) -> list[int]:
+        """The outputs that have a cotangent, by their places among the outputs."""
         return [place for place, output in enumerate(self.captured.outputs) if output.used]
 
     @property
@@ -55,8 +59,59 @@ class Side:
 
 
 def key_of(place: int, given: Input) -> Key:
-    """What names an input on both sides."""
-    return place if given.tensor is None else f"closure {id(given.tensor)}"
+    """What tells an input from the others, on both sides."""
+    return place if given.tensor is None else id(given.tensor)
+
+
+def sides_of(hand: Program, derived: Program, examples: Sequence[Any]) -> Sides:
+    """Both programs, captured in double precision; raises `UnreadableError`."""
+    leaves, spec = flatten(tuple(examples))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    wanted = any(tensor.requires_grad for tensor in tensors)
+    prepared = [_prepared(leaf, wanted) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    args = unflatten(prepared, spec)
+    first = Side(hand, _captured(hand, args))
+    second = Side(derived, _captured(derived, args))
+    _require_comparable(first, second)
+    if second.used != first.used:
+        second = Side(derived, _captured(derived, args, _common(first, second)))
+    return Sides(first, second, tuple(x.detach() for x in prepared if isinstance(x, Tensor)))
+
+
+def _prepared(tensor: Tensor, wanted: bool) -> Tensor:
+    """A tensor in double precision that may be changed in place, as no leaf can."""
+    if not tensor.is_floating_point():
+        return tensor
+    double = tensor.detach().to(torch.float64).contiguous()
+    needs = tensor.requires_grad or not wanted
+    return double.clone().requires_grad_().clone() if needs else double.clone()
+
+
+def _captured(program: Program, args: Sequence[Any], used: Sequence[bool] | None = None) -> Capture:
+    try:
+        return capture(program, args, used=used)
+    except CaptureError as error:
+        raise UnreadableError(f"no graph: {error.rule}, got {error.facts['got']}") from None
+
+
+def _common(hand: Side, derived: Side) -> list[bool]:
+    """For each differentiable output of the derived side, whether the hand-written one uses it."""
+    outputs = enumerate(derived.captured.outputs)
+    return [place in hand.used for place, output in outputs if output.differentiable]
+
+
+def _require_comparable(hand: Side, derived: Side) -> None:
+    if len(hand.captured.outputs) != len(derived.captured.outputs):
+        raise UnreadableError("the two programs have different numbers of outputs")
+    for side in (hand, derived):
+        for given in side.captured.joint.inputs:
+            if given.meta["val"].is_complex():
+                raise UnreadableError(f"complex input `{given.name}`")
+        if any(o.differentiable and not o.returned for o in side.captured.outputs):
+            raise UnreadableError("an input is changed in place and not returned")
+
+
+# ---- sizes ----
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,41 +124,199 @@ class Sides:
 
     @property
     def names(self) -> dict[Key, str]:
-        """The inputs whose gradients are compared."""
-        sides = (self.derived, self.hand)
-        return {
-            key_of(place, given): self.hand.captured.inputs[place].name
-            if given.tensor is None
-            else given.name
-            for side in sides
-            for place, given in enumerate(side.captured.inputs)
-            if given.needs
-        }
+        """The inputs whose gradients are compared, with the user's names."""
+        own = self.hand.captured.inputs
+        sides = (self.hand.captured, self.derived.captured)
+        needed = [(p, i) for side in sides for p, i in enumerate(side.inputs) if i.needs]
+        return {key_of(p, i): own[p].name if i.tensor is None else i.name for p, i in needed}
 
     @property
     def fixed(self) -> list[str]:
-        """The names of inputs whose values are taken as they are."""
-        taken = [i for i in self.hand.captured.inputs if i.kind == "closure"]
-        whole = [
-            self.hand.captured.inputs[place]
-            for place, tensor in enumerate(self.tensors)
-            if not tensor.is_floating_point()
-        ]
-        return [given.name for given in (*whole, *taken)]
+        """The inputs that are taken as they are: whole numbers, and what comes from around."""
+        own = zip(self.hand.captured.inputs, self.tensors, strict=False)
+        whole = [given.name for given, tensor in own if not tensor.is_floating_point()]
+        return whole + [i.name for i in self.hand.captured.inputs if i.kind == "closure"]
 
-    def views(self) -> Iterator[View]:
-        """The two sides for sizes to compare them at: the best to prove at comes first.
+    def views(self) -> list[View]:
+        """The two sides at sizes to compare them at, one or two: the first is to prove at.
 
-        Raises `UnreadableError` if there are none.
+        Raises `UnreadableError` if no sizes will do.
         """
-        found = 0
-        seen: set[Any] = set()
-        for grow in _ways(has_whole_numbers=any(not t.is_floating_point() for t in self.tensors)):
-            view = self._view(grow)
-            if view is None or view.shapes in seen or found == 2:
-                continue
-            if view.count > (SMALL if found == 0 and len(seen) == 0 else LARGE):
-                continue
-            seen.add(view.shapes)
-            found += 1
-            yield view
+        own = self._view(lambda size: size)
+        is_whole = any(not tensor.is_floating_point() for tensor in self.tensors)
+        ways = [] if is_whole else [*map(_numbering, _NUMBERINGS), lambda size: size + 1]
+        others = [view for way in ways if (view := self._view(way)) is not None]
+        order = [own, *others] if own is not None and own.count <= SMALL else [*others, own]
+        fitting = [view for view in order if view is not None and view.count <= LARGE]
+        different = {view.shapes: view for view in reversed(fitting)}
+        chosen = [view for view in fitting if different[view.shapes] is view]
+        if not chosen:
+            raise UnreadableError(f"shapes: more than {LARGE} elements, and none smaller will do")
+        return [chosen[0], *([chosen[-1]] if len(chosen) > 1 else [])]
+
+    def _view(self, grow: Callable[[int], int]) -> View | None:
+        captured = self.hand.captured
+        values = [node.meta["val"].shape for node in captured.joint.placeholders]
+        count, ends = len(self.tensors), captured.joint.input_count
+        shapes = resized([*values[:count], *values[ends:]], values[count:ends], grow)
+        tensors = [
+            tensor if tuple(tensor.shape) == shape else tensor.new_ones(shape)
+            for tensor, shape in zip(self.tensors, shapes, strict=False)
+        ]
+        both = (captured, self.derived.captured)
+        if not all(side.serves(tensors) for side in both):
+            return None
+        return View(self, tuple(tensors), tuple(shapes[count:]))
+
+
+# What the first, second, ... size of the examples becomes: best are sizes that tell dimensions apart.
+_NUMBERINGS = [range(2, 100), [2, 3] * 50, [2] * 100, [2, 4] * 50]
+
+
+def _numbering(numbers: Sequence[int]) -> Callable[[int], int]:
+    rest = iter(numbers)
+    known: dict[int, int] = {}
+
+    def grow(size: int) -> int:
+        if size not in known:
+            known[size] = next(rest)
+        return known[size]
+
+    return grow
+
+
+class View:
+    """Both sides at given sizes: as expressions, and as programs to run."""
+
+    def __init__(self, sides: Sides, tensors: tuple[Tensor, ...], cotangents: Shapes) -> None:
+        self.sides = sides
+        self.tensors = tensors
+        inputs = sides.hand.captured.inputs
+        floats = {p: t for p, t in enumerate(tensors) if t.is_floating_point()}
+        self.inputs = {p: _variables(inputs[p].name, t.shape) for p, t in floats.items()}
+        self.cotangents = {
+            place: (_variables(f"cotangent({place})", shape), shape)
+            for place, shape in zip(sides.hand.used, cotangents, strict=True)
+        }
+
+    @property
+    def shapes(self) -> Shapes:
+        """Those of the arguments."""
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def count(self) -> int:
+        """How many elements there are in the inputs and cotangents."""
+        return len(self.variables)
+
+    @property
+    def variables(self) -> list[Scalar]:
+        """The elements of the inputs, then those of the cotangents."""
+        return [*itertools.chain.from_iterable(self.inputs.values()), *self.cotangent_variables]
+
+    @property
+    def cotangent_variables(self) -> list[Scalar]:
+        """The elements of the cotangents."""
+        rows = [scalars for scalars, _ in self.cotangents.values()]
+        return list(itertools.chain.from_iterable(rows))
+
+    # ---- as expressions ----
+
+    @cached_property
+    def hand(self) -> Reading:
+        """The hand-written side, read."""
+        return self._reading(self.sides.hand)
+
+    @cached_property
+    def derived(self) -> Reading:
+        """The derived side, read."""
+        return self._reading(self.sides.derived)
+
+    def _reading(self, side: Side) -> Reading:
+        row = side.captured.row(self.tensors)
+        given = [
+            (self.inputs.get(place) or _numbers(tensor), tuple(tensor.shape))
+            for place, tensor in enumerate(row)
+        ]
+        return Reading(side.captured.joint, [*given, *(self.cotangents[p] for p in side.used)])
+
+    def gradient(self, key: Key, *, hand: bool) -> list[Scalar]:
+        """The elements of a gradient on one side; raises `Outside`."""
+        side = self.sides.hand if hand else self.sides.derived
+        reading = self.hand if hand else self.derived
+        found = reading.gradient(side.keys.index(key)) if key in side.keys else None
+        return [number(0)] * math.prod(self.shape(key)) if found is None else found
+
+    def shape(self, key: Key) -> tuple[int, ...]:
+        """The shape of a gradient."""
+        if key in self.inputs:
+            return tuple(self.tensors[key].shape)
+        both = (self.sides.hand, self.sides.derived)
+        closures = [i.tensor for side in both for i in side.captured.inputs]
+        return next(tuple(t.shape) for t in closures if t is not None and id(t) == key)
+
+    def plainly(self, text: str) -> str:
+        """`text` without indices, where they say nothing: one element of each input is as any."""
+        for place in self.inputs:
+            element = rf"(?<!\w){re.escape(self.sides.hand.captured.inputs[place].name)}\[[\d, ]+\]"
+            if len(set(re.findall(element, text))) == 1:
+                text = re.sub(element, self.sides.hand.captured.inputs[place].name, text)
+        return text
+
+    # ---- as programs ----
+
+    def tensors_at(self, point: Point) -> tuple[list[Tensor], list[Tensor]]:
+        """The arguments and the cotangents at a point."""
+        arguments = [
+            _filled(self.inputs[place], tensor.shape, point) if place in self.inputs else tensor
+            for place, tensor in enumerate(self.tensors)
+        ]
+        cotangents = [_filled(*row, point) for row in self.cotangents.values()]
+        return arguments, cotangents
+
+    def run(self, point: Point, *, hand: bool) -> dict[Key, list[float]]:
+        """The gradients that one program gives at a point, in float64."""
+        side = self.sides.hand if hand else self.sides.derived
+        arguments, cotangents = self.tensors_at(point)
+        captured = side.captured
+        needs = [captured.inputs[place].needs for place in range(len(arguments))]
+        own = [x.requires_grad_(need) for x, need in zip(arguments, needs, strict=True)]
+        with torch.enable_grad():
+            given = [x.clone() if x.requires_grad else x for x in own]
+            leaves = flatten(side.program(*captured.fill(given)))[0]
+            pairs = zip(self.cotangents, cotangents, strict=True)
+            outputs = [(leaves[place], c) for place, c in pairs if leaves[place].requires_grad]
+            row = captured.row(own)
+            wanted = [x for x, i in zip(row, captured.inputs, strict=True) if i.needs]
+            gradients = _pulled([o for o, _ in outputs], wanted, [c for _, c in outputs])
+        values = [_listed(g, x) for g, x in zip(gradients, wanted, strict=True)]
+        return dict(zip(side.keys, values, strict=True))
+
+
+def _variables(name: str, shape: Sequence[int]) -> list[Scalar]:
+    if not shape:
+        return [variable(name)]
+    indices = itertools.product(*map(range, shape))
+    return [variable(f"{name}[{', '.join(map(str, index))}]") for index in indices]
+
+
+def _numbers(tensor: Tensor) -> list[Scalar]:
+    return [number(value) for value in tensor.detach().flatten().tolist()]
+
+
+def _filled(scalars: Sequence[Scalar], shape: Sequence[int], point: Point) -> Tensor:
+    values = [float(point[scalar]) for scalar in scalars]
+    return torch.tensor(values, dtype=torch.float64).reshape(tuple(shape))
+
+
+def _pulled(
+    outputs: list[Tensor], wanted: list[Tensor], cotangents: list[Tensor]
+) -> Sequence[Tensor | None]:
+    if not outputs or not wanted:
+        return [None] * len(wanted)
+    return torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)
+
+
+def _listed(gradient: Tensor | None, like: Tensor) -> list[float]:
+    whole = torch.zeros_like(like) if gradient is None else gradient
+    return [float(value) for value in whole.detach().flatten().tolist()]

@@ -130,9 +130,8 @@ def _same_place(a: fx.Node, b: fx.Node) -> bool:
         return False
     # A stride of zero, as after `expand`, makes different views look the same.
     spread = all(same(size, 1) or not same(step, 0) for size, step in _steps(two))
-    marks = (one.is_conj(), one.is_neg()) == (two.is_conj(), two.is_neg())
     offset = same(one.storage_offset(), two.storage_offset())
-    return spread and marks and offset and same_layout(one, two)
+    return spread and offset and same_layout(one, two)
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[Any, Any]]:
