@@ -193,7 +193,8 @@ def show_derived(console: Console) -> bool:
         "   PyTorch's own derivatives, as source in your variables that needs only torch.",
         "",
     )
-    return all([_show_derivation(console, exhibit) for exhibit in PUBLISHED])
+    agreed = [_show_derivation(console, exhibit) for exhibit in PUBLISHED]
+    return all(agreed)
 
 
 def _show_derivation(console: Console, exhibit: Exhibit) -> bool:
