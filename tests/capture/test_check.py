@@ -165,6 +165,15 @@ def test_message_says_where_and_how_much():
     )
 
 
+def test_decision_on_real_values_is_found():
+    """Values near the examples decide alike; values drawn from among them do not."""
+
+    def program(x):
+        return x * 2 if type(x) is torch.Tensor and x[0] > 0 else x * 3
+
+    assert "output 0" in fault(program, torch.arange(-1.0, 30.0), dynamic=False)
+
+
 def test_random_numbers_of_python_are_found():
     generator = random.Random(0)
 
@@ -294,10 +303,11 @@ def test_wrong_mutation_is_found():
 # ---- running the graph ----
 
 
-def test_expanded_cotangent_is_laid_out():
+def test_cotangent_is_laid_out():
     x = normal(4, 3)
     found = capture(lambda x: x.reshape(-1, 2).sin(), (x,))
+    cotangent = normal(2, 6, grad=False).t()
 
-    run = run_joint(found, (x,), [torch.ones(()).expand(6, 2)])
+    run = run_joint(found, (x,), [cotangent])
 
-    torch.testing.assert_close(run.gradients[0], x.detach().cos())
+    torch.testing.assert_close(run.gradients[0], x.detach().cos() * cotangent.reshape(4, 3))

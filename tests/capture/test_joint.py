@@ -1,6 +1,7 @@
 """A captured program computes what the program computes, in the form that passes expect."""
 
 import functools
+import gc
 import itertools
 import sys
 
@@ -10,6 +11,7 @@ from torch import Tensor, fx
 
 import pullback as pb
 from pullback.capture.joint import capture
+from pullback.capture.marks import Marks
 from pullback.graph.parts import BACKWARD, FORWARD, calls
 from tests.capture.cases import SCALE, normal, programs
 from tests.capture.compare import assert_same, eager, graph
@@ -375,6 +377,16 @@ def test_local_names_come_from_frames():
     assert "grad_h" in names.values()
 
 
+def test_last_variable_names_its_gradient():
+    def inner(x):
+        root = x.exp()
+        return root
+
+    found = capture(lambda x: inner(x).sin(), (normal(4, 3),))
+
+    assert "grad_root" in found.local_names.values()
+
+
 def test_inner_variable_takes_no_input_name():
     found = capture(lambda x: F.SavedInput.apply(x * 2), (normal(4, 3),))
 
@@ -491,6 +503,17 @@ def test_tensors_around_are_left_alone():
     assert buffer.tolist() == [0.0, 0.0, 0.0]
 
 
+def test_history_around_keeps_no_hooks():
+    linear = family(torch.autograd.Function).Linear
+    hidden = super(torch.autograd.Function, linear).apply
+    weight, bias = normal(5, 3) * 2, normal(5)
+
+    capture(lambda x: hidden(x, weight, bias), (normal(4, 3),))
+
+    gc.collect()
+    assert [thing for thing in gc.get_objects() if type(thing) is Marks] == []
+
+
 def test_random_state_is_left_alone():
     before = torch.get_rng_state()
 
@@ -547,7 +570,9 @@ def test_unseen_apply_is_captured_rightly():
     expected, cotangents = eager(program, (normal(4, 3, seed=3),), found)
     actual = graph(found, (normal(4, 3, seed=3),), cotangents)
 
+    backward = [n for n in calls(found.joint.graph) if n.meta["place"].startswith("functions.py")]
     assert [i.name for i in found.inputs] == ["x", "weight", "bias"]
+    assert {n.meta["unit"] for n in backward if n.meta["phase"] == BACKWARD} == {None}
     assert_same(actual, expected)
 
 
@@ -586,11 +611,15 @@ def test_backward_is_outside_autocast():
     assert dtypes == {FORWARD: torch.bfloat16, BACKWARD: torch.float32}
 
 
-def test_function_itself_is_a_program():
-    found = capture(F.Plain.apply, (normal(4, 3), 2.0, "mul"))
+@pytest.mark.parametrize("base", BASES)
+def test_function_itself_is_a_program(base):
+    f = family(BASES[base])
+
+    found = capture(f.Plain.apply, (normal(4, 3), 2.0, "mul"))
 
     assert found.name == "Plain.apply"
     assert [i.name for i in found.inputs] == ["x"]
+    assert found.units == ("Plain",)
 
 
 def test_arguments_and_results_are_rebuilt():

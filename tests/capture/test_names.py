@@ -8,8 +8,9 @@ from torch import nn
 import pullback as pb
 from pullback.capture.names import (
     argument_names,
-    closure_name,
     identifier,
+    late_bound,
+    names_around,
     program_name,
     program_place,
 )
@@ -18,6 +19,10 @@ from tests.capture.functions import family
 
 F = family(pb.Function)
 GLOBAL = normal(3)
+
+
+def closure_name(program, tensor):
+    return names_around(program).get(id(tensor), "")
 
 
 def scaled(x, w, *rest, flag=None):
@@ -113,3 +118,14 @@ def test_names_become_identifiers():
     names = ["xs[0]", "self.params['w']", "lambda", "0", "x"]
 
     assert [identifier(name) for name in names] == ["xs_0", "self_params_w", "lambda_", "_0", "x"]
+
+
+def test_apply_is_looked_up_late():
+    x = normal(3)
+    applied = late_bound(F.Plain.apply)
+    partial = late_bound(functools.partial(F.Plain.apply, x, mode="mul"))
+
+    assert applied is not F.Plain.apply
+    assert torch.equal(applied(x, 2.0, "mul"), x * 2)
+    assert torch.equal(partial(factor=3.0), x * 3)
+    assert late_bound(scaled) is scaled

@@ -212,6 +212,16 @@ def test_program_is_refused_at_its_line(program):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize(
+    "program", [branch, item, masked, array, address], ids=lambda f: f.__name__
+)
+def test_numbers_for_sizes_refuse_as_well(program):
+    _, got, _ = REFUSED[program]
+
+    assert f"got:      {got}" in refusal(program, (normal(4, 3),), dynamic=False)
+
+
 class Careful(pb.Function):
     @staticmethod
     def forward(ctx, x):
@@ -338,6 +348,64 @@ def test_wrong_number_of_used_is_refused():
           got:      2
         """
     )
+
+
+def test_change_in_backward_is_refused():
+    seen = torch.zeros(())
+
+    class Counting(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.add_(1)
+            return g * 2
+
+    line = Counting.backward.__code__.co_firstlineno + 2
+
+    assert refusal(Counting.apply, (normal(3),)) == message(
+        f"""
+        E301 capture: `Counting.apply` must not change its inputs or tensors from around it in backward
+          at:       test_refuse.py:{line}
+          got:      a change in place, made by backward
+          fix:      let backward work on a clone, and return what it finds as a gradient
+        """
+    )
+
+
+def test_output_changed_in_backward_is_refused():
+    class Greedy(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.y = x * 2
+            return ctx.y * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            g.mul_(3)
+            return g
+
+    def program(x):
+        y = Greedy.apply(x)
+        return y
+
+    class Spoiling(pb.Function):
+        @staticmethod
+        def forward(ctx, x, kept):
+            ctx.kept = kept
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            ctx.kept.detach().add_(g)
+            return g, None
+
+    x, kept = normal(3), normal(3, grad=False)
+
+    assert "in backward" in refusal(lambda x, k: (Spoiling.apply(x, k), k), (x, kept))
+    assert capture(program, (x,)).mutated == ()  # a cotangent is nobody's input
 
 
 # ---- what is no refusal ----

@@ -70,6 +70,11 @@ def test_function_inside_function_is_hidden(f):
     assert flow(found) == [("Nested", (0,), (1,))]
 
 
+@pytest.mark.parametrize("f", [OURS, TORCHS], ids=["ours", "torch's"])
+def test_function_itself_is_a_program(f):
+    assert flow(record(f.SavedInput.apply, normal(3))) == [("SavedInput", (0,), (1,))]
+
+
 def test_both_kinds_of_functions_are_mixed():
     found = record(lambda x: OURS.SavedInput.apply(TORCHS.SavedInput.apply(x)), normal(3))
 

@@ -1,19 +1,23 @@
 """The functions that are derived in the tests, as people write them, each with rows of arguments.
 
-`CASES` has one entry per function. A row holds makers of tensors (`normal(4, 3)`), and plain values
-that are passed as they are; `Case.arguments` makes the tensors, in double precision.
+`CASES` has one entry per function. A row holds drawn tensors (`normal(4, 3)`), and plain values,
+passed as they are; `Case.arguments` draws the tensors, in double precision.
 """
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-Maker = Callable[[torch.Generator], Tensor]
+from pullback.derive.backward import derive
 
 
 @dataclass(frozen=True)
@@ -25,33 +29,45 @@ class Case:
         rows: Arguments for it, of several shapes; the first row is the example it is derived with.
         captures: How many captures serve all rows when every input requires grad.
         near: Why outputs may differ from the plain ones in the last digits; "" if they may not.
-        second, vmap, low: Why there is no second derivative, no `vmap`, no lower precision of the
-            plain function; "" if there is.
-        compiles: Whether it is among those that `torch.compile` is tried on.
+        low: Why the plain function has no lower precision; "" if it has.
+        truth: The function in plain ops, if `program` holds Functions that PyTorch does not
+            differentiate twice, forward, or in batches.
+        common: Whether it is among those that every test is tried on, not only the slow ones.
     """
 
     program: Callable[..., Any]
     rows: Sequence[Sequence[Any]]
     captures: int = 1
     near: str = ""
-    second: str = ""
-    vmap: str = ""
     low: str = ""
-    compiles: bool = False
+    truth: Callable[..., Any] | None = None
+    common: bool = False
 
-    def arguments(self, row: int = 0, *, seed: int = 0, grad: bool = True) -> tuple[Any, ...]:
-        """The arguments of a row: leaves that require grad where that is possible."""
+    def arguments(
+        self, row: int = 0, *, seed: int = 0, needs: bool | Sequence[bool] = True
+    ) -> tuple[Any, ...]:
+        """The arguments of a row: leaves, of which those that `needs` says require grad."""
         generator = torch.Generator().manual_seed(seed)
-        return tuple(_made(value, generator, grad) for value in self.rows[row])
+        arguments = tuple(_drawn(value, generator) for value in self.rows[row])
+        inputs = inputs_of(arguments)
+        flags = [needs] * len(inputs) if isinstance(needs, bool) else needs
+        for tensor, flag in zip(inputs, flags, strict=True):
+            tensor.requires_grad_(flag)
+        return arguments
+
+    @property
+    def patterns(self) -> list[tuple[bool, ...]]:
+        """Which inputs require grad: every subset of up to three, else each one, and all."""
+        count = len(inputs_of(self.arguments()))
+        if count <= 3:
+            return [p for p in itertools.product((False, True), repeat=count) if any(p)]
+        return [tuple(i == k for i in range(count)) for k in range(count)] + [(True,) * count]
 
 
-def _made(value: Any, generator: torch.Generator, grad: bool) -> Any:
+def _drawn(value: Any, generator: torch.Generator) -> Any:
     if isinstance(value, list):
-        return [_made(each, generator, grad) for each in value]
-    if not isinstance(value, Drawn):
-        return value
-    tensor = value.make(generator)
-    return tensor.requires_grad_(grad and (tensor.is_floating_point() or tensor.is_complex()))
+        return [_drawn(each, generator) for each in value]
+    return value.make(generator) if isinstance(value, Drawn) else value
 
 
 CASES: dict[str, Case] = {}
@@ -74,7 +90,7 @@ def case(*rows: Sequence[Any], **known: Any) -> Callable[[Any], Any]:
 class Drawn:
     """A tensor yet to be made."""
 
-    make: Maker
+    make: Callable[[torch.Generator], Tensor]
 
 
 def normal(*shape: int) -> Drawn:
@@ -131,7 +147,7 @@ SEVERAL_RANKS = ((normal(4, 3),), (normal(2, 5),), (normal(7),), (normal(2, 3, 2
 # ---- activations ----
 
 
-@case(*SEVERAL_RANKS, captures=3, compiles=True)
+@case(*SEVERAL_RANKS, captures=3, common=True)
 def relu(x):
     """The positive part of x."""
     return torch.relu(x)
@@ -144,7 +160,7 @@ def logistic(x):
     return 1 / (1 + decay)
 
 
-@case(*MATRIX, compiles=True)
+@case(*MATRIX, common=True)
 def swish(x):
     """x times its own sigmoid."""
     gate = torch.sigmoid(x)
@@ -158,7 +174,7 @@ def gelu(x):
     return x * share
 
 
-@case(*MATRIX, compiles=True)
+@case(*MATRIX, common=True)
 def gelu_tanh(x):
     """The tanh approximation of gelu."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
@@ -220,7 +236,7 @@ def glu(x):
 @case(
     (normal(4, 3), normal(3, 5), normal(3, 5)),
     (normal(2, 6), normal(6, 4), normal(6, 4)),
-    compiles=True,
+    common=True,
 )
 def swiglu(x, w, v):
     """A linear layer gated by the swish of another one."""
@@ -246,7 +262,7 @@ ROWS_AND_CHANNELS = (
 )
 
 
-@case(*ROWS_AND_CHANNELS, compiles=True)
+@case(*ROWS_AND_CHANNELS, common=True)
 def layer_norm(x, weight, bias):
     """Each row with mean zero and variance one, then scaled and shifted."""
     mean = x.mean(-1, keepdim=True)
@@ -267,7 +283,7 @@ def layer_norm_op(x, weight, bias):
     (normal(2, 5), normal(5)),
     (normal(2, 3, 5), normal(5)),
     captures=2,
-    compiles=True,
+    common=True,
 )
 def rms_norm(x, weight):
     """Each row divided by its root mean square, then scaled."""
@@ -331,7 +347,7 @@ LOGITS_AND_LABELS = (
 )
 
 
-@case(*MATRIX, compiles=True)
+@case(*MATRIX, common=True)
 def softmax(x):
     """Exponentials of each row, divided by their sum."""
     shifted = x - x.max(-1, keepdim=True).values
@@ -351,7 +367,7 @@ def log_softmax(x):
     return x - torch.logsumexp(x, dim=-1, keepdim=True)
 
 
-@case(*LOGITS_AND_LABELS, compiles=True)
+@case(*LOGITS_AND_LABELS, common=True)
 def cross_entropy(logits, labels):
     """The mean of the negative log-probabilities of the labels."""
     return F.cross_entropy(logits, labels)
@@ -380,7 +396,7 @@ def smoothed_cross_entropy(logits, labels):
     return -(0.9 * hit + 0.1 * spread).mean()
 
 
-@case(*PAIR, compiles=True)
+@case(*PAIR, common=True)
 def mse(prediction, target):
     """The mean squared error."""
     error = prediction - target
@@ -404,7 +420,11 @@ def kl_divergence(p_logits, q_logits):
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
 
-@case((normal(4, 3), positive(4, 3)), (normal(2, 5), positive(2, 5)))
+@case(
+    (normal(4, 3), positive(4, 3)),
+    (normal(2, 5), positive(2, 5)),
+    near="with a gradient it is captured as a formula, without one as a kernel",
+)
 def binary_cross_entropy(logits, targets):
     """Binary cross-entropy of logits, by PyTorch's own op."""
     return F.binary_cross_entropy_with_logits(logits, targets)
@@ -440,7 +460,7 @@ HEADS = (
 )
 
 
-@case(*HEADS, compiles=True)
+@case(*HEADS, common=True)
 def attention(q, k, v):
     """Values averaged by how well keys fit queries."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(3)
@@ -489,7 +509,7 @@ def self_attention(x, w_in, w_out):
 @case(
     (normal(2, 4, 6), normal(4, 3), normal(4, 3)),
     (normal(3, 5, 8), normal(5, 4), normal(5, 4)),
-    compiles=True,
+    common=True,
     captures=2,
 )
 def rope(x, cos, sin):
@@ -502,7 +522,7 @@ def rope(x, cos, sin):
 # ---- convolution and images ----
 
 
-@case((normal(2, 3, 8), normal(4, 3, 3)), (normal(3, 3, 9), normal(4, 3, 3)), compiles=True)
+@case((normal(2, 3, 8), normal(4, 3, 3)), (normal(3, 3, 9), normal(4, 3, 3)), common=True)
 def conv1d(x, kernel):
     """A convolution over time."""
     return F.conv1d(x, kernel, padding=1)
@@ -586,7 +606,7 @@ def survival(hazard):
     return torch.cumprod(1 - 0.4 * hazard, dim=1)
 
 
-@case((normal(2, 4, 3), positive(3)), (normal(3, 4, 5), positive(5)), compiles=True)
+@case((normal(2, 4, 3), positive(3)), (normal(3, 4, 5), positive(5)), common=True)
 def linear_scan(x, decay):
     """A state that decays and takes up the input, four steps of it."""
     state = torch.zeros_like(x[:, 0])
@@ -597,7 +617,7 @@ def linear_scan(x, decay):
     return torch.stack(states, dim=1)
 
 
-@case((normal(5), normal(5)), (normal(3), normal(3)), compiles=True)
+@case((normal(5), normal(5)), (normal(3), normal(3)), common=True)
 def leapfrog(q, p):
     """Three steps of a pendulum that keep its energy."""
     dt = 0.1
@@ -643,8 +663,7 @@ def lstm_cell(x, h, c, w_x, w_h):
     (normal(6, 3), below(4, 6), 4),
     (normal(5, 2), below(3, 5), 3),
     captures=2,
-    compiles=True,
-    vmap="index_add with an index per sample has no batching rule",
+    common=True,
 )
 def segment_sum(values, segment, count):
     """The sum of the values of each segment."""
@@ -675,7 +694,6 @@ def histogram(weights, bins):
 @case(
     (normal(5, 3), below(5, 8), below(5, 8), normal(3, 3)),
     (normal(4, 2), below(4, 6), below(4, 6), normal(2, 2)),
-    vmap="index_add with an index per sample has no batching rule",
 )
 def message_passing(nodes, source, target, w):
     """Each node takes up the messages that its neighbours send."""
@@ -719,7 +737,7 @@ def linear(x, weight, bias):
 @case(
     (normal(4, 3), normal(3, 5), normal(5), normal(5, 2), normal(2)),
     (normal(6, 2), normal(2, 4), normal(4), normal(4, 3), normal(3)),
-    compiles=True,
+    common=True,
 )
 def mlp(x, w1, b1, w2, b2):
     """Two layers with a tanh between them."""
@@ -873,7 +891,7 @@ def polynomial(x, coefficients):
 # ---- several outputs, plain arguments, things from around ----
 
 
-@case(*MATRIX, compiles=True)
+@case(*MATRIX, common=True)
 def moments(x):
     """The mean and the variance of each row."""
     mean = x.mean(-1)
@@ -974,24 +992,126 @@ class Reversal(torch.autograd.Function):
         return -ctx.strength * cotangent, None
 
 
-NO_RULE = "a hand-written Function without a rule for it"
+def with_saved_plainly(x, scale):
+    return torch.sin(torch.exp(x * scale) ** 2)
 
 
-@case((normal(4, 3), normal(3)), (normal(2, 5), normal(5)), vmap=NO_RULE, second="see with_saved")
+@case((normal(4, 3), normal(3)), (normal(2, 5), normal(5)), truth=with_saved_plainly)
 def with_saved(x, scale):
     """A hand-written Function that saves an intermediate, between plain ops."""
     inner = x * scale
     return torch.sin(ExpSquare.apply(inner))
 
 
-@case((normal(4, 3), positive()), (normal(2, 5), positive()), vmap=NO_RULE, compiles=True)
+def quantized_plainly(x, step):
+    level = x / step
+    return (level + (torch.round(level) - level).detach()) * step
+
+
+@case(
+    (normal(4, 3), positive()),
+    (normal(2, 5), positive()),
+    truth=quantized_plainly,
+    common=True,
+)
 def quantized(x, step):
     """x rounded to multiples of a learned step, straight through."""
     return RoundThrough.apply(x / step) * step
 
 
-@case((normal(4, 3), normal(3, 2)), (normal(2, 5), normal(5, 2)), vmap=NO_RULE)
+def domain_adversary_plainly(x, w):
+    return torch.tanh((1.5 * x.detach() - 0.5 * x) @ w)
+
+
+@case((normal(4, 3), normal(3, 2)), (normal(2, 5), normal(5, 2)), truth=domain_adversary_plainly)
 def domain_adversary(x, w):
     """A critic whose gradient is reversed on its way to the features."""
     reversed_ = Reversal.apply(x, 0.5)
     return torch.tanh(reversed_ @ w)
+
+
+# ---- which ----
+
+EVERY = list(CASES)
+COMMON = [name for name, each in CASES.items() if each.common]
+COMMON_THEN_EVERY = [
+    pytest.param(name, marks=() if each.common else pytest.mark.slow)
+    for name, each in CASES.items()
+]
+
+
+@functools.cache
+def derived(name: str, save: str | int = "auto") -> Any:
+    """The derived Function of a case: one for all tests."""
+    return derive(CASES[name].program, *CASES[name].arguments(), save=save)
+
+
+# ---- what a call gives ----
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a nest of tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def inputs_of(arguments: Any) -> list[Tensor]:
+    """The tensors among arguments that can have a gradient."""
+    return [t for t in tensors_of(arguments) if t.is_floating_point() or t.is_complex()]
+
+
+def weights_for(tensors: Sequence[Tensor], seed: int = 7) -> list[Tensor]:
+    """A normal tensor like each of `tensors`."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(t.shape, generator=generator, dtype=_wide(t)).to(t.dtype) for t in tensors]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def pulled(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    layout: Callable[[Tensor], Tensor] = lambda cotangent: cotangent,
+) -> list[Tensor | None]:
+    """The gradients of all inputs that require one, for normal cotangents."""
+    outputs = [y for y in tensors_of(function(*arguments)) if y.requires_grad]
+    wanted = [x for x in inputs_of(arguments) if x.requires_grad]
+    cotangents = [layout(c) for c in weights_for(outputs)]
+    return list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
+
+
+def pulled_twice(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor | None]:
+    """The gradients, then their own gradients with respect to inputs and cotangents."""
+    outputs = [y for y in tensors_of(function(*arguments)) if y.requires_grad]
+    wanted = [x for x in inputs_of(arguments) if x.requires_grad]
+    cotangents = [c.requires_grad_() for c in weights_for(outputs)]
+    first = torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True, create_graph=True)
+    linked = [g for g in first if g is not None and g.requires_grad]
+    second = torch.autograd.grad(
+        linked, [*wanted, *cotangents], weights_for(linked, 8), allow_unused=True
+    )
+    return [*first, *second]
+
+
+def differences(got: Any, expected: Any, *, tolerance: float = 1e-9) -> list[str]:
+    """How two nests of tensors and plain values differ, one line for each pair; [] if they do not.
+
+    A tolerance of 0 asks for the same bits.
+    """
+    ours, theirs = tree_leaves(got), tree_leaves(expected)
+    if len(ours) != len(theirs):
+        return [f"{len(ours)} values, not {len(theirs)}"]
+    pairs = zip(ours, theirs, strict=True)
+    return [f"{i}: {line}" for i, (a, b) in enumerate(pairs) for line in _differ(a, b, tolerance)]
+
+
+def _differ(got: Any, expected: Any, tolerance: float) -> Iterator[str]:
+    if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
+        if type(got) is not type(expected) or got != expected:
+            yield f"{got}, not {expected}"
+    elif (got.shape, got.dtype) != (expected.shape, expected.dtype):
+        yield f"{got.dtype} {list(got.shape)}, not {expected.dtype} {list(expected.shape)}"
+    elif not torch.allclose(got, expected, rtol=tolerance, atol=tolerance / 10, equal_nan=True):
+        yield f"apart by {(got - expected).abs().max():.3g}"

@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 
-from pullback.graph.cost import is_mutating
+from pullback.graph.cost import is_mutating, op_name
 from pullback.graph.cse import UNDEFINED
 from pullback.graph.simplify import EXACT, READABLE, simplify
 from pullback.graph.text import function_text
@@ -74,7 +74,7 @@ def traced(fn, tensors):
     except Exception:  # whatever the op raises while it is traced
         return None
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    undefined = [node for node in calls if str(node.target).split(".")[1] in UNDEFINED]
+    undefined = [node for node in calls if op_name(node) in UNDEFINED]
     if undefined or any(map(is_mutating, calls)) or graph.find_nodes(op="get_attr"):
         return None
     return graph if repeats(graph, tensors) else None

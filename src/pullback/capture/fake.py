@@ -36,15 +36,13 @@ NoFakeKernel = fake_tensor.UnsupportedOperatorException
 class Stage:
     """The fake tensors, the sizes and the growing graph of one trace.
 
-    Sizes are symbols of their own, also where two are equal by chance (`duck_shape` off); those
+    Sizes are symbols of their own, also where two are equal by chance (`DimDynamic.DYNAMIC`); those
     that are 0 or 1 are numbers, as everywhere in PyTorch.
     """
 
     def __init__(self, *, dynamic: bool) -> None:
         self.dynamic = dynamic
-        self.sizes: Any = ShapeEnv(
-            duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
-        )
+        self.sizes: Any = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         # Real tensors may still arrive through compiled code. No kernel is run to see what it does.
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode: Any = fake_tensor.FakeTensorMode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
 import re
@@ -37,6 +38,17 @@ def program_place(program: Any) -> str:
         return place_of(cls.forward)
     inner = getattr(program, "func", program)
     return place_of(inner.forward if isinstance(inner, nn.Module) else inner)
+
+
+def late_bound(program: Any) -> Any:
+    """`program`; where it is the `apply` of a Function, one that looks `apply` up when it runs.
+
+    From torch 2.15 on, a reference to `apply` from before cannot be seen to be called.
+    """
+    if isinstance(program, functools.partial):
+        return functools.partial(late_bound(program.func), *program.args, **program.keywords)
+    cls: Any = function_of(program)
+    return program if cls is None else lambda *args, **kwargs: cls.apply(*args, **kwargs)
 
 
 def function_of(program: Any) -> type | None:
@@ -77,12 +89,13 @@ def _parameter_names(program: Any, count: int) -> list[str]:
     return (names + [f"arg{i}" for i in range(len(names), count)])[:count]
 
 
-def closure_name(program: Any, tensor: Tensor) -> str:
-    """How `program` refers to a tensor that is not among its arguments, or ""."""
+def names_around(program: Any) -> dict[int, str]:
+    """How `program` refers to the tensors that are not among its arguments, by their `id`."""
+    names: dict[int, str] = {}
     for name, value in islice(_surroundings(program, _DEPTH), _LIMIT):
-        if value is tensor:
-            return name
-    return ""
+        if isinstance(value, Tensor):
+            names.setdefault(id(value), name)
+    return names
 
 
 def identifier(name: str) -> str:

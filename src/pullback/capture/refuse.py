@@ -307,6 +307,16 @@ def require_memory_apart(
                 )
 
 
+def changed_late(name: str, place: str) -> CaptureError:
+    """The error for an input, or a tensor around the program, that backward changes."""
+    return CaptureError(
+        f"`{name}` must not change its inputs or tensors from around it in backward",
+        at=place,
+        got="a change in place, made by backward",
+        fix="let backward work on a clone, and return what it finds as a gradient",
+    )
+
+
 def unwritable(name: str, node: fx.Node) -> CaptureError:
     """The error for an op that has no place in a graph of ops without side effects."""
     place = str(node.meta.get("place", ""))

@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
 from pullback.capture.marks import Mark, Marks
-from pullback.capture.names import closure_name, identifier
-from pullback.capture.refuse import unwritable
+from pullback.capture.names import identifier
+from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
@@ -49,7 +49,7 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
             raise unwritable(traced.name, node)
         _complete(node)
     joint = JointGraph(graph, len(traced.held), _count(traced))
-    _move_forward(joint)
+    _move_forward(traced, joint)
     return joint
 
 
@@ -132,7 +132,7 @@ class _Forming:
         if _is_fresh(node):
             name, kind = "constant", CONSTANT
         else:
-            name, kind = closure_name(self.traced.program, tensor) or "closure", CLOSURE
+            name, kind = self.traced.around.get(id(tensor), "closure"), CLOSURE
         leaf = self.stage.stand_in(tensor)
         return Held(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
 
@@ -276,14 +276,23 @@ def _complete(node: fx.Node) -> None:
         node.meta["random"] = True
 
 
-def _move_forward(joint: JointGraph) -> None:
+def _move_forward(traced: Traced, joint: JointGraph) -> None:
     """Call forward what the outputs are made of, whenever it was added to the graph.
 
-    A size that the program returns, and a view of a changed tensor, come up at the very end.
+    A size that the program returns, and a view of a changed tensor, come up at the very end. What
+    backward itself computes is no part of an output, unless it changes an input in place.
     """
     left = [node for node in joint.outputs if isinstance(node, fx.Node)]
     while left:
         node = left.pop()
+        if node in joint.cotangents or _is_late(node):
+            raise changed_late(traced.name, str(node.meta.get("place", "")))
         if node.op == "call_function":
             node.meta["phase"] = FORWARD
             left += node.all_input_nodes
+
+
+def _is_late(node: fx.Node) -> bool:
+    """Whether backward computed `node`. Sizes are written down when they are first needed."""
+    is_size = isinstance(node.meta.get("val"), torch.SymInt)
+    return node.op == "call_function" and phase_of(node) == BACKWARD and not is_size

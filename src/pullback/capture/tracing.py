@@ -16,7 +16,13 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, is_dense, run_backward
 from pullback.capture.marks import Mark, Marks
-from pullback.capture.names import argument_names, closure_name, identifier, program_name
+from pullback.capture.names import (
+    argument_names,
+    identifier,
+    late_bound,
+    names_around,
+    program_name,
+)
 from pullback.capture.places import call_user
 from pullback.capture.refuse import (
     require_backward_free,
@@ -66,7 +72,7 @@ class Traced:
     """What came of one run."""
 
     name: str
-    program: Callable[..., Any]
+    around: dict[int, str]  # the user's names of tensors around the program, by `id`
     module: fx.GraphModule
     held: list[Held]
     results: list[Result]
@@ -92,6 +98,7 @@ class Tracing:
         self.name = program_name(self.program)
         self.marks = Marks(lambda: self.stage.graph, self.stage.node_of)
         self.leaves, self.in_spec = flatten(self.examples)
+        self.around = names_around(self.program)
         self.used: Sequence[bool] | None = None
         self.out_spec: Spec | None = None
 
@@ -104,13 +111,13 @@ class Tracing:
         for (name, tensor), need in zip(tensors, flags, strict=True):
             self._hold(name, ARGUMENT, tensor, need)
         module = self.stage.trace(self._joint, [held.leaf for held in self.held])
-        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        for held, node in zip(self.held, nodes[: len(tensors)], strict=False):
+        placeholders = module.graph.find_nodes(op="placeholder")
+        for held, node in zip(self.held[: len(tensors)], placeholders, strict=False):
             held.node = node
         assert self.out_spec is not None
         return Traced(
             self.name,
-            self.program,
+            self.around,
             module,
             self.held,
             self.results,
@@ -153,7 +160,7 @@ class Tracing:
         for held in self.held:
             if held.real is value and held.kind == CLOSURE:
                 return held.given
-        name = closure_name(self.program, value) or f"closure_{len(self.held)}"
+        name = self.around.get(id(value)) or f"closure_{len(self.held)}"
         held = self._hold(name, CLOSURE, value, value.requires_grad)
         held.node = self.stage.add_placeholder(held.leaf)
         with torch.set_grad_enabled(self.marks.phase == FORWARD):
@@ -208,7 +215,7 @@ class Tracing:
         with no_torch_function():
             given = iter([self._give(held) for held in self.held])
         filled = [next(given) if _is_tensor(leaf) else leaf for leaf in self.leaves]
-        returned = call_user(self.program, *unflatten(filled, self.in_spec))
+        returned = call_user(late_bound(self.program), *unflatten(filled, self.in_spec))
         leaves, self.out_spec = flatten(returned)
         with no_torch_function():
             self.marks.read_again()

@@ -22,7 +22,7 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.fake import Overhearing, apart
 from pullback.capture.modes import Modes, modes_now
-from pullback.capture.names import argument_names, closure_name, program_name
+from pullback.capture.names import argument_names, late_bound, names_around, program_name
 from pullback.capture.places import call_user, frames_above
 from pullback.capture.refuse import (
     hidden_call,
@@ -182,6 +182,7 @@ class _Recording:
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
+        self.around = names_around(self.program)
         # Tensors by number; a tensor that was changed stands under several.
         self.tensors: list[Tensor] = []
         self.versions: list[int] = []
@@ -197,7 +198,7 @@ class _Recording:
         pairs = [(leaf, n) for leaf, n in zip(leaves, names, strict=True) if _is_tensor(leaf)]
         inputs = tuple((self._add(tensor), name) for tensor, name in pairs)
         with watched(self._listen), Overhearing(self._overhear):
-            returned = call_user(self.program, *self.examples)
+            returned = call_user(late_bound(self.program), *self.examples)
         leaves, spec = flatten(returned)
         outputs = tuple(self._output(leaf) for leaf in leaves)
         units, closures = tuple(self.units), tuple(self.closures)
@@ -279,7 +280,7 @@ class _Recording:
         """The number of `tensor`; one that was never seen comes from around the program."""
         if id(tensor) not in self.numbers:
             number = self._add(tensor)
-            name = closure_name(self.program, tensor) or f"closure_{len(self.closures)}"
+            name = self.around.get(id(tensor)) or f"closure_{len(self.closures)}"
             self.closures.append(Closure(number, name, tensor))
         return self.numbers[id(tensor)]
 

@@ -110,7 +110,7 @@ def _written(number: Number) -> str:
 
 
 def blame(target: Any, *examples: Any, seconds: float = 5.0) -> tuple[Fault, ...]:
-    """What is wrong with the backward of `target`: one fault per wrong gradient, none if it is right.
+    """What is wrong with the backward of `target`: one fault for each wrong gradient.
 
     The same call gives the same faults. A gradient that is meant to differ from the derivative, as
     that of a straight-through estimator, is reported too: what is meant is not known here.
@@ -157,9 +157,9 @@ class _Case:
         evidence = [Evidence(self.trials, place, tuple(names)) for place in places]
         self.evidence = evidence
         self.wrong = [e.place for e in evidence if e.shown and not self._is_right_after_all(e)]
-        self.deadline = time.monotonic() + seconds
         self.looked_at = self.trials.all
         self.scope = self._scope() if self.wrong else None
+        self.deadline = time.monotonic() + seconds
         self.found = dict(self._search())
 
     def in_time(self) -> bool:
@@ -199,7 +199,8 @@ class _Case:
         if hand is None or self.derived is None:
             return None
         self.cotangents = _matching_cotangents(hand, self.derived)
-        derived = self._captured(self.trials.program, _used(hand, self.derived))
+        used = _used(hand, self.derived)
+        derived = self.derived if all(used) else self._captured(self.trials.program, used)
         if derived is None:
             return None
         self.derived = derived

@@ -1,8 +1,8 @@
 """Edits: the small changes of a hand-written backward that might make it right.
 
-An edit gives one or more operands in the user's graph a new value: another one that is within reach,
-the same with a sign, a factor or a summand, or what the op gives with another constant, another
-argument order, or as another op. Each has a cost, so that the smallest is tried first.
+An edit gives one or more operands in the user's graph a new value: another one that is within
+reach, the same with a sign, a factor or a summand, or what the op gives with another constant,
+another argument order, or as another op. Each has a cost, so that the smallest is tried first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor, fx
 
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.scope import (
-    BACKWARD_VALUE,
     COTANGENT,
     DERIVED,
     NUMBER,
@@ -220,8 +219,9 @@ class _Maker:
     def _replaced(self, site: Site, known: Known) -> Candidate:
         words = Wording(self.scope)
         changes = tuple((use, known) for use in site.uses)
-        part = known.node if known.origin == BACKWARD_VALUE or known.node else None
-        if part is not None and part in site.old.all_input_nodes and _is_wrapper(site.old):
+        part = known.node
+        is_whole = _is_wrapper(site.old) and site.old not in self.scope.names
+        if part is not None and is_whole and part in site.old.all_input_nodes:
             cost, kind = 1.2, "drop"
             say = lambda: words.dropped(site.old, part, site)  # noqa: E731
         else:
@@ -318,8 +318,10 @@ ALIKE: tuple[tuple[Any, ...], ...] = (
 )
 """Ops that take the same arguments, and that are taken for one another."""
 
-WRAPPERS = ("mul", "div", "add", "sub", "neg", "rsub", "t", "transpose", "permute", "flip")
-WRAPPERS += ("sum", "mean", "pow", "exp", "where", "abs", "sign", "conj", "_conj", "clamp")
+WRAPPERS = {
+    *("mul", "div", "add", "sub", "neg", "rsub", "t", "transpose", "permute", "flip"),
+    *("sum", "mean", "pow", "exp", "where", "abs", "sign", "conj", "_conj", "clamp"),
+}
 """Ops that an operand may be taken out of."""
 
 

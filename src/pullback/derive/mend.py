@@ -1,13 +1,14 @@
 """Mend a hand-written backward: try edits on every trial, and take the smallest that is right.
 
-An edit is tried on numbers: what it changes is computed again, the rest is known. Only the one that is
-taken is made in a copy of the user's graph.
+An edit is tried on numbers: what it changes is computed again, the rest is known. Only the one that
+is taken is made in a copy of the user's graph.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, fx
 from pullback.capture.trees import unflatten
 from pullback.derive.edits import Candidate, Formula, candidates, leaves_of
 from pullback.derive.scope import DERIVED, NUMBER, Known, Scope
-from pullback.derive.trials import Trial
+from pullback.derive.trials import Measure, Trial
 from pullback.graph.copies import copy_of, with_graph
 from pullback.graph.dead import drop_dead
 from pullback.graph.parts import BACKWARD, JointGraph, calls
@@ -60,9 +61,15 @@ class Mender:
     clock: Clock = time.monotonic
     _orders: dict[frozenset[fx.Node], list[fx.Node]] = field(default_factory=dict)
     _leaves: dict[fx.Node, tuple[list[Any], Any]] = field(default_factory=dict)
+    _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
+    _tellings: dict[int, list[int]] = field(default_factory=dict)
 
     def mend(self, place: int) -> Candidate | None:
         """The smallest edit that makes the gradient at `place` right, and spoils no other."""
+        with _few_threads(self.trials):
+            return self._mend(place)
+
+    def _mend(self, place: int) -> Candidate | None:
         best, most = None, 0
         for candidate in candidates(self.scope, place):
             if best is not None and candidate.cost > best.cost + NEAR:
@@ -86,22 +93,33 @@ class Mender:
         if not candidate.needs.isdisjoint(downstream):
             return frozenset()
         right = set(self.wrong)
-        order = sorted(range(len(self.trials)), key=lambda n: not self._is_wrong(n, place))
-        for number in order:
+        for number in self._telling_first(place):
             gradients = self.gradients(candidate, number)
             if gradients is None:
                 return frozenset()
-            trial = self.trials[number]
             for other, gradient in gradients.items():
-                if not trial.agrees(trial.expected[other], gradient):
+                if not self.is_right(number, other, gradient):
                     if other == place or other not in self.wrong:
                         return frozenset()
                     right.discard(other)
             right -= {other for other in right if other not in gradients}
         return frozenset(right) if place in right else frozenset()
 
-    def _is_wrong(self, number: int, place: int) -> bool:
-        return bool(self.trials[number].wrong(place).any())
+    def is_right(self, number: int, place: int, gradient: Any) -> bool:
+        """Whether a gradient is right in one trial; None is as good as zeros."""
+        trial = self.trials[number]
+        if gradient is None or trial.expected[place] is None:
+            return trial.agrees(trial.expected[place], gradient)
+        if (number, place) not in self._measures:
+            self._measures[number, place] = trial.measure(trial.pair(place)[0])
+        return self._measures[number, place].fits(gradient)
+
+    def _telling_first(self, place: int) -> list[int]:
+        """The trials, those in which the gradient is wrong first."""
+        if place not in self._tellings:
+            is_right = [not bool(trial.wrong(place).any()) for trial in self.trials]
+            self._tellings[place] = sorted(range(len(is_right)), key=is_right.__getitem__)
+        return self._tellings[place]
 
     # ---- numbers ----
 
@@ -177,6 +195,21 @@ class Mender:
     def downstream(self, candidate: Candidate) -> set[fx.Node]:
         """The nodes whose values an edit may change."""
         return {node for node in self.order(candidate) if node.op != "output"}
+
+
+@contextmanager
+def _few_threads(trials: Sequence[Trial]) -> Iterator[None]:
+    """One thread while small tensors are computed with: several mostly wait for each other.
+
+    A convolution of 150 numbers took 20 ms on a busy machine, and 0.2 ms on one thread.
+    """
+    largest = max((t.numel() for trial in trials for t in trial.tensors), default=0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if largest <= 10_000 else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- the edit in a graph ----

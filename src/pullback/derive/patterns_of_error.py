@@ -1,7 +1,8 @@
 """Patterns of error: what a wrong gradient looks like beside the right one, by numbers alone.
 
-Each pattern is a function of the evidence that gives one sentence, or nothing. What it says holds in
-every trial in which the gradient is wrong. `PATTERNS` has them in order: the first that holds counts.
+Each pattern is a function of the evidence that gives one sentence, or nothing. What it says holds
+in every trial in which the gradient is wrong. `PATTERNS` has them in order: the first that holds
+counts.
 """
 
 from __future__ import annotations

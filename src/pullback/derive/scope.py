@@ -1,8 +1,8 @@
 """What a hand-written backward has within reach: every value around it, and how it is written.
 
-The values are those of the user's own forward and backward, those of the derived backward, sums and
-means of them, sizes and numbers. Each comes with what it was in every trial, so that equal values are
-known to be equal, and with its expression in the user's variables.
+The values are those of the user's own forward and backward, those of the derived backward, sums
+and means of them, sizes and numbers. Each comes with what it was in every trial, so that equal
+values are known to be equal, and with its expression in the user's variables.
 """
 
 from __future__ import annotations
@@ -378,6 +378,7 @@ def _sizes(scope: Scope, node: fx.Node) -> list[Known]:
     tensors = [values[node] for values in scope.hand.values]
     name = scope.names[node]
     found = []
+    made: tuple[Any, Known, tuple[Any, ...]]
     for dim in range(tensors[0].dim()):
         sizes = tuple(int(tensor.shape[dim]) for tensor in tensors)
         made = (aten.sym_size.int, scope.twins[node], (dim,))

@@ -40,6 +40,27 @@ Fit = Callable[[int, Tensor, Sequence[Any]], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Measure:
+    """A gradient that is right, and how far from it another may be.
+
+    Where PyTorch's own derivative is not finite, nothing is `known`, and nothing is judged.
+    """
+
+    expected: Tensor
+    known: Tensor
+    allowed: Tensor
+
+    def differs(self, got: Tensor) -> Tensor:
+        """Where a gradient of the same shape is wrong."""
+        return self.known & ~((got - self.expected).abs() <= self.allowed)
+
+    def fits(self, got: Any) -> bool:
+        """Whether a gradient is right everywhere."""
+        has_shape = isinstance(got, Tensor) and got.shape == self.expected.shape
+        return has_shape and not bool(self.differs(got).any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trial:
     """One run of both: what went in, and the gradients of the inputs that need one.
 
@@ -75,19 +96,18 @@ class Trial:
         return (zeros if expected is None else expected), (zeros if got is None else got)
 
     def differs(self, expected: Tensor, got: Tensor) -> Tensor:
-        """Where `got` differs from `expected`, by more than rounding.
-
-        Where PyTorch's own derivative is not finite, nothing is judged.
-        """
+        """Where `got` differs from `expected`, by more than rounding."""
         if expected.shape != got.shape:
             return torch.ones(expected.shape, dtype=torch.bool)
+        return self.measure(expected).differs(got)
+
+    def measure(self, expected: Tensor) -> Measure:
+        """What a gradient is measured by, in this trial."""
         relative, absolute = _EXACT if expected.dtype in _PRECISE else _ROUGH
-        known = torch.isfinite(expected)
         size = expected.abs().nan_to_num(0, 0, 0)
         driven = max((float(c.abs().max()) for c in self.cotangents if c.numel()), default=0.0)
         floor = absolute * float(size.max() if size.numel() else 0) + 1e-3 * absolute * driven
-        apart = (got - expected).abs()
-        return known & ~(apart <= relative * size + floor)
+        return Measure(expected, torch.isfinite(expected), relative * size + floor)
 
     def agrees(self, expected: Tensor | None, got: Tensor | None) -> bool:
         """Whether two gradients are the same; None is as good as zeros."""

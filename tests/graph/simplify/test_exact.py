@@ -207,6 +207,23 @@ def test_complex_infinity_times_one_differs():
     assert torch.view_as_real(x * 1).isnan().tolist() == [[True, False]]
 
 
+def test_copy_of_conjugate_is_dropped_before_arithmetic():
+    graph = graph_of(lambda x: x.conj() * x, torch.randn(4, dtype=torch.complex64))
+
+    (formula,) = formulas(rewrite(graph, (RULES["copy"],)).graph)
+
+    assert formula == "mul.Tensor(_conj(x_1), x_1)"
+
+
+def test_copy_of_conjugate_stays_before_views():
+    graph = graph_of(
+        lambda x: torch.view_as_real(x.conj().resolve_conj()) * 2,
+        torch.randn(4, dtype=torch.complex64),
+    )
+
+    assert rewrite(graph, (RULES["copy"],)).applied == {}
+
+
 def test_rounded_constant_is_left_alone():
     x = torch.randn(4, dtype=torch.bfloat16)
     graph = graph_of(lambda x: x * torch.full_like(x, 0.1), x)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pullback.graph.cost import op_of
 from pullback.graph.rewrite import Table, rule
 from pullback.graph.values import Value, aten, same, same_kind, same_layout, tensor_of
 
@@ -44,7 +45,13 @@ def alias(node: Value) -> Any:
 )
 def copy(node: Value) -> Any:
     """clone(x) -> x"""
-    return node.args[0]
+    source = node.args[0]
+    if _marks(source.val) == _marks(node.val):
+        return source
+    # The copy of a conjugate is no view any more: ops that compute see no difference.
+    users = map(op_of, node.node.users)
+    is_computed = all(op is not None and torch.Tag.pointwise in op.tags for op in users)
+    return source if is_computed else None
 
 
 @rule(
@@ -131,7 +138,12 @@ def _same_place(a: fx.Node, b: fx.Node) -> bool:
     # A stride of zero, as after `expand`, makes different views look the same.
     spread = all(same(size, 1) or not same(step, 0) for size, step in _steps(two))
     offset = same(one.storage_offset(), two.storage_offset())
-    return spread and offset and same_layout(one, two)
+    return spread and offset and _marks(one) == _marks(two) and same_layout(one, two)
+
+
+def _marks(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """Whether numbers are to be conjugated or negated when they are read."""
+    return tensor.is_conj(), tensor.is_neg()
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[Any, Any]]:
