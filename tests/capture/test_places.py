@@ -48,7 +48,7 @@ def test_frames_of_others_are_told(name):
     assert not is_users(Frame(OTHERS[name]))
 
 
-@pytest.mark.parametrize("path", ["/home/me/ops.py", "<stdin>", "<ipython-input-1>"])
+@pytest.mark.parametrize("path", ["/elsewhere/ops.py", "<stdin>", "<ipython-input-1>"])
 def test_frames_of_the_user_are_told(path):
     assert is_users(Frame(path))
 

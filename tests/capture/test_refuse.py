@@ -365,9 +365,10 @@ def test_change_in_backward_is_refused():
 
     line = Counting.backward.__code__.co_firstlineno + 2
 
+    rule = "must not change its inputs or tensors from around it in backward"
     assert refusal(Counting.apply, (normal(3),)) == message(
         f"""
-        E301 capture: `Counting.apply` must not change its inputs or tensors from around it in backward
+        E301 capture: `Counting.apply` {rule}
           at:       test_refuse.py:{line}
           got:      a change in place, made by backward
           fix:      let backward work on a clone, and return what it finds as a gradient

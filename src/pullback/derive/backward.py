@@ -10,7 +10,7 @@ it. Hand-written Functions inside the program keep their backwards as written.
   an intermediate without history is an error (`DoubleBackwardError`).
 - Under `torch.func` and in forward mode the program itself runs: its ops are plain, and every
   transform knows them.
-- While `torch.compile` traces, the text for the kind of the examples is traced.
+- `torch.compile` takes a derived Function as one opaque node.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.joint import Capture, Input
 from pullback.capture.trees import flatten, tensors_in, unflatten
-from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
 from pullback.derive.source import module_source
@@ -74,8 +72,8 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         "source": staticmethod(lambda: derived.source(name)),
         "program": staticmethod(program),
         "traverse_lists": nested,
-        # A compiler that traces would take closures for constants and lose their gradients.
-        "is_traceable": not derived.closures,
+        # The text fits the kind of one call: a compiler that traced it would serve others wrongly.
+        "is_traceable": False,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
@@ -88,7 +86,7 @@ def _name(program: Callable[..., Any]) -> str:
 
 
 class _Derived:
-    """What a derived class knows: its program, its recipes, and the general one for tracing."""
+    """What a derived class knows: its program, its recipes, and the general one for `source`."""
 
     def __init__(self, program: Callable[..., Any], examples: Sequence[Any], save: str | int):
         self.program = program
@@ -97,6 +95,7 @@ class _Derived:
         self.recipes = Recipes(program, save)
         self.general = self.recipes.general(examples)
         _require_simple(self.general.captured)
+        _require_flat(self.general.captured)
         self.closures = [
             one.tensor for one in self.general.captured.inputs if one.kind == "closure"
         ]
@@ -113,7 +112,10 @@ class _Derived:
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs and signature is not None:
-                args = signature.bind(*args, **kwargs).args
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                args = bound.args
+                _require_positional(self.program, kwargs, bound.kwargs)
             if transforms_active() or has_tangent(args):
                 return self.program(*args)
             return dispatch.apply.__get__(None, cls)(*args, *self.closures)
@@ -122,11 +124,9 @@ class _Derived:
 
     def make_forward(self) -> Any:
         """`forward`: the text, and what it saves."""
-        traced, closures = _make_traced(self.general), len(self.closures)
+        closures = len(self.closures)
 
         def forward(ctx: Any, *args: Any) -> Any:
-            if is_dynamo_compiling():
-                return traced(ctx, args)
             own = args[: len(args) - closures]
             recipe, tensors = self.recipes.find(own)
             captured = recipe.captured
@@ -141,11 +141,8 @@ class _Derived:
 
     def make_backward(self) -> Any:
         """`backward`: the text, or the program again where it is to be differentiated."""
-        traced = _make_traced_backward(self.general)
 
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            if is_dynamo_compiling():
-                return traced(ctx, cotangents)
             recipe, saved = ctx.recipe, ctx.saved_tensors
             captured = recipe.captured
             wanted = _of_differentiable(captured, cotangents)
@@ -168,6 +165,19 @@ def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def _require_positional(
+    program: Callable[..., Any], given: dict[str, Any], keyword_only: dict[str, Any]
+) -> None:
+    """Raise if a keyword-only argument was given: the inputs of a Function are positional."""
+    names = [name for name in given if name in keyword_only]
+    if names:
+        raise CaptureError(
+            f"a derived `{_name(program)}` must be called with its positional parameters",
+            got=f"the keyword-only `{names[0]}`",
+            fix=f"derive a function in which `{names[0]}` is fixed, or make it positional",
+        )
+
+
 def _require_simple(captured: Capture) -> None:
     """Raise unless the program returns tensors and changes no input."""
     if captured.mutated:
@@ -176,6 +186,20 @@ def _require_simple(captured: Capture) -> None:
             f"`{captured.name}` must leave its inputs as they are to be derived",
             got=f"`{names}` changed in place",
             fix=f"work on a clone of `{names}`, and return it",
+        )
+
+
+def _require_flat(captured: Capture) -> None:
+    """Raise unless the program returns a tensor, or a tuple or list of tensors and values."""
+    spec = captured.out_spec
+    flat = spec.is_leaf() or (
+        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
+    )
+    if not flat:
+        raise CaptureError(
+            f"`{captured.name}` must return a tensor or a tuple of tensors to be derived",
+            got=f"a nested {spec.type.__name__}",
+            fix="return the tensors in one tuple, and nest them outside",
         )
 
 
@@ -236,59 +260,3 @@ def _as_arguments(captured: Capture, gradients: Sequence[Any]) -> tuple[Any, ...
     kinds = [one.kind for one in captured.inputs]
     closures = [g for g, kind in zip(gradients, kinds, strict=True) if kind == "closure"]
     return (*unflatten(leaves, captured.in_spec), *closures)
-
-
-# ---- for Dynamo to trace ----
-
-
-def _make_traced(recipe: Recipe) -> Any:
-    """Forward for flat arguments of the kind of the examples, in plain Python."""
-    captured = recipe.captured
-    count, saved = captured.joint.output_count, recipe.saved_count
-    kinds = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in captured.joint.inputs]
-    made = [one.tensor for one in captured.inputs if one.kind == "constant"]
-    constants = [tensor for tensor in made if tensor is not None]
-    is_single = recipe.saved_count + recipe.number_count + count == 1
-    name, function = captured.name, recipe.forward
-    is_tensor = [o.index for o in captured.outputs if o.returned]
-    alone = len(is_tensor) == 1 and captured.out_spec.is_leaf()
-
-    def forward(ctx: Any, args: tuple[Any, ...]) -> Any:
-        tensors = [arg for arg in args if isinstance(arg, Tensor)] + constants
-        for tensor, (dtype, dim) in zip(tensors, kinds, strict=True):
-            if tensor.dtype != dtype or tensor.dim() != dim:
-                raise RuntimeError(f"{name} is compiled for the dtypes and ranks of its examples")
-        values = function(*tensors)
-        if is_single:
-            values = (values,)
-        ctx.save_for_backward(*values[count : count + saved])
-        ctx.numbers = tuple(values[count + saved :])
-        return values[0] if alone else tuple([values[i] for i in is_tensor])
-
-    return forward
-
-
-def _make_traced_backward(recipe: Recipe) -> Any:
-    """Backward for the same."""
-    captured, function = recipe.captured, recipe.backward
-    needs = [one.needs for one in captured.inputs if one.kind != "constant"]
-    is_single = sum(needs) == 1
-    used = [i for i, o in enumerate(captured.outputs) if o.returned and o.differentiable]
-    shape = [isinstance(leaf, Input) for leaf in captured.leaves]
-    closures = sum(one.kind == "closure" for one in captured.inputs)
-
-    def backward(ctx: Any, cotangents: tuple[Any, ...]) -> Any:
-        wanted = [cotangents[i].contiguous() for i in used]
-        values = function(*ctx.saved_tensors, *ctx.numbers, *wanted)
-        pulled = [values] if is_single else list(values)
-        place, row = 0, []
-        for needed in needs:
-            row.append(pulled[place] if needed else None)
-            place += needed
-        place, gradients = 0, []
-        for is_input in shape:
-            gradients.append(row[place] if is_input else None)
-            place += is_input
-        return (*gradients, *row[len(row) - closures :])
-
-    return backward

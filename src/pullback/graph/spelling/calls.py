@@ -85,6 +85,11 @@ def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]
     for key, arg in node.kwargs.items():
         if arg not in NOISE.get(key, ()) and not is_default(schema, key, arg):
             kwargs[key] = writer.device(arg) if key == "device" else arg
+    for place, slot in enumerate(schema):
+        # `torch.binary_cross_entropy_with_logits` and its like have another default than the op.
+        if slot.name == "reduction" and place >= len(args) and "reduction" not in kwargs:
+            given = place < len(node.args)
+            kwargs["reduction"] = node.args[place] if given else slot.default_value
     return args, kwargs
 
 
