@@ -32,7 +32,9 @@ from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
 from pullback.function.slots import has_tangent, new_class, transforms_active, version_of
+from pullback.graph.cost import is_random
 from pullback.graph.cut import require_policy
+from pullback.graph.parts import calls
 
 
 def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
@@ -130,6 +132,7 @@ class _Derived:
             own = args[: len(args) - closures]
             recipe, tensors = self.recipes.find(own)
             captured = recipe.captured
+            self.require_closures(captured)
             outputs, saved, numbers = recipe.run(tensors)
             ctx.save_for_backward(*saved)
             ctx.recipe, ctx.numbers = recipe, numbers
@@ -139,6 +142,19 @@ class _Derived:
 
         return forward
 
+    def require_closures(self, captured: Capture) -> None:
+        """Raise unless a capture reaches for the same tensors from around as the examples did."""
+        held = [one.tensor for one in captured.inputs if one.kind == "closure"]
+        if len(held) != len(self.closures) or any(
+            a is not b for a, b in zip(held, self.closures, strict=True)
+        ):
+            raise CaptureError(
+                f"`{captured.name}` must use the same tensors from around it in every call",
+                expected=f"{len(self.closures)} that require grad, as with the examples",
+                got=f"{len(held)}, or others",
+                fix="pass them as arguments",
+            )
+
     def make_backward(self) -> Any:
         """`backward`: the text, or the program again where it is to be differentiated."""
 
@@ -146,7 +162,8 @@ class _Derived:
             recipe, saved = ctx.recipe, ctx.saved_tensors
             captured = recipe.captured
             wanted = _of_differentiable(captured, cotangents)
-            row = ctx.inputs.find(saved) if torch.is_grad_enabled() else None
+            again = torch.is_grad_enabled() and not _draws(captured)
+            row = ctx.inputs.find(saved) if again else None
             if row is None:
                 gradients = recipe.pull(saved, ctx.numbers, wanted)
             else:
@@ -201,6 +218,11 @@ def _require_flat(captured: Capture) -> None:
             got=f"a nested {spec.type.__name__}",
             fix="return the tensors in one tuple, and nest them outside",
         )
+
+
+def _draws(captured: Capture) -> bool:
+    """Whether the program draws random numbers: run again, it would draw others."""
+    return any(is_random(node) for node in calls(captured.joint.graph))
 
 
 def _silent(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:

@@ -36,7 +36,11 @@ class Recipes:
         """The recipe for a call with `args`, and the tensors among them."""
         leaves, spec = flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        plain = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        # A float by its text: 0.0 and -0.0 are equal, and not the same.
+        plain = tuple(
+            None if isinstance(leaf, Tensor) else repr(leaf) if isinstance(leaf, float) else leaf
+            for leaf in leaves
+        )
         kinds = tuple((t.dtype, t.device, t.dim(), t.requires_grad) for t in tensors)
         kind = (spec, plain, tuple(map(type, plain)), kinds, _modes())
         call = (kind, tuple((t.shape, t.stride()) for t in tensors))
