@@ -53,7 +53,7 @@ class Plain(pb.Function):
 class NoBackward(pb.Function):
     @staticmethod
     def forward(ctx, x):
-        return x * 2
+        return x.detach() * 2
 
 
 def test_missing_backward_is_told_whole():
@@ -63,7 +63,8 @@ def test_missing_backward_is_told_whole():
         "E101 missing-backward: `NoBackward` must define `backward` to be differentiated\n"
         f"  at:       {place(NoBackward.forward)}\n"
         "  expected: `backward(ctx, *cotangents)`, one cotangent per output\n"
-        "  got:      none\n"
+        "  got:      none, and none can be derived: `forward` computes its output outside autograd "
+        "(detach, no_grad, numpy, a kernel)\n"
         "  fix:      define `backward`, or mark the outputs with `ctx.mark_non_differentiable`\n"
         "  torch:    You must implement either the backward or vjp method for your custom "
         "autograd.Function to use it with backward mode AD."

@@ -1,5 +1,7 @@
 """pullback makes custom autograd functions right and fast."""
 
+from pullback.check import assert_sound as assert_sound
+from pullback.check import check as check
 from pullback.derive import derive as derive
 from pullback.derive import jvp_of as jvp_of
 from pullback.derive import vmap_of as vmap_of
@@ -8,5 +10,6 @@ from pullback.errors import PullbackWarning as PullbackWarning
 from pullback.function.context import AutogradContext as AutogradContext
 from pullback.function.dispatch import below_autograd as below_autograd
 from pullback.function.function import Function as Function
+from pullback.function.unwritten import derived as derived
 
 __version__ = "0.1.0"

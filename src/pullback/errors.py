@@ -62,10 +62,14 @@ def _message(code: str, name: str, rule: str, facts: dict[str, str]) -> str:
 
 
 class MissingBackwardError(PullbackError, NotImplementedError):
-    """A gradient was asked of a Function that defines no `backward`.
+    """A gradient was asked that is written nowhere and cannot be derived.
 
-    Define `backward(ctx, *cotangents)`, or `vjp` under its other name. If the outputs carry no
-    gradient by nature (indices, masks), say so with `ctx.mark_non_differentiable` in `forward`.
+    Without a `backward`, or with `pb.derived` in the place of a gradient, it is derived from
+    `forward`. That needs a `forward` that autograd can follow: not through numpy, a kernel of its
+    own, `detach` or `no_grad`; that leaves its inputs as they are; and, for `pb.derived`, that
+    draws no random numbers. Otherwise define `backward(ctx, *cotangents)`, or `vjp` under its
+    other name. If the outputs carry no gradient by nature (indices, masks), say so with
+    `ctx.mark_non_differentiable` in `forward`.
     """
 
     code = "E101"
@@ -273,6 +277,42 @@ class TargetError(PullbackError, ValueError):
 
     code = "E401"
     name = "target"
+
+
+class DeclarationError(PullbackError, ValueError):
+    """What a class declares about itself cannot be understood.
+
+    `declares` is a mapping: `{"surrogate": "x"}`, `{"donates": ("logits",)}`,
+    `{"once_differentiable": True}` or `{"nondeterministic": 1e-6}`, or several of them.
+    """
+
+    code = "E402"
+    name = "declaration"
+
+
+class ExamplesError(PullbackError, ValueError):
+    """A function cannot be checked with the inputs that were given.
+
+    Inputs are a tuple of arguments, a list of such tuples, or a function without arguments that
+    gives one of these. Forward must accept each of them.
+    """
+
+    code = "E403"
+    name = "examples"
+
+
+class RuleNameError(PullbackError, ValueError):
+    """No rule has this name, code or group."""
+
+    code = "E404"
+    name = "rule-name"
+
+
+class UnsoundError(PullbackError, AssertionError):
+    """`assert_sound` found something: each finding stands in the text of the error."""
+
+    code = "E405"
+    name = "unsound"
 
 
 class InternalError(PullbackError, AssertionError):

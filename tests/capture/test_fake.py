@@ -13,6 +13,7 @@ from pullback.capture.fake import (
     numbers_of,
     resized,
 )
+from pullback.capture.watch import Watcher, watched
 from tests.capture.cases import normal
 
 LAYOUTS = {
@@ -165,7 +166,7 @@ def test_modes_around_are_out_of_sight():
     seen = []
 
     def run(x):
-        with apart():
+        with apart(Watcher):
             seen.append(torch.ones(2).tolist())
         return x * 2
 
@@ -174,6 +175,30 @@ def test_modes_around_are_out_of_sight():
     assert seen == [[1.0, 1.0]]
     assert len(module.graph.nodes) == 3
     assert isinstance(module, fx.GraphModule)
+
+
+def test_default_device_stays_in_sight():
+    with torch.device("meta"), watched(lambda call: pytest.fail(call.name)), apart(Watcher):
+        x = torch.ones(2)
+
+    assert x.device.type == "meta"
+
+
+def test_hooks_around_are_off_and_come_back():
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        return tensor
+
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with apart(Watcher):
+            x.sin()
+        before = len(packed)
+        x.sin()
+
+    assert (before, len(packed)) == (0, 1)
 
 
 def test_ops_are_overheard():

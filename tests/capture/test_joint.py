@@ -599,6 +599,29 @@ def test_capture_works_without_grad_mode():
     assert len(found.joint.cotangents) == 1
 
 
+def test_capture_works_in_inference_mode():
+    with torch.inference_mode():
+        x = torch.ones(4, 3)
+        found = capture(F.SavedInput.apply, (x,), needs=[True])
+
+    assert found.outputs[0].differentiable
+
+
+def test_argument_and_closure_are_two_inputs():
+    """The same tensor at the time of the capture, but not at later calls."""
+    x = normal(3)
+
+    def program(y):
+        with torch._C.DisableTorchFunction():
+            return y * 2 + x * 3
+
+    found = capture(program, (x,))
+    expected, cotangents = eager(program, (normal(3, seed=4),), found)
+
+    assert [(i.name, i.kind) for i in found.inputs] == [("y", "argument"), ("x", "closure")]
+    assert_same(graph(found, (normal(3, seed=4),), cotangents), expected)
+
+
 def test_backward_is_outside_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = capture(lambda x, w: F.Linear.apply(x, w, SCALE), (normal(4, 3), normal(3, 3)))
@@ -628,3 +651,45 @@ def test_arguments_and_results_are_rebuilt():
 
     assert found.fill([x]) == ((x, None), 3)
     assert found.give([x]) == {"y": x, "k": 3}
+
+
+# ---- who wrote the backward ----
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2 * cotangent
+
+
+def hooked(x):
+    y = x.sin()
+    y.register_hook(lambda cotangent: 2 * cotangent)
+    return y
+
+
+def beside(x):
+    Doubled.apply(x)
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("program", "is_handwritten"),
+    [(torch.sin, False), (Doubled.apply, True), (hooked, True), (beside, False)],
+    ids=["op", "Function", "hook", "unused Function"],
+)
+def test_hand_written_backward_is_told(program, is_handwritten):
+    captured = capture(program, (torch.ones(3, requires_grad=True),))
+
+    assert captured.is_handwritten == is_handwritten
+
+
+def test_functions_among_units_are_told():
+    captured = capture(lambda x: Doubled.apply(x).sin(), (torch.ones(3, requires_grad=True),))
+
+    assert captured.functions == (Doubled,)
+    assert captured.units == ("Doubled", "sin")

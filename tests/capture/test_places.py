@@ -17,6 +17,7 @@ from pullback.capture.places import (
     is_users_error,
     place_at,
     place_of_error,
+    runs_inside,
 )
 
 
@@ -83,6 +84,13 @@ def test_search_ends_at_the_call():
 
     assert call_user(program) == 1
     assert program() > 1
+
+
+def test_module_above_is_known():
+    def program():
+        return runs_inside(sys._getframe(), __name__), runs_inside(sys._getframe(), "torch")
+
+    assert call_user(program) == (True, False)
 
 
 def test_no_frame_of_user_gives_nothing():

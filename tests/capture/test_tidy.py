@@ -5,7 +5,8 @@ import torch
 
 import pullback as pb
 from pullback.capture.joint import capture
-from pullback.capture.tidy import is_mutable, is_random
+from pullback.capture.marks import is_random
+from pullback.capture.tidy import is_mutable
 from pullback.graph.parts import FORWARD, calls
 from tests.capture.cases import normal
 from tests.capture.functions import family

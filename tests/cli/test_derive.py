@@ -1,12 +1,17 @@
 """`pullback derive` prints a module that runs, and says what is wrong in one message."""
 
+import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from pullback.cli.main import app
 from pullback.errors import PullbackError, TargetError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 OPS = '''
 import torch
@@ -23,6 +28,32 @@ def shifted(x, by):
 
 
 shifted.examples = (torch.ones(2, requires_grad=True), 3.0)
+
+
+class Square(torch.autograd.Function):
+    factor = 2
+    examples = (torch.ones(2),)
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @classmethod
+    def backward(cls, ctx, g):
+        (x,) = ctx.saved_tensors
+        return cls.factor * x * g
+
+
+class SquareOfThree(Square):
+    factor = 3
+
+
+class Ordered(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sort().values
 '''
 
 
@@ -87,6 +118,66 @@ def test_mistakes_are_told_in_one_message(ops, args, said):
 
     assert isinstance(error, PullbackError)
     assert said in str(error)
+
+
+# ---- proof ----
+
+
+def test_right_backward_is_proved(ops):
+    result = run("derive", "ops_of_a_user:Square", "--prove")
+
+    assert result.exit_code == 0
+    assert result.output == (
+        "Square: proved, for every size from 2 on, in 1 dimension\ngradient of `x`: proved\n"
+    )
+
+
+def test_wrong_backward_is_refuted_with_numbers(ops):
+    example = "torch.randn(3, 4)"
+    result = run("derive", "ops_of_a_user:SquareOfThree", "--prove", "--example", example)
+
+    assert result.exit_code == 1
+    assert result.output.startswith("SquareOfThree: refuted\ngradient of `x`: refuted\n")
+    assert re.search(r"expected \S+, got \S+ at x = \[\[", result.output)
+
+
+def test_undecided_backward_ends_with_code_two(ops):
+    result = run("derive", "ops_of_a_user:Ordered", "--prove")
+
+    assert result.exit_code == 2
+    assert result.output.startswith("Ordered: unknown\n")
+    assert "the derived gradient uses `" in result.output
+
+
+def test_no_seconds_decide_nothing(ops):
+    result = run("derive", "ops_of_a_user:Square", "--prove", "--seconds", "0")
+
+    assert result.exit_code == 2
+    assert "time limit" in result.output
+
+
+def test_plain_function_has_nothing_to_prove(ops):
+    error = run("derive", "ops_of_a_user:swish", "--prove").exception
+
+    assert isinstance(error, TargetError)
+    assert "`ops_of_a_user:swish` must be a Function class, for --prove" in str(error)
+
+
+def sessions():
+    """The proofs that the documents show: what is typed, and what is printed."""
+    text = (ROOT / "docs" / "derive.md").read_text("utf-8")
+    blocks = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    shown = [part.partition("\n") for block in blocks for part in block.split("$ pullback ")]
+    return [(typed, printed.strip()) for typed, _, printed in shown if "--prove" in typed]
+
+
+@pytest.mark.parametrize(("typed", "printed"), sessions())
+def test_shown_proof_is_what_is_printed(typed, printed):
+    assert run(*shlex.split(typed)).output.strip() == printed
+
+
+def test_proofs_are_shown():
+    assert len(sessions()) == 3
 
 
 def test_program_ends_with_code_two(ops, run_python):

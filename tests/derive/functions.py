@@ -510,7 +510,6 @@ def self_attention(x, w_in, w_out):
     (normal(2, 4, 6), normal(4, 3), normal(4, 3)),
     (normal(3, 5, 8), normal(5, 4), normal(5, 4)),
     common=True,
-    captures=2,
 )
 def rope(x, cos, sin):
     """Pairs of channels turned by an angle per position."""
@@ -557,7 +556,7 @@ def average_pool(image):
     return F.avg_pool2d(image, 2)
 
 
-@case((normal(2, 3, 4, 4),), (normal(3, 2, 3, 5),))
+@case((normal(2, 3, 4, 4),), (normal(3, 2, 3, 5),), near="it is captured as a formula")
 def upsample(image):
     """An image of twice the size, with linear weights."""
     return F.interpolate(image, scale_factor=2, mode="bilinear", align_corners=False)
@@ -1037,6 +1036,22 @@ COMMON = [name for name, each in CASES.items() if each.common]
 COMMON_THEN_EVERY = [
     pytest.param(name, marks=() if each.common else pytest.mark.slow)
     for name, each in CASES.items()
+]
+
+
+# One of each kind: pointwise, matrix products, reductions, several outputs, indices, Functions.
+FEW = (
+    "swish",
+    "swiglu",
+    "layer_norm",
+    "attention",
+    "conv1d",
+    "leapfrog",
+    "segment_sum",
+    "quantized",
+)
+FEW_THEN_EVERY = [
+    pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in CASES
 ]
 
 

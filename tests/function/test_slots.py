@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import BackwardCFunction, FunctionMeta
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import pullback as pb
 from pullback.function import slots
 
 
@@ -490,3 +491,45 @@ def test_dispatch_mode_sees_every_op():
         torch.ones(2).sin()
 
     assert torch.ops.aten.sin.default in seen
+
+
+# ---- what Dynamo and functorch see ----
+
+
+def test_metaclass_decides_what_dynamo_sees():
+    class Plain(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return cotangent
+
+    slots.be_seen(Plain)
+    seen = type(Plain)
+    slots.be_seen(Plain, seen=False)
+
+    assert seen is slots.SeenMeta
+    assert type(Plain) is type(torch.autograd.Function)
+
+
+def test_innermost_transform_is_named():
+    found = []
+
+    def note(x):
+        found.append(slots.top_transform())
+        return x.sum()
+
+    torch.func.grad(note)(torch.ones(2))
+    torch.vmap(note)(torch.ones(2, 2))
+    torch.func.jvp(note, (torch.ones(2),), (torch.ones(2),))
+
+    assert found == ["Grad", "Vmap", "Jvp"]
+
+
+def test_unwritten_jvp_is_known():
+    class Plain(pb.Function):
+        pass
+
+    assert Plain.jvp is slots.no_jvp

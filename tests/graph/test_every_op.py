@@ -12,7 +12,7 @@ from pullback.graph.text import function_text
 from tests.graph.graphs import assert_same_bits, leaves, listed, plain, run
 
 DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.int64)
-SAMPLES = 2
+SAMPLES = 1
 
 
 def samples_of(op, dtype):

@@ -289,6 +289,21 @@ def test_recomputed_stands_just_before_its_use():
         assert all(phase_of(n) != BACKWARD for n in between)
 
 
+def test_recomputed_for_one_use_stand_in_its_order():
+    graph = fx.Graph()
+    x, cotangent = graph.placeholder("x"), graph.placeholder("ct")
+    first, second = (graph.call_function(op.default, (x,)) for op in (aten.sin, aten.cos))
+    y = graph.call_function(aten.add.Tensor, (first, second))
+    gradient = graph.call_function(aten.addcmul.default, (cotangent, first, second))
+    graph.output((y, gradient))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(4, device="meta")
+    joint = JointGraph(graph, 1, 1)
+    _, backward = split(joint, cut(joint, "inputs"))
+
+    assert names(calls(backward)) == names([first, second, gradient])
+
+
 def test_nodes_keep_their_names_and_meta(joint):
     by_name = {node.name: node for node in joint.graph.nodes}
     for graph in split(joint, cut(joint)):

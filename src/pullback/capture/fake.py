@@ -237,15 +237,37 @@ def untraced() -> Any:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Out of sight of every trace and mode around: a capture may happen inside another."""
+def apart(hidden: type) -> Iterator[None]:
+    """Out of sight of every trace around: a capture may happen inside another.
+
+    Of the modes that act on torch functions, those of the class `hidden` are off; the others stay,
+    among them the default device. Hooks of saved tensors (those of `checkpoint` too) are off.
+    """
     stack: Any = overrides
-    modes = []
-    while stack._len_torch_function_stack():
-        modes.append(stack._pop_mode())
+    modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())][::-1]
+    kept = [mode for mode in modes if not isinstance(mode, hidden)]
+    for mode in kept:
+        stack._push_mode(mode)
     try:
-        with _python_dispatch._disable_current_modes():
+        with _python_dispatch._disable_current_modes(), _hooks_off():
             yield
     finally:
-        for mode in reversed(modes):
+        for _ in kept:
+            stack._pop_mode()
+        for mode in modes:
             stack._push_mode(mode)
+
+
+@contextmanager
+def _hooks_off() -> Iterator[None]:
+    """No hook of saved tensors that is around is called inside."""
+    hooks: Any = torch._C._autograd
+    around = []
+    while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
+        around.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(around):
+            hooks._push_saved_tensors_default_hooks(pack, unpack)

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pullback.capture.fake import Stage, apart
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
-from pullback.capture.tracing import ARGUMENT, Held, Result, Traced, Tracing, is_traced
+from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
 from pullback.capture.trees import Spec, unflatten
+from pullback.capture.watch import Watcher
 from pullback.graph.parts import JointGraph
 
 
@@ -66,8 +68,10 @@ class Capture:
     numbers from the same state. A cotangent is given with the strides of its placeholder.
 
     `leaves` are those of the arguments, an `Input` in the place of each tensor. `units` are the
-    names of the units, whose numbers the nodes carry. `local_names` gives the user's name for what
-    a node computes, by the name of the node.
+    names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
+    Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
+    not be linear in the cotangents. `local_names` gives the user's name for what a node computes,
+    by the name of the node.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Capture:
     out_spec: Spec
     leaves: tuple[Any, ...]
     units: tuple[str, ...]
+    functions: tuple[type, ...]
+    is_handwritten: bool
     local_names: dict[str, str]
     conditions: str
     stage: Stage
@@ -87,6 +93,11 @@ class Capture:
         """Each input that is changed in place, with the place of its new value in the outputs."""
         changed = [o for o in self.outputs if o.changes is not None]
         return tuple((o.changes, o.index) for o in changed)  # type: ignore[misc]
+
+    @property
+    def closures(self) -> tuple[Input, ...]:
+        """The inputs from around the program."""
+        return tuple(one for one in self.inputs if one.kind == CLOSURE)
 
     def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The arguments that the program is called with, for these tensors in them."""
@@ -139,7 +150,7 @@ def capture(
 
     Raises `CaptureError` for what cannot be captured.
     """
-    with apart(), refusing(program):
+    with apart(Watcher), refusing(program), torch.inference_mode(False):
         stage = Stage(dynamic=dynamic)
         traced = Tracing(program, tuple(examples), stage).run(needs, used)
         joint = tidy(stage, traced)
@@ -162,6 +173,8 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
         out_spec=traced.out_spec,
         leaves=tuple(next(rest) if isinstance(leaf, Tensor) else leaf for leaf in traced.leaves),
         units=tuple(traced.units),
+        functions=tuple(traced.functions),
+        is_handwritten=traced.is_handwritten,
         local_names=names,
         conditions=stage.conditions([held.leaf for held in traced.held]),
         stage=stage,

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 
 from pullback.capture.places import frames_above
 from pullback.function.slots import no_torch_function
+from pullback.graph.names import Local
 from pullback.graph.parts import BACKWARD, FORWARD
 
 # A name from an outer frame is worth more than one from an inner frame, and `grad_h` more than what
@@ -31,6 +33,12 @@ class Mark:
 
     unit: int | None = None
     place: str = ""
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether `node` draws random numbers, so that every run gives others."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
 
 
 class Marks:
@@ -50,23 +58,24 @@ class Marks:
         self._last: fx.Node | None = None
         self._makers: dict[Any, Mark] = {}  # nodes of the autograd graph
         self._names: dict[fx.Node, tuple[int, str]] = {}
+        self._numbers: dict[fx.Node, int] = {}  # which value a name stands for
         self._frames: dict[FrameType, int] = {}
         self._heads: dict[tuple[Any, int], fx.Node] = {}
 
     # ---- units and places ----
 
-    def settle(self, mark: Mark) -> fx.Node | None:
-        """Give `mark` to every node that was added since the last time; the last of them."""
+    def settle(self, mark: Mark) -> list[fx.Node]:
+        """Give `mark` to every call that was added since the last time; these, newest first."""
         added = []
         for node in reversed(self.graph().nodes):
             if node is self._last:
                 break
             added.append(node)
-        for node in added:
-            if node.op == "call_function":
-                node.meta.update(unit=mark.unit, place=mark.place, phase=self.phase)
         self._last = added[0] if added else self._last
-        return next((node for node in added if node.op == "call_function"), None)
+        calls = [node for node in added if node.op == "call_function"]
+        for node in calls:
+            node.meta.update(unit=mark.unit, place=mark.place, phase=self.phase)
+        return calls
 
     def own(self, tensors: Iterable[Tensor], mark: Mark, *, is_op: bool = False) -> None:
         """Remember that the newest part of the history of `tensors` was made under `mark`.
@@ -82,6 +91,10 @@ class Marks:
         """The leaves that the history of `outputs` ends in."""
         leaves = [getattr(maker, "variable", None) for maker in self._history(outputs)]
         return [leaf for leaf in leaves if leaf is not None]
+
+    def has_functions(self, outputs: Sequence[Tensor]) -> bool:
+        """Whether a Function is in the history of `outputs`: somebody wrote its backward."""
+        return any(isinstance(maker, BackwardCFunction) for maker in self._history(outputs))
 
     def _history(self, tensors: Iterable[Tensor], stop: Container[Any] = ()) -> list[Any]:
         """The nodes of the autograd graph behind `tensors`, not beyond those in `stop`."""
@@ -120,7 +133,8 @@ class Marks:
             for position, cotangent in enumerate(cotangents):
                 head = self._heads.get((maker, position))
                 if head in self._names and cotangent is not None:
-                    self.name(cotangent, f"grad_{self._names[head][1]}", _OF_GRADIENTS)
+                    name = Local(f"grad_{self._names[head][1]}", self._numbers[head])
+                    self.name(cotangent, name, _OF_GRADIENTS)
 
         return hook
 
@@ -159,11 +173,13 @@ class Marks:
     def name(self, tensor: Tensor, name: str, depth: int = 0) -> None:
         """Name the node of `tensor`; of several names the one with the least depth counts."""
         node = self.node_of(tensor)
-        if node is None or node.op == "placeholder" or (depth > 0 and name in self.taken):
+        is_helpers = depth > 0 and not isinstance(name, Local)
+        if node is None or node.op == "placeholder" or (is_helpers and name in self.taken):
             return
         if node not in self._names or depth < self._names[node][0]:
             self._names[node] = (depth, name)
-            node.meta["local"] = name
+            number = self._numbers.setdefault(node, len(self._numbers))
+            node.meta["local"] = name if isinstance(name, Local) else Local(name, number)
         with no_torch_function():
             if self.phase == FORWARD and tensor.grad_fn is not None:
                 self._heads[tensor.grad_fn, tensor.output_nr] = node

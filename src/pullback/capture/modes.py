@@ -36,6 +36,12 @@ class Modes:
             yield
 
 
+def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of devices for which autocast is on in this thread, with their dtypes."""
+    on = (device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
+    return tuple((device, torch.get_autocast_dtype(device)) for device in on)
+
+
 def modes_now(devices: frozenset[str]) -> Modes:
     """The modes of this thread, with autocast for these kinds of devices."""
     on = (device for device in sorted(devices) if torch.is_autocast_enabled(device))

@@ -62,7 +62,7 @@ def function_of(program: Any) -> type | None:
 
 def argument_names(program: Any, examples: Sequence[Any]) -> list[str]:
     """The user's name of each leaf of the arguments: `x`, `xs[0]`, `params['w']`."""
-    names = _parameter_names(program, len(examples))
+    names = parameter_names(program, len(examples))
     return [
         f"{name}{path}"
         for name, example in zip(names, examples, strict=True)
@@ -70,7 +70,8 @@ def argument_names(program: Any, examples: Sequence[Any]) -> list[str]:
     ]
 
 
-def _parameter_names(program: Any, count: int) -> list[str]:
+def parameter_names(program: Any, count: int) -> list[str]:
+    """The user's name of each of the first `count` positional arguments."""
     cls = function_of(program)
     if cls is not None:
         signature = signature_of(cls)

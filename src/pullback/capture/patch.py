@@ -50,7 +50,7 @@ def watching(handler: Handler | None) -> Iterator[None]:
         _leave()
 
 
-def _announce(
+def announce(
     cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Hand one call to this thread's handler, which is not told of the calls inside it."""
@@ -73,7 +73,7 @@ _torch_apply: Any = next(vars(c)["apply"] for c in _site.__mro__ if "apply" in v
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return _announce(cls, _torch_apply.__get__(None, cls), args, kwargs)
+    return announce(cls, _torch_apply.__get__(None, cls), args, kwargs)
 
 
 # ---- Functions of ours ----
@@ -91,7 +91,7 @@ def _apply_generally(door: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     def call(*args: Any, **kwargs: Any) -> Any:
         return _slowly(door, args, kwargs)
 
-    return _announce(door.cls, call, args, kwargs)
+    return announce(door.cls, call, args, kwargs)
 
 
 # ---- putting it there, and taking it away ----

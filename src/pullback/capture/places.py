@@ -30,7 +30,8 @@ _GENERATED = ("<frozen ", "<eval_with_key>", "<__array_function__ internals>")
 
 
 @functools.cache
-def _is_users_file(path: str) -> bool:
+def is_users_file(path: str) -> bool:
+    """Whether the user wrote the file at `path`."""
     if path.startswith(_GENERATED) or _is_within(path, _OURS) or _is_within(path, _TORCH):
         return False
     parts = path.split(os.sep)
@@ -49,7 +50,7 @@ def is_users(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
     if path == "<string>":  # `python -c`, or a method that `dataclasses` made
         return frame.f_globals.get("__name__") == "__main__"
-    return _is_users_file(path)
+    return is_users_file(path)
 
 
 def call_user(function: Callable[..., Any], *args: Any) -> Any:
@@ -73,6 +74,15 @@ def place_at(frame: FrameType | None) -> str:
     for users in frames_above(frame):
         return _written(users.f_code, users.f_lineno)
     return ""
+
+
+def runs_inside(frame: FrameType | None, module: str) -> bool:
+    """Whether a function of `module` stands between `frame` and the nearest `call_user`."""
+    while frame is not None and frame.f_code is not _TOP:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def place_of_error(error: BaseException) -> str:

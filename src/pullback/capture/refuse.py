@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import NoFakeKernel, SizeNeeded, ValueNeeded, is_fake
 from pullback.capture.names import program_name, program_place
-from pullback.capture.places import is_users, is_users_error, place_of_error
+from pullback.capture.places import is_users, is_users_error, place_of_error, runs_inside
 from pullback.capture.watch import CUSTOM, Call
 from pullback.errors import CaptureError, PullbackError
 from pullback.function.slots import transforms_active
@@ -223,6 +223,17 @@ def require_own_generator_free(name: str, call: Call) -> None:
             at=call.place,
             got=f"`{call.name}` with a generator of its own",
             fix="leave `generator` out, or draw before the call and pass the numbers",
+        )
+
+
+def require_drawn_once(name: str, call: Call) -> None:
+    """Raise when `checkpoint` draws again, from a restored state, what forward has drawn."""
+    if runs_inside(call.frame, "torch.utils.checkpoint"):
+        raise CaptureError(
+            f"`{name}` must not draw random numbers inside `torch.utils.checkpoint`",
+            at=call.place,
+            got=f"`{call.name}`, run again in backward",
+            fix="leave the checkpoint out: what is saved is chosen after the capture",
         )
 
 

@@ -7,6 +7,7 @@ needs (`detach`, `alias`) and what nobody uses.
 
 from __future__ import annotations
 
+import operator
 from operator import attrgetter
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
-from pullback.capture.marks import Mark, Marks
+from pullback.capture.marks import Mark, Marks, is_random
 from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
@@ -43,6 +44,7 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
     if mutable:
         graph = _functional(stage, graph)
     _report_changes(traced, graph)
+    _keep_checks(graph)
     graph = _bare(graph)
     for node in calls(graph):
         if is_mutable(node) or _is_higher(node):
@@ -61,12 +63,6 @@ def is_mutable(node: fx.Node) -> bool:
     """Whether `node` changes one of its arguments in place."""
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether `node` draws random numbers, so that every run gives others."""
-    tags = getattr(node.target, "tags", ())
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
 
 
 def _is_higher(node: fx.Node) -> bool:
@@ -120,7 +116,7 @@ class _Forming:
         for node in self.old.nodes:
             if node.op != "get_attr" or not isinstance(tensor := self._value(node), Tensor):
                 continue
-            known = [held for held in self.traced.held if held.real is tensor]
+            known = [held for held in self.traced.held if held.is_around(tensor)]
             if known or id(tensor) in found or _is_number(node, tensor):
                 continue
             held = found[id(tensor)] = self._held(node, tensor)
@@ -132,7 +128,7 @@ class _Forming:
         if _is_fresh(node):
             name, kind = "constant", CONSTANT
         else:
-            name, kind = self.traced.around.get(id(tensor), "closure"), CLOSURE
+            name, kind = self.traced.name_around(tensor) or "closure", CLOSURE
         leaf = self.stage.stand_in(tensor)
         return Held(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
 
@@ -143,7 +139,7 @@ class _Forming:
             raise unwritable(self.traced.name, node)
         if not _is_number(node, tensor):
             for held, copy in zip(self.traced.held, self.graph.nodes, strict=False):
-                if held.real is tensor:
+                if held.is_around(tensor):
                     return cast(fx.Node, copy)
         kwargs: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         kwargs["pin_memory"] = False
@@ -188,9 +184,9 @@ class _Carrying(fx.Interpreter):
         self.marks.settle(Mark())
         value = fx.Interpreter.run_node(self, n)
         self.marks.phase = phase_of(n)
-        last = self.marks.settle(Mark(n.meta.get("unit"), n.meta.get("place", "")))
-        if last is not None:
-            last.meta.update({key: n.meta[key] for key in ("local", "given") if key in n.meta})
+        added = self.marks.settle(Mark(n.meta.get("unit"), n.meta.get("place", "")))
+        for node in added[:1]:
+            node.meta.update({key: n.meta[key] for key in ("local", "given") if key in n.meta})
         return value
 
 
@@ -230,6 +226,20 @@ def _report_changes(traced: Traced, graph: fx.Graph) -> None:
         returned.insert(_count(traced), new)
         end.args = (tuple(returned),)
         traced.results.append(Result(new.meta["val"], changes=position))  # type: ignore[union-attr]
+
+
+def _keep_checks(graph: fx.Graph) -> None:
+    """Let the ops of `torch.linalg` check what they give, where an op beside them does it.
+
+    That one gives no value (it raises for a singular matrix), so it has no place in the graph.
+    """
+    for check in graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default):
+        node: Any = check.args[0]
+        while node.target in (*_SAME, operator.getitem):
+            node = node.args[0]
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and any(a.name == "check_errors" for a in schema.arguments):
+            node.kwargs = {**node.kwargs, "check_errors": True}
 
 
 # ---- nothing but values ----
@@ -283,9 +293,13 @@ def _move_forward(traced: Traced, joint: JointGraph) -> None:
     backward itself computes is no part of an output, unless it changes an input in place.
     """
     left = [node for node in joint.outputs if isinstance(node, fx.Node)]
+    cotangents, seen = set(joint.cotangents), set[fx.Node]()
     while left:
         node = left.pop()
-        if node in joint.cotangents or _is_late(node):
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in cotangents or _is_late(node):
             raise changed_late(traced.name, str(node.meta.get("place", "")))
         if node.op == "call_function":
             node.meta["phase"] = FORWARD

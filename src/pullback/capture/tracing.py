@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, is_dense, run_backward
-from pullback.capture.marks import Mark, Marks
+from pullback.capture.marks import Mark, Marks, is_random
 from pullback.capture.names import (
     argument_names,
     identifier,
@@ -26,6 +26,7 @@ from pullback.capture.names import (
 from pullback.capture.places import call_user
 from pullback.capture.refuse import (
     require_backward_free,
+    require_drawn_once,
     require_kept,
     require_mask,
     require_needs,
@@ -33,9 +34,9 @@ from pullback.capture.refuse import (
     require_strided,
 )
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import OP, Call, is_unit, versions_of, watched
+from pullback.capture.watch import FUNCTION, OP, Call, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
-from pullback.graph.parts import FORWARD
+from pullback.graph.parts import BACKWARD, FORWARD
 
 ARGUMENT, CLOSURE, CONSTANT = "argument", "closure", "constant"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -55,6 +56,10 @@ class Held:
     node: fx.Node | None = None
     version: int = 0
 
+    def is_around(self, tensor: Tensor) -> bool:
+        """Whether it stands for `tensor` from around the program; an argument may be any other."""
+        return self.real is tensor and self.kind != ARGUMENT
+
 
 @dataclass(slots=True)
 class Result:
@@ -72,12 +77,14 @@ class Traced:
     """What came of one run."""
 
     name: str
-    around: dict[int, str]  # the user's names of tensors around the program, by `id`
+    name_around: Callable[[Tensor], str]
     module: fx.GraphModule
     held: list[Held]
     results: list[Result]
     returned: int  # how many of the results the program returned
     units: list[str]
+    functions: list[type]  # the Functions among the units
+    is_handwritten: bool
     in_spec: Spec
     out_spec: Spec
     leaves: list[Any]
@@ -93,12 +100,14 @@ class Tracing:
     held: list[Held] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
+    functions: list[type] = field(default_factory=list)
+    is_handwritten: bool = False
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
         self.marks = Marks(lambda: self.stage.graph, self.stage.node_of)
         self.leaves, self.in_spec = flatten(self.examples)
-        self.around = names_around(self.program)
+        self.around: dict[int, str] | None = None
         self.used: Sequence[bool] | None = None
         self.out_spec: Spec | None = None
 
@@ -117,12 +126,14 @@ class Tracing:
         assert self.out_spec is not None
         return Traced(
             self.name,
-            self.around,
+            self.name_around,
             module,
             self.held,
             self.results,
             self.out_spec.num_leaves,
             self.units,
+            self.functions,
+            self.is_handwritten,
             self.in_spec,
             self.out_spec,
             self.leaves,
@@ -158,13 +169,19 @@ class Tracing:
         if not _is_tensor(value) or not self.stage.is_foreign(value):
             return value
         for held in self.held:
-            if held.real is value and held.kind == CLOSURE:
+            if held.is_around(value):
                 return held.given
-        name = self.around.get(id(value)) or f"closure_{len(self.held)}"
+        name = self.name_around(value) or f"closure_{len(self.held)}"
         held = self._hold(name, CLOSURE, value, value.requires_grad)
         held.node = self.stage.add_placeholder(held.leaf)
         with torch.set_grad_enabled(self.marks.phase == FORWARD):
             return self._give(held)
+
+    def name_around(self, tensor: Tensor) -> str:
+        """The user's name of a tensor from around the program, or ""."""
+        if self.around is None:
+            self.around = names_around(self.program)
+        return self.around.get(id(tensor), "")
 
     # ---- the run ----
 
@@ -195,11 +212,15 @@ class Tracing:
         try:
             result = call.make(*args, **kwargs)
         finally:
-            marks.settle(mark)
+            added = marks.settle(mark)
             marks.now = around
         with no_torch_function():
+            if marks.phase == BACKWARD and any(is_random(node) for node in added):
+                require_drawn_once(self.name, call)
+            self.is_handwritten |= call.name == "register_hook"
             if outermost and is_unit(result, before, versions_of(touched)):
                 self.units.append(call.name)
+                self.functions += [call.owner] if call.kind == FUNCTION else []
                 marks.own([*tensors_in(result), *touched], mark, is_op=call.kind == OP)
         return result
 
@@ -247,6 +268,7 @@ class Tracing:
         with no_torch_function():
             outputs, cotangents = self._cotangents()
             self._lift_leaves(outputs)
+            self.is_handwritten |= self.marks.has_functions(outputs)
         wanted = [held for held in self.held if held.needs]
         # A closure that reached PyTorch by a way nobody could watch is in the history as itself.
         hidden = [held for held in wanted if held.kind == CLOSURE]

@@ -36,7 +36,7 @@ from pullback.capture.refuse import (
     unseen_apply,
 )
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import FUNCTION, Call, is_unit, versions_of, watched
+from pullback.capture.watch import FUNCTION, Call, Watcher, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 
 
@@ -167,7 +167,7 @@ def record(program: Callable[..., Any], *examples: Any) -> Program:
     The program really runs, once: what it changes outside itself is changed. Other threads are not
     recorded.
     """
-    with apart(), refusing(program):
+    with apart(Watcher), refusing(program):
         return _Recording(program, examples).run()
 
 
@@ -182,7 +182,7 @@ class _Recording:
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
-        self.around = names_around(self.program)
+        self.around: dict[int, str] | None = None
         # Tensors by number; a tensor that was changed stands under several.
         self.tensors: list[Tensor] = []
         self.versions: list[int] = []
@@ -280,6 +280,8 @@ class _Recording:
         """The number of `tensor`; one that was never seen comes from around the program."""
         if id(tensor) not in self.numbers:
             number = self._add(tensor)
+            if self.around is None:
+                self.around = names_around(self.program)
             name = self.around.get(id(tensor)) or f"closure_{len(self.closures)}"
             self.closures.append(Closure(number, name, tensor))
         return self.numbers[id(tensor)]

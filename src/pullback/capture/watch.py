@@ -58,12 +58,12 @@ Listener = Callable[[Call], Any]
 @contextmanager
 def watched(listener: Listener) -> Iterator[None]:
     """Give each call of this thread to `listener`, who makes it and returns its result."""
-    watcher = _Watcher(listener)
+    watcher = Watcher(listener)
     with watching(watcher.apply), watcher:
         yield
 
 
-class _Watcher(TorchFunctionMode):
+class Watcher(TorchFunctionMode):
     """Turns what PyTorch tells of calls into `Call`s."""
 
     def __init__(self, listener: Listener) -> None:

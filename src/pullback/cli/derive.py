@@ -1,11 +1,19 @@
-"""`pullback derive`: print a function with its derived backward, as a module."""
+"""`pullback derive`: print a function with its derived backward, or judge the one it has."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from torch.autograd.function import Function as TorchFunction
 
 from pullback.cli.target import examples_of, load
+from pullback.derive.algebra.judge import PROVED, REFUTED
 from pullback.derive.backward import derive
+from pullback.derive.proof import prove
+from pullback.errors import TargetError
+
+_UNDECIDED = 2
 
 
 @click.command("derive")
@@ -24,17 +32,61 @@ from pullback.derive.backward import derive
     metavar="POLICY",
     help="What forward keeps: auto, inputs, everything, or a number of bytes.",
 )
-def command(target: str, expressions: tuple[str, ...], save: str) -> None:
+@click.option(
+    "--prove",
+    "is_proof",
+    is_flag=True,
+    help="Decide whether the hand-written backward of a Function class is the derived one.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="How long to try to prove it.",
+)
+def command(
+    target: str, expressions: tuple[str, ...], save: str, is_proof: bool, seconds: float
+) -> None:
     """Print the Function of MODULE:FUNCTION with a derived backward.
 
     The text is a module that imports only torch, and is yours.
+
+    With --prove, MODULE:FUNCTION is a Function class with a backward of its own. That is compared
+    with the derived one for all inputs, and proved (exit code 0) or refuted by numbers (1); what
+    cannot be decided is unknown (2).
 
     \b
     Examples:
       pullback derive my_ops:swish --example "torch.randn(8, requires_grad=True)"
       pullback derive my_ops.py:swish --save inputs > swish_function.py
+      pullback derive my_ops:Swish --prove --example "torch.randn(8)"
     """
     program = load(target)
+    if is_proof:
+        _require_class(program, target)
     arguments = examples_of(program, target, expressions)
+    if is_proof:
+        _prove(program, arguments, seconds)
+        return
     derived = derive(program, *arguments, save=int(save) if save.isdigit() else save)
     click.echo(derived.source(), nl=False)
+
+
+def _require_class(program: Any, target: str) -> None:
+    if isinstance(program, type) and issubclass(program, TorchFunction):
+        return
+    kind = "a class" if isinstance(program, type) else f"a {type(program).__name__}"
+    raise TargetError(
+        f"`{target}` must be a Function class, for --prove to judge its backward",
+        expected="a subclass of torch.autograd.Function",
+        got=kind,
+        fix="leave out --prove to derive a backward",
+    )
+
+
+def _prove(program: Any, arguments: tuple[Any, ...], seconds: float) -> None:
+    proof = prove(program, *arguments, seconds=seconds)
+    click.echo(str(proof))
+    code = {PROVED: 0, REFUTED: 1}.get(proof.verdict, _UNDECIDED)
+    click.get_current_context().exit(code)

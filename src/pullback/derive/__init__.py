@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pullback.derive import missing as missing  # fills the slot for what a Function leaves out
+
 
 def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
     """A `Function` that computes `program`, with a derived backward: see `derive.backward`."""

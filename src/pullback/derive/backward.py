@@ -9,25 +9,34 @@ it. Hand-written Functions inside the program keep their backwards as written.
   every further derivative is right; where an input is gone, the text is differentiated instead, and
   an intermediate without history is an error (`DoubleBackwardError`).
 - Under `torch.func` and in forward mode the program itself runs: its ops are plain, and every
-  transform knows them.
-- `torch.compile` takes a derived Function as one opaque node.
+  transform knows them. Where it holds a Function that the transform does not know, it runs as one
+  that every transform knows (`lifted.py`).
+- Inside another capture the program itself runs, as one unit.
+- `torch.compile` traces the program itself, too (`traced.py`).
 """
 
 from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback.capture.joint import Capture, Input
-from pullback.capture.trees import flatten, tensors_in, unflatten
+from pullback.capture.fake import is_fake
+from pullback.capture.joint import Capture
+from pullback.capture.modes import autocast_now
+from pullback.capture.patch import announce
+from pullback.capture.trees import flatten, tensors_in
+from pullback.derive.lifted import is_kept_out, run_lifted
+from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
 from pullback.derive.source import module_source
+from pullback.derive.traced import traceable
 from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
@@ -41,8 +50,8 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
     """A `Function` that computes `program`, with a derived backward.
 
     Arguments:
-        program: takes tensors (also inside lists and tuples) and plain values; returns a tensor,
-            or a tuple of tensors and plain values. It leaves its inputs as they are.
+        program: takes tensors and plain values, also inside lists, tuples and dicts, and returns
+            such. It leaves its inputs as they are.
         examples: arguments to capture it with; calls of other kinds are captured when they come.
         save: what forward keeps for backward: "auto", "inputs", "everything", or how many bytes.
 
@@ -66,20 +75,19 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         )
     derived = _Derived(program, examples, save)
     name = "".join(part.capitalize() or "_" for part in _name(program).split("_"))
-    nested = any(isinstance(arg, (list, tuple)) and tensors_in(arg) for arg in examples)
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
         "backward": staticmethod(derived.make_backward()),
         "apply": classmethod(derived.make_apply()),
         "source": staticmethod(lambda: derived.source(name)),
         "program": staticmethod(program),
-        "traverse_lists": nested,
-        # The text fits the kind of one call: a compiler that traced it would serve others wrongly.
+        "_pb_derived": True,
+        # The text fits the kind of one call: compiled autograd would serve others wrongly by it.
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
-    return new_class(name, Function, space)
+    return traceable(new_class(name, Function, space), program)
 
 
 def _name(program: Callable[..., Any]) -> str:
@@ -92,68 +100,65 @@ class _Derived:
 
     def __init__(self, program: Callable[..., Any], examples: Sequence[Any], save: str | int):
         self.program = program
-        self.examples = tuple(examples)
         self.save = save
         self.recipes = Recipes(program, save)
         self.general = self.recipes.general(examples)
-        _require_simple(self.general.captured)
-        _require_flat(self.general.captured)
-        self.closures = [
-            one.tensor for one in self.general.captured.inputs if one.kind == "closure"
-        ]
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
+        _require_flat(self.general.captured)
         return module_source(self.general.captured, self.save, name, self.program)
 
     # ---- calls ----
 
     def make_apply(self) -> Any:
-        """`apply`: the user's arguments, and behind them the closures, which are inputs too."""
+        """`apply`: the tensors of a call are inputs, and behind them those from around."""
         signature = _signature(self.program)
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs and signature is not None:
-                bound = signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                args = bound.args
-                _require_positional(self.program, kwargs, bound.kwargs)
-            if transforms_active() or has_tangent(args):
-                return self.program(*args)
-            return dispatch.apply.__get__(None, cls)(*args, *self.closures)
+            keywords: tuple[str, ...] = ()
+            if kwargs:
+                args, keywords = _placed(signature, args, kwargs)
+            tensors = tensors_in(args)
+            tangents = has_tangent(tensors)
+            if tangents or transforms_active():
+                return self.transformed(args, keywords, tangents=tangents)
+            if any(map(is_fake, tensors)):
+                return announce(cls, self.recipes.program_with(keywords, len(args)), args, {})
+            recipe, tensors = self.recipes.find(args, keywords)
+            around = [one.tensor for one in recipe.captured.closures if one.needs]
+            outputs = dispatch.apply.__get__(None, cls)(recipe, *tensors, *around)
+            return recipe.captured.give(outputs)
 
         return apply
 
+    def transformed(self, args: Sequence[Any], keywords: tuple[str, ...], *, tangents: bool) -> Any:
+        """The call under transforms of `torch.func`, or with tangents."""
+        program = self.recipes.program_with(keywords, len(args))
+        if not is_kept_out(self.general.captured.functions, tangents=tangents):
+            return program(*args)
+        around = [one.tensor for one in self.general.captured.closures if one.needs]
+        return run_lifted(program, args, [tensor for tensor in around if tensor is not None])
+
     def make_forward(self) -> Any:
         """`forward`: the text, and what it saves."""
-        closures = len(self.closures)
 
-        def forward(ctx: Any, *args: Any) -> Any:
-            own = args[: len(args) - closures]
-            recipe, tensors = self.recipes.find(own)
+        def forward(ctx: Any, recipe: Recipe, *row: Any) -> Any:
             captured = recipe.captured
-            self.require_closures(captured)
+            tensors = row[: sum(one.kind == "argument" for one in captured.inputs)]
             outputs, saved, numbers = recipe.run(tensors)
+            inputs = captured.row(tensors)
+            if _must_keep_inputs(captured):
+                saved += [x for x in inputs if not any(x is one for one in saved)]
+            ctx.set_materialize_grads(False)
             ctx.save_for_backward(*saved)
-            ctx.recipe, ctx.numbers = recipe, numbers
-            ctx.inputs = _Inputs(captured.row(tensors), saved)
+            ctx.recipe, ctx.numbers, ctx.autocast = recipe, numbers, autocast_now()
+            ctx.inputs = _Inputs(inputs, saved)
+            ctx.kinds = [(y.shape, y.dtype, y.device) for y in _differentiable(captured, outputs)]
             ctx.mark_non_differentiable(*_silent(captured, outputs))
-            return captured.give(outputs)
+            return tuple(outputs)
 
         return forward
-
-    def require_closures(self, captured: Capture) -> None:
-        """Raise unless a capture reaches for the same tensors from around as the examples did."""
-        held = [one.tensor for one in captured.inputs if one.kind == "closure"]
-        if len(held) != len(self.closures) or any(
-            a is not b for a, b in zip(held, self.closures, strict=True)
-        ):
-            raise CaptureError(
-                f"`{captured.name}` must use the same tensors from around it in every call",
-                expected=f"{len(self.closures)} that require grad, as with the examples",
-                got=f"{len(held)}, or others",
-                fix="pass them as arguments",
-            )
 
     def make_backward(self) -> Any:
         """`backward`: the text, or the program again where it is to be differentiated."""
@@ -161,18 +166,37 @@ class _Derived:
         def backward(ctx: Any, *cotangents: Any) -> Any:
             recipe, saved = ctx.recipe, ctx.saved_tensors
             captured = recipe.captured
-            wanted = _of_differentiable(captured, cotangents)
-            again = torch.is_grad_enabled() and not _draws(captured)
-            row = ctx.inputs.find(saved) if again else None
-            if row is None:
-                gradients = recipe.pull(saved, ctx.numbers, wanted)
-            else:
-                closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
-                program = _on_row(self.program, captured)
-                gradients = pull_again(program, row, wanted, closures=closures)
-            return _as_arguments(captured, gradients)
+            given = _differentiable(captured, cotangents)
+            wanted = _wanted(ctx, captured)
+            gradients = self.pulled_again(ctx, saved, given, wanted)
+            if gradients is None:
+                gradients = _pulled(ctx, saved, given, wanted)
+            rest = zip(gradients, captured.inputs, strict=True)
+            return (None, *(g for g, one in rest if _is_passed(one)))
 
         return backward
+
+    def pulled_again(
+        self, ctx: Any, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+    ) -> list[Tensor | None] | None:
+        """The gradients by the program itself, run again; None where the text does it.
+
+        The text is not differentiated where the inputs are still there. And it has a cotangent for
+        every output: what a hand-written backward does without one, only the engine knows.
+        """
+        captured, record = ctx.recipe.captured, torch.is_grad_enabled()
+        is_partial = captured.is_handwritten and any(c is None for c in given)
+        if not record and not is_partial:
+            return None
+        row = None if _draws(captured) else ctx.inputs.find(saved)
+        if row is None or not self.recipes.is_current(ctx.recipe):
+            if is_partial:
+                raise _partial(captured)
+            return None
+        closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
+        program = _on_row(captured, ctx.recipe.program)
+        with _autocast(ctx.autocast):
+            return pull_again(program, row, given, closures=closures, wanted=wanted, record=record)
 
 
 def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
@@ -182,28 +206,15 @@ def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _require_positional(
-    program: Callable[..., Any], given: dict[str, Any], keyword_only: dict[str, Any]
-) -> None:
-    """Raise if a keyword-only argument was given: the inputs of a Function are positional."""
-    names = [name for name in given if name in keyword_only]
-    if names:
-        raise CaptureError(
-            f"a derived `{_name(program)}` must be called with its positional parameters",
-            got=f"the keyword-only `{names[0]}`",
-            fix=f"derive a function in which `{names[0]}` is fixed, or make it positional",
-        )
-
-
-def _require_simple(captured: Capture) -> None:
-    """Raise unless the program returns tensors and changes no input."""
-    if captured.mutated:
-        names = ", ".join(captured.inputs[place].name for place, _ in captured.mutated)
-        raise CaptureError(
-            f"`{captured.name}` must leave its inputs as they are to be derived",
-            got=f"`{names}` changed in place",
-            fix=f"work on a clone of `{names}`, and return it",
-        )
+def _placed(
+    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """A call by positions: the arguments, the last of which go to the parameters named."""
+    if signature is not None:
+        bound = signature.bind(*args, **kwargs)
+        args, kwargs = bound.args, bound.kwargs
+    names = tuple(sorted(kwargs))
+    return (*args, *(kwargs[name] for name in names)), names
 
 
 def _require_flat(captured: Capture) -> None:
@@ -214,7 +225,7 @@ def _require_flat(captured: Capture) -> None:
     )
     if not flat:
         raise CaptureError(
-            f"`{captured.name}` must return a tensor or a tuple of tensors to be derived",
+            f"`{captured.name}` must return a tensor or a tuple of tensors to be printed",
             got=f"a nested {spec.type.__name__}",
             fix="return the tensors in one tuple, and nest them outside",
         )
@@ -232,6 +243,35 @@ def _silent(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:
         for o in captured.outputs
         if o.index is not None and o.kind == "tensor" and not o.differentiable
     ]
+
+
+def _differentiable(captured: Capture, values: Sequence[Any]) -> list[Any]:
+    """Those of the values of the outputs whose outputs carry a gradient."""
+    return [values[o.index] for o in captured.outputs if o.differentiable and o.index is not None]
+
+
+# ---- inputs ----
+
+
+def _is_passed(one: Any) -> bool:
+    """Whether an input of a capture is one of the Function: the others carry no gradient."""
+    return bool(one.kind == "argument" or (one.kind == "closure" and one.needs))
+
+
+def _wanted(ctx: Any, captured: Capture) -> list[bool]:
+    """For each input of a capture, whether this very backward needs its gradient."""
+    places = iter(range(len(captured.inputs)))
+    passed = [next(places) if _is_passed(one) else None for one in captured.inputs]
+    needs = ctx.needs_input_grad
+    return [
+        one.needs and place is not None and needs(place)
+        for one, place in zip(captured.inputs, passed, strict=True)
+    ]
+
+
+def _must_keep_inputs(captured: Capture) -> bool:
+    """Whether backward may have to run the program again although nobody differentiates it."""
+    return captured.is_handwritten and sum(o.differentiable for o in captured.outputs) > 1
 
 
 class _Inputs:
@@ -256,13 +296,52 @@ class _Inputs:
         return row
 
 
-def _of_differentiable(captured: Capture, cotangents: Sequence[Any]) -> list[Any]:
-    returned = [output for output in captured.outputs if output.returned]
-    return [c for output, c in zip(returned, cotangents, strict=True) if output.differentiable]
+# ---- gradients ----
+
+
+def _pulled(
+    ctx: Any, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients by the text; None for an input that only outputs without cotangent reach."""
+    recipe = ctx.recipe
+    absent = {place for place, cotangent in enumerate(given) if cotangent is None}
+    if absent:
+        pairs = zip(wanted, recipe.sources, strict=True)
+        wanted = [want and not (flow and flow <= absent) for want, flow in pairs]
+        given = [
+            torch.zeros(shape, dtype=dtype, device=device) if cotangent is None else cotangent
+            for cotangent, (shape, dtype, device) in zip(given, ctx.kinds, strict=True)
+        ]
+    pulled: list[Tensor | None] = recipe.pull(
+        saved[: recipe.saved_count], ctx.numbers, given, wanted
+    )
+    return pulled
+
+
+def _partial(captured: Capture) -> CaptureError:
+    return CaptureError(
+        f"`{captured.name}`, which holds hand-written backwards, must have a gradient for each of "
+        "its outputs",
+        got="an output that nobody uses, and no way to run it again: it draws random numbers, or "
+        "what it reads from around it has changed",
+        fix="add the unused output, times zero, to what is differentiated",
+    )
+
+
+@contextmanager
+def _autocast(then: tuple[tuple[str, torch.dtype], ...]) -> Iterator[None]:
+    """Autocast as it was when forward ran."""
+    with ExitStack() as stack:
+        for device, dtype in then:
+            stack.enter_context(torch.autocast(device, dtype))
+        for device, _ in autocast_now():
+            if device not in dict(then):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def _on_row(
-    program: Callable[..., Any], captured: Capture
+    captured: Capture, program: Callable[..., Any]
 ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """The program on the row of a capture's inputs, giving its differentiable outputs."""
     own = [i for i, one in enumerate(captured.inputs) if one.kind == "argument"]
@@ -273,12 +352,3 @@ def _on_row(
         return [leaf for leaf, o in zip(leaves, returned, strict=True) if o.differentiable]
 
     return run
-
-
-def _as_arguments(captured: Capture, gradients: Sequence[Any]) -> tuple[Any, ...]:
-    """The gradients in the form of the arguments, then those of the closures."""
-    rest = iter(gradients)
-    leaves = [next(rest) if isinstance(leaf, Input) else None for leaf in captured.leaves]
-    kinds = [one.kind for one in captured.inputs]
-    closures = [g for g, kind in zip(gradients, kinds, strict=True) if kind == "closure"]
-    return (*unflatten(leaves, captured.in_spec), *closures)

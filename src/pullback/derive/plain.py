@@ -15,11 +15,13 @@ from pullback.function.signature import has_setup_context
 def program_of(target: Any) -> Callable[..., Any]:
     """What `target` computes, without its hand-written backward.
 
-    For a Function class this is its `forward` with a context that only listens; any other callable
-    is a program already.
+    For a Function class this is its `forward` with a context that only listens, for a derived one
+    the program that it was derived from; any other callable is a program already.
     """
     if not (isinstance(target, type) and issubclass(target, TorchFunction)):
         return target  # type: ignore[no-any-return]
+    if getattr(target, "_pb_derived", False):
+        return target.program  # type: ignore[attr-defined,no-any-return]
     forward: Any = target.forward
 
     def program(*args: Any) -> Any:

@@ -6,17 +6,20 @@ and a backward graph, and each is printed as a Python function and compiled. Wha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.errors import InternalError
-from pullback.graph.cut import Cut, cut
-from pullback.graph.names import names_of
+from pullback.graph.cut import cut
+from pullback.graph.cut_problem import Cut, ancestors
+from pullback.graph.names import Names, names_of
 from pullback.graph.parts import JointGraph
 from pullback.graph.simplify import EXACT, READABLE, simplify
 from pullback.graph.split import split
@@ -35,18 +38,32 @@ class Parts:
     cut: Cut
     forward: fx.Graph
     backward: fx.Graph
-    names: Mapping[fx.Node, str]
+    names: Names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Recipe:
-    """A capture, compiled."""
+    """A capture, compiled.
+
+    `program` is what was captured, and `state` what it read from around it then.
+    """
 
     captured: Capture
+    parts: Parts
     forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    saved_count: int
-    number_count: int
+    program: Callable[..., Any]
+    state: Any
+    backwards: dict[tuple[bool, ...], Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def saved_count(self) -> int:
+        """How many tensors are saved."""
+        return len(self.parts.cut.saved)
+
+    @property
+    def number_count(self) -> int:
+        """How many numbers are saved."""
+        return len(self.parts.cut.numbers)
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[Tensor], list[Any]]:
         """Outputs, saved tensors and saved numbers, for these tensors as arguments."""
@@ -57,19 +74,59 @@ class Recipe:
         return list(values[:count]), list(values[count:end]), list(values[end:])
 
     def pull(
-        self, saved: Sequence[Any], numbers: Sequence[Any], cotangents: Sequence[Tensor]
+        self,
+        saved: Sequence[Any],
+        numbers: Sequence[Any],
+        cotangents: Sequence[Tensor],
+        wanted: Sequence[bool] | None = None,
     ) -> list[Tensor | None]:
-        """One gradient per input of the capture; None where it needs or has none."""
-        values = self.captured.joint.cotangents
-        laid = [_laid_out(c, node) for c, node in zip(cotangents, values, strict=True)]
+        """One gradient per input of the capture; None where it needs or has none.
+
+        `wanted` says for each input whether its gradient is asked for; by default all are.
+        """
+        laid = [_laid_out(c, o) for c, o in zip(cotangents, self._orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]
-        pulled = iter(_row(self.backward(*saved, *numbers, *laid), sum(needs)))
+        asked = needs if wanted is None else wanted
+        mask = tuple(ask for ask, need in zip(asked, needs, strict=True) if need)
+        if not any(mask):
+            return [None] * len(needs)
+        pulled = iter(_row(self._backward(mask)(*saved, *numbers, *laid), len(mask)))
         return [next(pulled) if needed else None for needed in needs]
+
+    def _backward(self, mask: tuple[bool, ...]) -> Callable[..., Any]:
+        """The backward that computes the gradients of `mask`, and nothing for the others."""
+        if mask not in self.backwards:
+            parts = self.parts
+            needed = tuple(place for place, wanted in enumerate(mask) if wanted)
+            graph = parts.backward
+            if not all(mask):
+                graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
+            self.backwards[mask] = _compiled(graph, "backward", self.captured.name, parts.names)
+        return self.backwards[mask]
+
+    @functools.cached_property
+    def _orders(self) -> list[list[int]]:
+        """For each cotangent, its dimensions as they lie in memory, the outermost first."""
+        strides = [numbers_of(n.meta["val"].stride()) for n in self.captured.joint.cotangents]
+        return [sorted(range(len(row)), key=lambda d: (-row[d], d)) for row in strides]
+
+    @functools.cached_property
+    def sources(self) -> list[frozenset[int] | None]:
+        """For each input, the cotangents that its gradient is made of; None if it has none."""
+        cotangents = self.captured.joint.cotangents
+        gradients = iter(self.captured.joint.gradients)
+        found: list[frozenset[int] | None] = []
+        for one in self.captured.inputs:
+            gradient = next(gradients) if one.needs else None
+            behind = None if gradient is None else ancestors([gradient])
+            places = (i for i, node in enumerate(cotangents) if behind and node in behind)
+            found.append(None if behind is None else frozenset(places))
+        return found
 
 
 def parts_of(captured: Capture, save: str | int, *, readable: bool = False) -> Parts:
     """The program of a capture, simplified, cut and split."""
-    joint = simplify(captured.joint, READABLE if readable else EXACT)
+    joint = simplify(captured.joint, READABLE if readable else EXACT, across_phases=readable)
     if not isinstance(joint, JointGraph):
         raise InternalError("simplify must give back what it was given", got=type(joint).__name__)
     free = frozenset(i for i, one in enumerate(captured.inputs) if one.free)
@@ -81,16 +138,13 @@ def parts_of(captured: Capture, save: str | int, *, readable: bool = False) -> P
     return Parts(joint, chosen, forward, backward, names)
 
 
-def recipe_of(captured: Capture, save: str | int) -> Recipe:
+def recipe_of(
+    captured: Capture, save: str | int, program: Callable[..., Any], state: Any = ()
+) -> Recipe:
     """The program of a capture, compiled."""
     parts = parts_of(captured, save)
-    return Recipe(
-        captured=captured,
-        forward=_compiled(parts.forward, "forward", captured.name, parts.names),
-        backward=_compiled(parts.backward, "backward", captured.name, parts.names),
-        saved_count=len(parts.cut.saved),
-        number_count=len(parts.cut.numbers),
-    )
+    forward = _compiled(parts.forward, "forward", captured.name, parts.names)
+    return Recipe(captured, parts, forward, program, state)
 
 
 def _row(value: Any, count: int) -> tuple[Any, ...]:
@@ -108,15 +162,13 @@ def _compiled(
     return function
 
 
-def _laid_out(cotangent: Tensor, node: fx.Node) -> Tensor:
+def _laid_out(cotangent: Tensor, order: Sequence[int]) -> Tensor:
     """`cotangent` in the memory order that the graph was captured with."""
-    value = node.meta["val"]
-    if value.is_contiguous():
+    if list(order) == list(range(len(order))):
         return cotangent.contiguous()
-    order = sorted(range(value.dim()), key=lambda d: -int(value.stride(d)))
-    if cotangent.permute(order).is_contiguous():
+    if cotangent.permute(*order).is_contiguous():
         return cotangent
-    return cotangent.permute(order).contiguous().permute(_inverse(order))
+    return cotangent.permute(*order).contiguous().permute(*_inverse(order))
 
 
 def _inverse(order: Sequence[int]) -> list[int]:

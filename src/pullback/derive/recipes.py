@@ -1,25 +1,47 @@
 """The recipes of one program: captured when a call of a new kind comes, and kept.
 
-A call is looked up by everything that a capture depends on. Sizes are symbols in a capture, so a
-call with other sizes usually finds a recipe that serves it; what is not served is captured anew.
+A call is looked up by everything that a capture depends on: its plain values, what its tensors are,
+the modes it is made under, and what the program reads from around it. Sizes are symbols in a
+capture, so a call with other sizes usually finds a recipe that serves it; what is not served is
+captured anew, out of sight of all hooks and modes around the call.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.capture.around import state_around
 from pullback.capture.check import verify
-from pullback.capture.joint import capture
-from pullback.capture.trees import flatten, tensors_in
+from pullback.capture.fake import apart
+from pullback.capture.joint import Capture, capture
+from pullback.capture.modes import autocast_now
+from pullback.capture.names import argument_names, parameter_names
+from pullback.capture.patch import watching
+from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in
+from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, recipe_of
+from pullback.errors import CaptureError
 
-KINDS, CALLS = 64, 4096  # how many recipes, and how many looked-up calls, are kept
+KINDS, CALLS = 64, 1024  # how many kinds of calls, and how many calls of each, are kept
+_FIXED = (bool, int, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
+
+
+@dataclass
+class _Kind:
+    """The recipes of one kind of calls, and the calls that were looked up."""
+
+    recipes: list[Recipe] = field(default_factory=list)
+    calls: dict[Any, Recipe] = field(default_factory=dict)
 
 
 class Recipes:
@@ -28,54 +50,188 @@ class Recipes:
     def __init__(self, program: Callable[..., Any], save: str | int) -> None:
         self.program = program
         self.save = save
-        self._kinds: OrderedDict[Any, list[Recipe]] = OrderedDict()
-        self._calls: dict[Any, Recipe] = {}
+        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
         self._lock = threading.RLock()
 
-    def find(self, args: Sequence[Any]) -> tuple[Recipe, list[Tensor]]:
-        """The recipe for a call with `args`, and the tensors among them."""
+    def find(
+        self, args: Sequence[Any], keywords: tuple[str, ...] = ()
+    ) -> tuple[Recipe, list[Tensor]]:
+        """The recipe for a call with `args`, and the tensors among them.
+
+        The last of `args` go to the parameters called `keywords`.
+        """
         leaves, spec = flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        # A float by its text: 0.0 and -0.0 are equal, and not the same.
-        plain = tuple(
-            None if isinstance(leaf, Tensor) else repr(leaf) if isinstance(leaf, float) else leaf
-            for leaf in leaves
-        )
-        kinds = tuple((t.dtype, t.device, t.dim(), t.requires_grad) for t in tensors)
-        kind = (spec, plain, tuple(map(type, plain)), kinds, _modes())
-        call = (kind, tuple((t.shape, t.stride()) for t in tensors))
-        recipe = self._calls.get(call)
-        if recipe is None:
-            recipe = self._look(kind, call, args, tensors)
+        kind = self._kind(leaves, spec, keywords, [t.requires_grad for t in tensors])
+        call = tuple((t.shape, t.stride()) for t in tensors)
+        known = self._kinds.get(kind)
+        recipe = None if known is None else known.calls.get(call)
+        if recipe is None or not _is_as_it_was(recipe.captured):
+            recipe = self._look(kind, call, args, keywords, tensors)
+        elif len(self._kinds) > KINDS // 2:
+            with self._lock:
+                self._keep(kind)
         return recipe, tensors
-
-    def _look(self, kind: Any, call: Any, args: Sequence[Any], tensors: list[Tensor]) -> Recipe:
-        with self._lock:
-            known = self._kinds.setdefault(kind, [])
-            self._kinds.move_to_end(kind)
-            recipe = next((r for r in known if r.captured.serves(tensors)), None)
-            if recipe is None:
-                recipe = self._make(args)
-                known.append(recipe)
-            if len(self._kinds) > KINDS:
-                self._kinds.popitem(last=False)
-            if len(self._calls) > CALLS:
-                self._calls.clear()
-            self._calls[call] = recipe
-            return recipe
-
-    def _make(self, args: Sequence[Any], needs: Sequence[bool] | None = None) -> Recipe:
-        captured = capture(self.program, args, needs=needs)
-        verify(captured, self.program, args)
-        return recipe_of(captured, self.save)
 
     def general(self, args: Sequence[Any]) -> Recipe:
         """A recipe with a gradient for every input of `args` that can have one."""
-        tensors = tensors_in(tuple(args))
-        return self._make(args, [t.is_floating_point() or t.is_complex() for t in tensors])
+        leaves, spec = flatten(tuple(args))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        needs = [t.is_floating_point() or t.is_complex() for t in tensors]
+        recipe = self._make(args, (), needs)
+        with self._lock:
+            self._keep(self._kind(leaves, spec, (), needs)).recipes.append(recipe)
+        return recipe
+
+    def program_with(self, keywords: tuple[str, ...], count: int) -> Callable[..., Any]:
+        """The program with `count` positional arguments, of which the last are its `keywords`."""
+        if not keywords:
+            return self.program
+        return _positional(self.program, keywords, count)
+
+    def is_current(self, recipe: Recipe) -> bool:
+        """Whether the program still reads from around it what it read for `recipe`."""
+        return bool(recipe.state == state_around(self.program))
+
+    # ---- looking up ----
+
+    def _kind(
+        self, leaves: Sequence[Any], spec: Spec, keywords: tuple[str, ...], needs: Sequence[bool]
+    ) -> Any:
+        flags = iter(needs)
+        row = tuple(
+            (leaf.dtype, leaf.device, leaf.dim(), next(flags))
+            if isinstance(leaf, Tensor)
+            else _key(leaf)
+            for leaf in leaves
+        )
+        surroundings = (torch.get_default_dtype(), autocast_now(), state_around(self.program))
+        return (spec, keywords, row, *surroundings)
+
+    def _look(
+        self,
+        kind: Any,
+        call: Any,
+        args: Sequence[Any],
+        keywords: tuple[str, ...],
+        tensors: Sequence[Tensor],
+    ) -> Recipe:
+        with self._lock:
+            known = self._keep(kind)
+            fits = (r for r in known.recipes if _is_as_it_was(r.captured))
+            recipe = next((r for r in fits if r.captured.serves(tensors)), None)
+            if recipe is None:
+                recipe = self._make(args, keywords)
+                known.recipes.append(recipe)
+            if len(known.calls) >= CALLS:
+                known.calls.clear()
+            known.calls[call] = recipe
+            return recipe
+
+    def _keep(self, kind: Any) -> _Kind:
+        """The entry of a kind, the youngest now; the oldest go."""
+        known = self._kinds.setdefault(kind, _Kind())
+        self._kinds.move_to_end(kind)
+        while len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+        return known
+
+    # ---- capturing ----
+
+    def _make(
+        self, args: Sequence[Any], keywords: tuple[str, ...], needs: Sequence[bool] | None = None
+    ) -> Recipe:
+        program = self.program_with(keywords, len(args))
+        with _shielded():
+            try:
+                captured = capture(program, args, needs=needs)
+            except CaptureError:
+                _run_alone(program, args)
+                raise
+            _require_unchanged(captured.name, _changed(captured))
+            verify(captured, program, args)
+            return recipe_of(captured, self.save, program, state_around(self.program))
 
 
-def _modes() -> tuple[Any, ...]:
-    """What the surroundings decide about a call: autocast."""
-    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+@contextmanager
+def _shielded() -> Iterator[None]:
+    """Whoever watches, hooks or counts around a call is not told of its capture."""
+    with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _key(leaf: Any) -> Any:
+    """A plain value, such that what is equal is also the same to a program."""
+    if isinstance(leaf, float):
+        return float, repr(leaf)  # 0.0 and -0.0 are equal, and not the same; NaN is not equal
+    if isinstance(leaf, slice):
+        return slice, _key(leaf.start), _key(leaf.stop), _key(leaf.step)
+    return type(leaf), leaf if isinstance(leaf, _FIXED) else state_around(leaf)
+
+
+def _is_as_it_was(captured: Capture) -> bool:
+    """Whether the tensors from around a program need gradients as they did when it was captured."""
+    return all(
+        one.tensor is None or one.tensor.requires_grad == one.needs for one in captured.closures
+    )
+
+
+# ---- the program itself ----
+
+
+def _positional(
+    program: Callable[..., Any], keywords: tuple[str, ...], count: int
+) -> Callable[..., Any]:
+    first = count - len(keywords)
+
+    def call(*args: Any) -> Any:
+        return program(*args[:first], **dict(zip(keywords, args[first:], strict=True)))
+
+    names = [*parameter_names(program, first), *keywords]
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    plain = [name if name.isidentifier() else f"arg{i}" for i, name in enumerate(names)]
+    named: Any = call
+    named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in plain])
+    named.__name__ = getattr(program, "__name__", type(program).__name__)
+    named.__doc__ = getattr(program, "__doc__", None)
+    named.__wrapped__ = program
+    return call
+
+
+def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Run `program` on copies, so that an error of its own is raised as such."""
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    copies = map_leaves(copied, tuple(args))
+    tensors = tensors_in(copies)
+    before = [tensor._version for tensor in tensors]
+    cuda: Any = torch.cuda
+    with torch.random.fork_rng(range(cuda.device_count()) if cuda.is_initialized() else ()):
+        program(*copies)
+    changed = [tensor._version != version for tensor, version in zip(tensors, before, strict=True)]
+    leaves, _ = flatten(tuple(args))
+    pairs = zip(argument_names(program, args), leaves, strict=True)
+    names = [name for name, leaf in pairs if isinstance(leaf, Tensor)]
+    _require_unchanged(
+        getattr(program, "__name__", type(program).__name__),
+        [name for name, is_changed in zip(names, changed, strict=True) if is_changed],
+    )
+
+
+def _changed(captured: Capture) -> list[str]:
+    return [captured.inputs[place].name for place, _ in captured.mutated]
+
+
+def _require_unchanged(name: str, changed: Sequence[str]) -> None:
+    """Raise if inputs are changed in place: a derived Function leaves them as they are."""
+    if changed:
+        names = ", ".join(changed)
+        raise CaptureError(
+            f"`{name}` must leave its inputs as they are to be derived",
+            got=f"`{names}` changed in place",
+            fix=f"work on a clone of `{names}`, and return it",
+        )

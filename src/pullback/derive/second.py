@@ -41,14 +41,20 @@ def with_history(cls: Any) -> Any:
 
 
 @contextmanager
-def keeping_history() -> Iterator[None]:
-    """Inside, every Function that this thread applies keeps the history of its intermediates."""
+def keeping_history() -> Iterator[list[Any]]:
+    """Inside, every Function that this thread applies keeps the history of its intermediates.
+
+    That is computed from the arguments of the call when a backward first asks for it. So that they
+    are still there then, hold on to the list that this gives until the first backward is done.
+    """
+    held: list[Any] = []
 
     def handle(cls: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        held.append((args, kwargs))
         return call(*args, **kwargs) if issubclass(cls, Function) else _run(cls, args, kwargs)
 
     with watching(handle):
-        yield
+        yield held
 
 
 def _run(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,21 +62,25 @@ def _run(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def pull_again(
-    program: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    program: Callable[[Sequence[Tensor]], Sequence[Any]],
     inputs: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
     *,
     closures: Collection[int] = (),
+    wanted: Sequence[bool] | None = None,
+    record: bool = True,
 ) -> list[Tensor | None]:
     """The gradients of `inputs`, recorded so that they can be differentiated again.
 
     Arguments:
-        program: gives the differentiable outputs for a row of tensors.
+        program: gives outputs for a row of tensors; what carries no gradient among them is ignored.
         inputs: the row; those that require grad get a gradient.
         cotangents: one per output, or None.
         closures: the places of inputs that the program does not take but reaches by itself.
+        wanted: for each input, whether its gradient is asked for; by default all are.
+        record: whether the gradients are to be differentiated again.
     """
-    with torch.enable_grad(), keeping_history():
+    with torch.enable_grad(), keeping_history() as held:
         # Aliases, so that a tensor given twice has a gradient for each place.
         row = [
             x.view_as(x) if x.requires_grad and place not in closures else x
@@ -80,25 +90,27 @@ def pull_again(
     pairs = [
         (output, cotangent)
         for output, cotangent in zip(outputs, cotangents, strict=True)
-        if cotangent is not None and output.requires_grad
+        if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
     ]
-    wanted = [x for x in row if x.requires_grad]
-    if not pairs or not wanted:
+    asked = [True] * len(row) if wanted is None else wanted
+    flags = [x.requires_grad and ask for x, ask in zip(row, asked, strict=True)]
+    if not pairs or not any(flags):
         return [None] * len(inputs)
     pulled = iter(
         torch.autograd.grad(
             [output for output, _ in pairs],
-            wanted,
+            [x for x, flag in zip(row, flags, strict=True) if flag],
             [cotangent for _, cotangent in pairs],
-            create_graph=True,
+            create_graph=record,
             allow_unused=True,
         )
     )
-    return [next(pulled) if x.requires_grad else None for x in row]
+    held.clear()
+    return [next(pulled) if flag else None for flag in flags]
 
 
 def push(
-    program: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    program: Callable[[Sequence[Tensor]], Sequence[Any]],
     inputs: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
@@ -109,7 +121,7 @@ def push(
     """
     moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
     records = torch.is_grad_enabled()
-    with torch.enable_grad(), keeping_history():
+    with torch.enable_grad(), keeping_history() as held:
         row = [_movable(x) if i in moving else x for i, x in enumerate(inputs)]
         outputs = program(row)
         linked = [i for i, o in enumerate(outputs) if isinstance(o, Tensor) and o.requires_grad]
@@ -128,6 +140,8 @@ def push(
             for g, i in zip(pulled, moving, strict=True)
             if g is not None and g.requires_grad
         ]
+        if not pairs:
+            return [None] * len(outputs)
         pushed = torch.autograd.grad(
             [g for g, _ in pairs],
             weights,
@@ -135,6 +149,7 @@ def push(
             create_graph=records,
             allow_unused=True,
         )
+    held.clear()
     found = dict(zip(linked, pushed, strict=True))
     return [found.get(i) for i in range(len(outputs))]
 

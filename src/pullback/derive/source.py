@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, Input
+from pullback.capture.trees import unflatten
 from pullback.derive.recipe import Parts, parts_of
 from pullback.errors import UnsupportedOpError
+from pullback.graph.copies import copy_of
+from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import text_of
+from pullback.graph.text_lines import NAME
 
 WIDTH = 88
 LARGEST_CONSTANT = 64
@@ -19,25 +24,70 @@ LARGEST_CONSTANT = 64
 
 def module_source(captured: Capture, save: str | int, name: str, program: Any) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
-    parts = parts_of(captured, save, readable=True)
+    parts = _renumbered(_with_fewer_numbers(parts_of(captured, save, readable=True)))
     constants = [one for one in captured.inputs if one.kind == "constant"]
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
     head = [f'"""{said}"""', "", "import torch"]
     once = _keeps_intermediates(parts)
     head += ["from torch.autograd.function import once_differentiable"] if once else []
     head += ["", *(_constant(one) for one in constants)] if constants else []
-    lines = [*head, "", "", f"class {name}(torch.autograd.Function):", *_doc(parts, program), ""]
+    lines = [
+        *head,
+        "",
+        "",
+        f"class {name}(torch.autograd.Function):",
+        *_doc(captured, parts, program),
+        "",
+    ]
     lines += [*_forward(captured, parts), "", *_backward(captured, parts, once=once)]
     return "\n".join([*lines, ""])
 
 
-def _doc(parts: Parts, program: Any) -> list[str]:
+def _with_fewer_numbers(parts: Parts) -> Parts:
+    """`parts` without the saved numbers that backward can read from sizes."""
+    numbers = {node.name for node in parts.cut.numbers}
+    backward = read_numbers(parts.backward, numbers)
+    given = {node.name for node in backward.find_nodes(op="placeholder")}
+    kept = tuple(node for node in parts.cut.numbers if node.name in given)
+    count = len(parts.joint.outputs) + len(parts.cut.saved)
+    forward, _ = copy_of(parts.forward)
+    returned: Any = forward.output_node().args[0]
+    number_of = dict(zip(parts.cut.numbers, returned[count:], strict=True))
+    forward.output_node().args = ((*returned[:count], *(number_of[node] for node in kept)),)
+    return replace(parts, cut=replace(parts.cut, numbers=kept), forward=forward, backward=backward)
+
+
+def _renumbered(parts: Parts) -> Parts:
+    """`parts` with the numbers of names in the order in which they are read."""
+    names = parts.names
+    for _ in range(2):  # a shorter name may make room for an expression, which needs none then
+        texts = [text_of(graph, names) for graph in (parts.forward, parts.backward)]
+        lines = [line for text in texts for line in (*text.parameters, *text.statements)]
+        names = names.renumbered(NAME.findall("\n".join(lines)))
+    return replace(parts, names=names)
+
+
+def _doc(captured: Capture, parts: Parts, program: Any) -> list[str]:
     said = (inspect.getdoc(program) or "").split("\n\n")[0] or "Derived."
     rows = [(parts.names[node], _why(parts, node)) for node in parts.cut.saved]
     width = max((len(name) for name, _ in rows), default=0)
     table = [f"    {name:<{width}}  {why}" for name, why in rows] or ["    nothing"]
     text = [*textwrap.wrap(said, WIDTH - 4), "", "Saved for backward:", *table]
+    plain = _plain_values(captured, program)
+    text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", WIDTH - 4)] if plain else []
     return _indented(['"""' + text[0], *text[1:], '"""'], 1)
+
+
+def _plain_values(captured: Capture, program: Any) -> list[str]:
+    """The arguments that are no tensors, which the text holds as they were: `slope=0.1`."""
+    args = unflatten(captured.leaves, captured.in_spec)
+    try:
+        names = list(inspect.signature(program).parameters)
+    except (TypeError, ValueError):
+        return []
+    plain = (type(None), bool, int, float, complex, str)
+    values = zip(names, args, strict=False)
+    return [f"{name}={value!r}" for name, value in values if isinstance(value, plain)]
 
 
 def _why(parts: Parts, node: fx.Node) -> str:
@@ -89,7 +139,7 @@ def _backward(captured: Capture, parts: Parts, *, once: bool) -> list[str]:
     body = []
     if saved:
         row = text.parameters[:saved]
-        body.append(f"{', '.join(row)}{',' * (saved == 1)} = ctx.saved_tensors")
+        body.append(f"{f'({row[0]},)' if saved == 1 else ', '.join(row)} = ctx.saved_tensors")
     for name in text.parameters[saved : saved + numbers]:
         body.append(f"{name} = ctx.{name}")
     pulled = iter(text.returned)

@@ -69,6 +69,7 @@ class AutogradContext(BackwardCFunction):
     _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
     _pb_needs: NeedsInputGrad | None = None
     _pb_flags: tuple[bool, ...] | None = None  # the flags alone, for compiled autograd to read
+    _pb_arguments: tuple[Any, ...] | None = None  # of a call whose backward leaves some to derive
     _pb_live: tuple[bool, ...] | None = None  # which tensor inputs compiled autograd's run needs
 
     # ---- saving ----
@@ -206,7 +207,7 @@ class AutogradContext(BackwardCFunction):
         args = (list(cotangents),) if door.is_boxed else cotangents
         first = cotangents[0] if cotangents else None
         result = user_backward(door)(self, *args)
-        gradients = settle(self, result)
+        gradients = settle(self, result, cotangents)
         look_at(self, gradients)
         if first.__class__ is Tensor and len(door.seen) < 1000:
             door.seen.add(first.shape)
@@ -216,7 +217,8 @@ class AutogradContext(BackwardCFunction):
         """As `apply`, with the cotangents in one list that the user's backward may empty."""
         if self._pb_list_output:
             del cotangents[-1]
-        result = settle(self, user_backward(self._pb_door)(self, cotangents))
+        given = tuple(cotangents) if self._pb_door.completes else None
+        result = settle(self, user_backward(self._pb_door)(self, cotangents), given)
         look_at(self, result)
         return result
 

@@ -24,6 +24,7 @@ from pullback.function.slots import (
     unwrap_if_dead,
 )
 from pullback.function.spread import spread_call
+from pullback.function.unwritten import has_rule, lacks_backward, run_plainly, run_traced
 
 _CONTAINERS = frozenset({list, tuple, dict})
 
@@ -65,7 +66,8 @@ def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         for name, arg in named.items():
             if type(arg) in _CONTAINERS and _hides_tensor(arg):
                 _warn_hidden(door, name, arg)
-    if transforms_active() and not door.traverses and not _plain_keywords(door, kwargs):
+    is_whole = not lacks_backward(door.cls)
+    if is_whole and transforms_active() and not (door.traverses or _plain_keywords(door, kwargs)):
         return torch_apply(door.cls)(*args, **kwargs)
     keywords = door.signature.keywords(kwargs)
     if kwargs or door.fixed != -1:
@@ -75,7 +77,9 @@ def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if spread is not None:
             return spread[0].apply(*spread[1])
     if transforms_active():
-        return torch_apply(door.cls)(*args)
+        if is_whole or has_rule(door.cls):
+            return torch_apply(door.cls)(*args)
+        return run_plainly(door.cls, args)
     door.is_mixed |= not all(isinstance(arg, Tensor) for arg in args)
     args = tuple(unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in args)
     output = door.raw(*args)
@@ -115,3 +119,16 @@ def _warn_hidden(door: Door, name: str, container: Any) -> None:
 
 _apply.__name__ = _apply.__qualname__ = "apply"
 apply: Any = classmethod(unseen(_apply))
+
+
+def _apply_plainly(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """`apply` of a class without `backward`: Dynamo traces `forward` as the ops that it is."""
+    if is_dynamo_compiling():
+        return run_traced(cls, args, kwargs)
+    return _apply(cls, *args, **kwargs)
+
+
+_apply_plainly.__name__ = _apply_plainly.__qualname__ = "apply"
+apply_plainly: Any = classmethod(_apply_plainly)
+
+OURS = (_apply, _apply_plainly)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any, cast
 
@@ -21,10 +21,19 @@ from pullback.errors import PullbackWarning
 from pullback.function.context import AutogradContext
 from pullback.function.foreign import ContextView, is_translated
 from pullback.function.forward import make_run
+from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
 from pullback.function.needs import NeedsInputGrad
 from pullback.function.signature import REQUIRED, Signature, signature_of, state_of
 from pullback.function.slots import c_apply, hidden, new_class, no_setup_context, no_vjp, unseen
+from pullback.function.unwritten import (
+    derived,
+    filled,
+    lacks_backward,
+    leaves_some,
+    make_raw,
+    pulled,
+)
 
 
 class Door:
@@ -32,6 +41,7 @@ class Door:
 
     __slots__ = (
         "cls",
+        "completes",
         "fixed",
         "groups",
         "is_boxed",
@@ -51,6 +61,7 @@ class Door:
         "state",
         "traverses",
         "warned",
+        "why",
     )
 
     def __init__(self, cls: Any, signature: Signature | None = None) -> None:
@@ -63,11 +74,14 @@ class Door:
         self.state = state_of(cls)
         self.is_boxed = bool(getattr(cls, "boxed_grads_call", False))
         self.is_clearing = bool(getattr(cls, "clear_saved_tensors_on_access", False))
-        self.is_opaque = not cls.is_traceable
-        self.is_usual = not self.is_boxed and not self.is_opaque and cls.vjp is no_vjp
+        self.completes = leaves_some(cls)  # whether `backward` leaves gradients to be derived
+        self.is_opaque = not cls.is_traceable or self.completes
+        self.is_usual = not (self.is_boxed or self.is_opaque or self.completes)
+        self.is_usual = self.is_usual and cls.vjp is no_vjp
         self.is_single = self.signature.fixed == 1 and self.signature.defaults == (REQUIRED,)
         self.is_translated = is_translated(cls)
-        self.is_mixed = False  # whether an argument that is no tensor was ever seen
+        # Whether an argument that is no tensor was ever seen: forward then takes its long way.
+        self.is_mixed = self.completes
         self.seen: set[torch.Size] = set()  # cotangent shapes whose gradients were looked at
         self.plain: type[AutogradContext] = AutogradContext
         self.keeping: type[KeepingContext] = KeepingContext
@@ -75,7 +89,9 @@ class Door:
         self.groups: tuple[tuple[int, int], ...] | None = None
         self.warned: set[type] = set()
         self.layouts: dict[Any, int] = {}
-        self.raw = _twin(self)
+        self.why = ""  # why no backward can be derived, once that is known
+        plain = _twin(self)
+        self.raw = make_raw(self, plain) if lacks_backward(cls) else plain
 
     def group(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
         """One flag per argument of the user's, where lists were taken apart."""
@@ -181,14 +197,29 @@ def _compiled_backward(door: Door) -> Callable[..., Any]:
     def backward(ctx: Any, *cotangents: Any) -> Any:
         if ctx._pb_list_output:
             cotangents = cotangents[:-1]
-        if ctx._pb_user_saves is not None:
-            ctx = ContextView(ctx, ctx._pb_slots, ctx._pb_user_saves)
-        return users(ctx, *cotangents)
+        seen = ctx
+        if ctx._pb_user_saves is not None or door.completes:
+            seen = ContextView(ctx, ctx._pb_slots, ctx._pb_user_saves)
+        result = users(seen, *cotangents)
+        return _completed(door, ctx, result, cotangents) if door.completes else result
 
     def opaque(ctx: Any, *cotangents: Any) -> Any:
         return door.opaque(backward)(ctx, *cotangents)
 
     return cast("Callable[..., Any]", hidden(opaque)) if door.is_opaque else backward
+
+
+def _completed(door: Door, ctx: Any, result: Any, cotangents: tuple[Any, ...]) -> Any:
+    """What the user's backward returned to compiled autograd, the gradients left out derived."""
+    flags = tuple(ctx.needs_input_grad)
+    if isinstance(result, Mapping):
+        names = tuple(door.signature.name(i) for i in range(len(flags)))
+        result = by_name(door.name, names, result, door.signature.names)
+    row = result if isinstance(result, tuple) else (result,)
+    wanted = [i for i, gradient in enumerate(row) if gradient is derived and flags[i]]
+    if not wanted:
+        return filled(row, {})
+    return pulled(ctx, row, cotangents, wanted, tuple(ctx.saved_tensors))
 
 
 def _hide_methods(cls: type) -> None:

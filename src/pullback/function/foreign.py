@@ -18,9 +18,17 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.function.context import AutogradContext
-from pullback.function.gradients import by_name
+from pullback.function.gradients import by_name, is_differentiable
 from pullback.function.listening import ListeningContext
-from pullback.function.signature import Signature
+from pullback.function.signature import Signature, codes_of, unwrapped
+from pullback.function.unwritten import (
+    NoDraws,
+    derived,
+    filled,
+    leaves_some,
+    run_plainly,
+    underivable,
+)
 
 _OUR_NAMES = {
     "saved_data",
@@ -77,8 +85,9 @@ class ContextView:
         )
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keep `tensors` until backward."""
-        self._pb_ctx.save_for_backward(*tensors)
+        """Keep `tensors` until backward, and behind them the inputs that a backward left out."""
+        self._pb_ctx._pb_saves = len(tensors)
+        self._pb_ctx.save_for_backward(*tensors, *self._pb_ctx._pb_inputs)
 
     def save_for_forward(self, *tensors: Any) -> None:
         """Keep `tensors` for jvp."""
@@ -166,7 +175,19 @@ def opened_view(ctx: Any, args: tuple[Any, ...]) -> Any:
     ctx._pb_live = None
     ctx._pb_dirty = ()
     ctx._pb_non_differentiable = ()
+    ctx._pb_inputs = ()
     return ContextView(ctx)
+
+
+def opened_keeping_view(ctx: Any, args: tuple[Any, ...]) -> Any:
+    """As `opened_view`, for a backward that leaves gradients to be derived: inputs are saved."""
+    seen = opened_view(ctx, args)
+    if seen is not ctx:
+        ctx._pb_inputs = tuple(arg for arg in args if isinstance(arg, Tensor))
+        ctx._pb_values = tuple(None if isinstance(arg, Tensor) else arg for arg in args)
+        ctx._pb_data_slots = None
+        seen.save_for_backward()
+    return seen
 
 
 def view(ctx: Any) -> Any:
@@ -176,13 +197,52 @@ def view(ctx: Any) -> Any:
     return ContextView(ctx)
 
 
+def keeping_view(ctx: Any) -> Any:
+    """As `view`, where the inputs stand behind what the user saved."""
+    seen = view(ctx)
+    return seen if seen is ctx else ContextView(ctx, None, ctx._pb_saves)
+
+
+def complete_foreign(
+    cls: Any, names: tuple[str, ...], seen: Any, row: tuple[Any, ...], cotangents: Any
+) -> Any:
+    """`row` with the gradients that are left to be derived filled in, under `torch.func`."""
+    ctx = seen._pb_ctx
+    flags = tuple(ctx.needs_input_grad)
+    wanted = [i for i, gradient in enumerate(row) if gradient is derived and flags[i]]
+    if not wanted:
+        return filled(row, {})
+    tensors = iter(tuple(ctx.saved_tensors)[ctx._pb_saves :])
+    values = enumerate(ctx._pb_values)
+    args = [value if i in ctx._pb_plain else next(tensors) for i, value in values]
+
+    def program(*inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(wanted, inputs, strict=True))
+        output = run_plainly(cls, [given.get(i, arg) for i, arg in enumerate(args)])
+        leaves = output if isinstance(output, (tuple, list)) else (output,)
+        pairs = zip(leaves, cotangents, strict=True)
+        return tuple(y for y, g in pairs if g is not None and is_differentiable(y))
+
+    name = names[wanted[0]]
+    if ctx._pb_dirty:
+        raise underivable(cls, name, "`forward` changes an input in place")
+    used = tuple(g for g in cotangents if g is not None and is_differentiable(g))
+    vjp: Any = torch.func.vjp
+    try:
+        with NoDraws():
+            pull = vjp(program, *[args[i] for i in wanted])[1]
+    except Exception as error:
+        raise underivable(cls, name, str(error)) from error
+    return filled(row, dict(zip(wanted, pull(used), strict=True)))
+
+
 # ---- which classes need translating ----
 
 
 def _mentions(function: Any) -> bool:
     return any(
         _OUR_NAMES.intersection(code.co_names) or _calls_needs(code)
-        for code in _codes(_plain(function))
+        for code in codes_of(unwrapped(function))
     )
 
 
@@ -208,25 +268,8 @@ def _builds_mapping(function: Any) -> bool:
         or any(
             s.opname.startswith("BUILD_") and "MAP" in s.opname for s in dis.get_instructions(code)
         )
-        for code in _codes(_plain(function))
+        for code in codes_of(unwrapped(function))
     )
-
-
-def _plain(function: Any) -> Any:
-    """The function that the user wrote, under decorators that say what they wrap."""
-    function = getattr(function, "__func__", function)
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
-def _codes(function: Any) -> Iterator[types.CodeType]:
-    code = getattr(function, "__code__", None)
-    pending = [code] if code is not None else []
-    while pending:
-        code = pending.pop()
-        yield code
-        pending += [const for const in code.co_consts if isinstance(const, types.CodeType)]
 
 
 # ---- methods that translate ----
@@ -237,16 +280,20 @@ def translated(cls: Any, signature: Signature) -> dict[str, Any]:
     written = {name: _written(getattr(cls, name, None)) for name in _METHODS}
     own = any(_mentions(function) for function in written.values())
     own = own or _builds_mapping(written["backward"]) or _builds_mapping(written["vjp"])
+    completes = leaves_some(cls)
+    own = own or completes
+    opened = opened_keeping_view if completes else opened_view
     methods: dict[str, Any] = {}
     if own and signature.has_setup:
-        methods["setup_context"] = _setup(written["setup_context"])
+        methods["setup_context"] = _setup(written["setup_context"], opened)
     elif own:
         call = "_pb_view({0}, ({1},))"
-        methods["forward"] = _same_parameters(written["forward"], call, opened_view)
+        methods["forward"] = _same_parameters(written["forward"], call, opened)
     for name in ("backward", "vjp") if own else ():
-        methods[name] = _backward(written[name], signature)
+        methods[name] = _backward(written[name], signature, cls if completes else None)
     if own:
-        methods["jvp"] = _same_parameters(written["jvp"], "_pb_view({0})", view)
+        see = keeping_view if completes else view
+        methods["jvp"] = _same_parameters(written["jvp"], "_pb_view({0})", see)
     changed = {name: method for name, method in methods.items() if method is not written[name]}
     return {name: staticmethod(method) for name, method in changed.items()}
 
@@ -261,25 +308,32 @@ def _written(method: Any) -> Any:
     return getattr(method, "_pullback_user", method)
 
 
-def _setup(setup_context: Any) -> Any:
+def _setup(setup_context: Any, opened: Callable[..., Any]) -> Any:
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        setup_context(opened_view(ctx, inputs), inputs, output)
+        setup_context(opened(ctx, inputs), inputs, output)
 
     setup._pullback_user = setup_context  # type: ignore[attr-defined]
     return setup
 
 
-def _backward(backward: Any, signature: Signature) -> Any:
+def _backward(backward: Any, signature: Signature, completed: Any) -> Any:
     # Plain texts in the closure: Dynamo cannot look into a Signature.
     owner, names = signature.owner, (*signature.names, *signature.keyword_only)
 
-    def as_tuple(result: Any) -> Any:
+    def as_tuple(result: Any, seen: Any, cotangents: Any) -> Any:
         return by_name(owner, names, result) if isinstance(result, Mapping) else result
 
-    return _same_parameters(backward, "_pb_view({0})", view, finish=as_tuple)
+    def complete(result: Any, seen: Any, cotangents: Any) -> Any:
+        row = as_tuple(result, seen, cotangents)
+        row = row if isinstance(row, tuple) else (row,)
+        return complete_foreign(completed, names, seen, row, cotangents)
+
+    if completed is None:
+        return _same_parameters(backward, "_pb_view({0})", view, finish=as_tuple)
+    return _same_parameters(backward, "_pb_view({0})", keeping_view, finish=complete)
 
 
-def _as_it_is(result: Any) -> Any:
+def _as_it_is(result: Any, seen: Any, rest: Any) -> Any:
     return result
 
 
@@ -307,6 +361,7 @@ def _same_parameters(
         named, call = [*named, star], [*call, star]
     ctx = context.format(named[0], ", ".join(call)).replace("(,)", "()")
     rest, name = ", ".join(["", *call]), "method"
+    row = "".join(f"{arg}, " for arg in call)
     # A closure, because Dynamo looks up globals in the module that `__name__` names.
     source = (
         "def make(_pb_user, _pb_view, _pb_finish):\n"
@@ -314,7 +369,7 @@ def _same_parameters(
         f"        _pb_seen = {ctx}\n"
         f"        if _pb_seen is {named[0]}:\n"
         f"            return _pb_user(_pb_seen{rest})\n"
-        f"        return _pb_finish(_pb_user(_pb_seen{rest}))\n"
+        f"        return _pb_finish(_pb_user(_pb_seen{rest}), _pb_seen, ({row}))\n"
         f"    return {name}\n"
     )
     space: dict[str, Any] = {"__name__": __name__}

@@ -22,6 +22,7 @@ from pullback.function.slots import (
     set_to_save,
     unseen,
 )
+from pullback.function.unwritten import keep_arguments
 
 if TYPE_CHECKING:
     from pullback.function.door import Door
@@ -82,6 +83,8 @@ def _close(door: Door, ctx: Any, args: tuple[Any, ...], output: Any) -> Any:
     kept = [*(ctx._pb_kept or ())]
     if ctx._pb_data:
         kept += ctx.saved_data.hand_over(len(kept))
+    if door.completes and is_recorded:
+        state["_pb_arguments"] = keep_arguments(ctx, args, saved, kept)
     if kept and is_recorded:
         state["_pb_user_saves"] = len(saved)
         state["_pb_kept"] = kept if has_tangent(args) else None  # a jvp that follows reads them

@@ -13,7 +13,8 @@ from pullback.function import dispatch
 from pullback.function.door import Door
 from pullback.function.foreign import translated
 from pullback.function.signature import has_setup_context, signature_of
-from pullback.function.slots import hidden
+from pullback.function.slots import SeenMeta, be_seen, hidden
+from pullback.function.unwritten import lacks_backward, leaves_some
 
 
 class Function(TorchFunction):
@@ -22,7 +23,8 @@ class Function(TorchFunction):
     Define `forward(ctx, *args)` and `backward(ctx, *cotangents)` as static methods and call
     `YourFunction.apply(*args)`; or `forward(*args)` with `setup_context(ctx, inputs, output)`.
     `ctx` is a `pullback.AutogradContext`. `backward` returns one gradient per input, as a tuple or
-    as a mapping from input name to gradient.
+    as a mapping from input name to gradient; `pullback.derived` stands for one that is derived
+    from `forward`, and without a `backward` all are.
 
     Class attributes:
         is_traceable: whether `torch.compile` and compiled autograd may trace through the methods.
@@ -51,6 +53,7 @@ class Function(TorchFunction):
 
     _pb_door: ClassVar[Door | None] = None
     _pb_is_base: ClassVar[bool] = True
+    _pb_parameters: ClassVar[tuple[Any, ...]] = ()
 
     apply = dispatch.apply
 
@@ -61,8 +64,28 @@ class Function(TorchFunction):
             return
         for name, method in translated(cls, signature_of(cls)).items():
             setattr(cls, name, method)
-        if not cls.is_traceable or cls.traverse_lists:
+        if not cls.is_traceable or cls.traverse_lists or leaves_some(cls):
             _hide(cls)
+        cls._pb_settle()
+
+    @classmethod
+    def _pb_settle(cls) -> None:
+        """Take the `apply` that fits: without `backward`, Dynamo is to trace `forward` itself."""
+        if getattr(cls.apply, "__func__", None) not in dispatch.OURS:
+            return  # the user's own
+        hides = not cls.is_traceable or cls.traverse_lists
+        is_plain = lacks_backward(cls) and not hides
+        if is_plain:
+            signature = signature_of(cls)
+            cls._pb_parameters = (
+                signature.names,
+                signature.defaults,
+                signature.keyword_only,
+                signature.has_setup,
+            )
+        if is_plain or "apply" in vars(cls) or type(cls) is SeenMeta:
+            cls.apply = dispatch.apply_plainly if is_plain else dispatch.apply
+            be_seen(cls, seen=is_plain)
 
 
 def _hide(cls: Any) -> None:

@@ -27,6 +27,7 @@ from pullback.errors import (
 )
 from pullback.function.signature import place_of
 from pullback.function.slots import get_needs, inputs_like, no_backward, no_vjp
+from pullback.function.unwritten import complete, derived
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
@@ -44,7 +45,7 @@ def user_backward(door: Door) -> Callable[..., Any]:
             f"`{door.name}` must define `backward` to be differentiated",
             at=door.signature.place,
             expected="`backward(ctx, *cotangents)`, one cotangent per output",
-            got="none",
+            got="none" + (door.why and f", and none can be derived: {door.why}"),
             fix="define `backward`, or mark the outputs with `ctx.mark_non_differentiable`",
             torch="You must implement either the backward or vjp method for your custom "
             "autograd.Function to use it with backward mode AD.",
@@ -61,7 +62,9 @@ def user_backward(door: Door) -> Callable[..., Any]:
     return door.opaque(vjp) if door.is_opaque else vjp
 
 
-def settle(ctx: AutogradContext, result: Any) -> tuple[Any, ...]:
+def settle(
+    ctx: AutogradContext, result: Any, cotangents: tuple[Any, ...] | None = None
+) -> tuple[Any, ...]:
     """One gradient per input from what the user's backward returned.
 
     Law: for a result that PyTorch accepts, the engine computes from `settle(ctx, result)` what it
@@ -81,6 +84,8 @@ def settle(ctx: AutogradContext, result: Any) -> tuple[Any, ...]:
     for position, gradient in enumerate(result):
         if gradient is not None:
             if gradient.__class__ is not Tensor:
+                if gradient is derived:
+                    return settle(ctx, complete(ctx, result, cotangents), cotangents)
                 _require_tensor(ctx, position, gradient)
             if not flags[position] and position in ctx._pb_plain:
                 _refuse(ctx, position, gradient)

@@ -13,29 +13,49 @@ import torch
 from pullback.function.slots import DispatchMode
 
 
+class RandomState:
+    """The state of every generator that a `forward` may draw from, to be restored."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self._generators = [arg for arg in args if isinstance(arg, torch.Generator)]
+        self._states = [generator.get_state() for generator in self._generators]
+        self._python = random.getstate()
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._numpy: Any = sys.modules.get("numpy")
+        self._drawn = None if self._numpy is None else self._numpy.random.get_state()
+
+    def restore(self) -> None:
+        """Put everything back."""
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            self._numpy.random.set_state(self._drawn)
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        """Let everything draw from `seed` on."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        for generator in self._generators:
+            generator.manual_seed(seed)
+        if self._numpy is not None:
+            self._numpy.random.seed(seed)
+
+
 @contextlib.contextmanager
 def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
     """Inside, random numbers come from `seed`, and changing a tensor from outside is an error."""
-    generators = [arg for arg in args if isinstance(arg, torch.Generator)]
-    states = [generator.get_state() for generator in generators]
-    python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    drawn = None if numpy is None else numpy.random.get_state()
+    before = RandomState(args)
     try:
-        with torch.random.fork_rng(), _NoChange():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            for generator in generators:
-                generator.manual_seed(seed)
-            if numpy is not None:
-                numpy.random.seed(seed)
+        with _NoChange():
+            before.seed(seed)
             yield
     finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(drawn)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        before.restore()
 
 
 class _NoChange(DispatchMode):  # type: ignore[misc]

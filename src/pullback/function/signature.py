@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,24 @@ def place_of(function: Any) -> str:
     function = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(function, "__code__", None)
     return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}" if code else ""
+
+
+def unwrapped(function: Any) -> Any:
+    """The function that the user wrote, under decorators that say what they wrap."""
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def codes_of(function: Any) -> Iterator[types.CodeType]:
+    """The code of `function`, and of the functions inside it."""
+    code = getattr(function, "__code__", None)
+    pending = [code] if code is not None else []
+    while pending:
+        code = pending.pop()
+        yield code
+        pending += [const for const in code.co_consts if isinstance(const, types.CodeType)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,10 @@ no_setup_context: Any = _SingleLevelFunction.setup_context
 no_backward: Any = TorchFunction.backward
 no_vjp: Any = TorchFunction.vjp
 no_vmap: Any = TorchFunction.vmap
+no_jvp: Any = TorchFunction.jvp
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_top_transform: Any = torch._C._functorch.peek_interpreter_stack
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 DispatchMode: Any = _python_dispatch.TorchDispatchMode
 below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
@@ -59,6 +61,28 @@ def new_class(name: str, base: type, space: dict[str, Any]) -> Any:
     """A Function class made by hand; Dynamo knows one by its exact metaclass."""
     make: Any = FunctionMeta
     return make(name, (base,), space)
+
+
+def top_transform() -> str:
+    """The innermost functorch transform around: "Grad", "Vmap", "Jvp", ..."""
+    return str(_top_transform().key().name)
+
+
+class SeenMeta(FunctionMeta):
+    """The metaclass of a Function whose `apply` Dynamo reads as the Python that it is.
+
+    Dynamo has rules of its own for `apply` of a class whose metaclass is exactly PyTorch's.
+    """
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        type.__setattr__(cls, name, value)
+        if name in ("backward", "vjp"):
+            cls._pb_settle()  # type: ignore[attr-defined]
+
+
+def be_seen(cls: Any, *, seen: bool = True) -> None:
+    """Let Dynamo read `cls.apply` as it is written, or treat it as any Function's again."""
+    cls.__class__ = SeenMeta if seen else FunctionMeta
 
 
 def is_inference(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,8 @@ from pullback.errors import BackwardArityError
 from pullback.function.door import Door
 from pullback.function.gradients import by_name
 from pullback.function.signature import REQUIRED, Signature, place_of
-from pullback.function.slots import new_class, no_vmap
+from pullback.function.slots import new_class, no_jvp, no_vmap
+from pullback.function.unwritten import derived, lacks_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,15 @@ def _spread_class(door: Door, layout: Layout) -> Any:
     backward.__wrapped__ = cls.backward  # type: ignore[attr-defined]
     space: dict[str, Any] = {
         "forward": staticmethod(forward_alone if signature.has_setup else forward),
-        "backward": staticmethod(backward),
-        "jvp": staticmethod(lambda ctx, *ts: cls.jvp(ctx, *layout.nested(ts))),
         "generate_vmap_rule": cls.generate_vmap_rule,
         "is_traceable": cls.is_traceable,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
+    if cls.jvp is not no_jvp:
+        space["jvp"] = staticmethod(lambda ctx, *ts: cls.jvp(ctx, *layout.nested(ts)))
+    if not lacks_backward(cls):
+        space["backward"] = staticmethod(backward)
     if signature.has_setup:
         space["setup_context"] = staticmethod(setup_context)
     if cls.vmap is not no_vmap:
@@ -163,8 +166,8 @@ def _row(door: Door, layout: Layout, result: Any) -> tuple[Any, ...]:
 
 def _per_element(door: Door, gradients: Any, length: int) -> list[Any]:
     """One gradient per element of a list argument."""
-    if gradients is None:
-        return [None] * length
+    if gradients is None or gradients is derived:
+        return [gradients] * length
     counted = isinstance(gradients, (list, tuple))
     if not counted or len(gradients) != length:
         raise BackwardArityError(

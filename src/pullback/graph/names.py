@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import fx
 
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
-from pullback.graph.values import tensor_of
+from pullback.graph.values import is_scalar, tensor_of
 
 RESERVED = frozenset({"torch", "ctx", "self", "cls", "_", *dir(builtins)})
 """Names that a printed function must not take: it uses some of them."""
@@ -26,11 +28,46 @@ LocalNames = Mapping[Any, str]
 """The variable that held a node's value: keys are nodes, or names of nodes."""
 
 
+class Local(str):
+    """What the user calls a value, and the number of the value: its gradient has the same one."""
+
+    value: int
+
+    def __new__(cls, name: str, value: int) -> Local:
+        """`name`, for the value of that number."""
+        local = super().__new__(cls, name)
+        local.value = value
+        return local
+
+
 class Names(dict[fx.Node, str]):
     """The name of each node, and which of them were given, not made up."""
 
     given: frozenset[fx.Node] = frozenset()
     """The user's names, and hints of rules: they deserve a line in a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stems: dict[fx.Node, str] = {}  # names without the numbers that tell them apart
+
+    def renumbered(self, order: Iterable[str]) -> Names:
+        """These names with new numbers for those that were made up.
+
+        Arguments:
+            order: Names as they appear in a text. Those in it are numbered as they come, without
+                gaps, and all others after them.
+        """
+        places = {name: place for place, name in reversed(list(enumerate(order)))}
+        book = _Book()
+        for node, name in self.items():
+            if node in self.given:
+                book.names[node], book.names.stems[node] = name, self.stems[node]
+                book.taken.add(name)
+        book.given = set(self.given)
+        rest = [node for node in self if node not in self.given]
+        for node in sorted(rest, key=lambda node: places.get(self[node], math.inf)):
+            book.invent(node, self.stems[node])
+        return book.finish()
 
 
 def names_of(
@@ -47,7 +84,8 @@ def names_of(
         local_names: What the user called the values of nodes, by node or by name of node.
         input_names: What the user called the inputs, one name for each.
         differentiated: The positions of the inputs that need a gradient, one per gradient. Without
-            it, they are all inputs if there are as many, else the ones with as fitting shapes.
+            it, they are all inputs if there are as many, else those of the rank and dtype of the
+            gradients, in order.
     """
     book = _Book()
     for node, name in zip(joint.inputs, input_names, strict=False):
@@ -57,7 +95,7 @@ def names_of(
     _name_locals(joint, book, locals_, FORWARD)
     _name_outputs(joint, book)
     _name_cotangents(joint, book)
-    _name_locals(joint, book, locals_, BACKWARD)
+    _name_locals(joint, book, _numbered(joint, book, locals_), BACKWARD)
     _invent_rest(joint, book)
     return book.finish()
 
@@ -81,6 +119,7 @@ class _Book:
         name = legal(wish)
         free = self.numbered(name) if name in self.taken else name
         self.names[node] = free
+        self.names.stems[node] = name
         self.taken.add(free)
 
     def numbered(self, name: str) -> str:
@@ -98,7 +137,7 @@ class _Book:
 
 def legal(wish: str) -> str:
     """`wish` as an identifier that shadows nothing."""
-    name = re.sub(r"\W", "_", wish) or "_"
+    name = re.sub(r"\W", "_", wish.rstrip("]")) or "_"
     name = f"_{name}" if name[0].isdigit() else name
     return f"{name}_" if keyword.iskeyword(name) or name in RESERVED else name
 
@@ -107,10 +146,42 @@ def legal(wish: str) -> str:
 
 
 def _name_locals(joint: JointGraph, book: _Book, names: dict[Any, str], phase: str) -> None:
+    for node, name in _locals(joint, names):
+        if phase_of(node) == phase:
+            book.give(node, name)
+
+
+def _locals(joint: JointGraph, names: dict[Any, str]) -> Iterator[tuple[fx.Node, str]]:
+    """Each node that the user named, also by the name of a node whose place it took."""
     for node in calls(joint.graph):
         for known in (node.name, *node.meta.get("stands_for", ())):
-            if known in names and phase_of(node) == phase:
-                book.give(node, names[known])
+            if known in names:
+                yield node, names[known]
+
+
+def _numbered(joint: JointGraph, book: _Book, names: dict[Any, str]) -> dict[Any, str]:
+    """`names`, with each gradient named after the very value it belongs to.
+
+    A variable that is assigned again holds several values, whose names got numbers. The gradient
+    of a value that was simplified away has no name to follow.
+    """
+    heads = {
+        name.value: node
+        for node, name in _locals(joint, names)
+        if isinstance(name, Local) and phase_of(node) == FORWARD
+    }
+    shared = Counter(name for name in names.values())
+    exact: dict[Any, str] = {}
+    for known, name in names.items():
+        if not isinstance(name, Local) or not name.startswith("grad_"):
+            exact[known] = name
+        elif name.value in heads:
+            wish = f"grad_{book.names[heads[name.value]]}"
+            # The cotangent of an output is only a part of the gradient of what it was made from.
+            exact[known] = f"{wish}_total" if wish in book.taken else wish
+        elif shared[name] == 1 and name not in book.taken:
+            exact[known] = name
+    return exact
 
 
 def _name_outputs(joint: JointGraph, book: _Book) -> None:
@@ -181,16 +252,28 @@ WORDS = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "expand", "permute"), "reshaped"),
     **dict.fromkeys(("t", "transpose"), "transposed"),
     **dict.fromkeys(("slice", "select", "index", "gather", "embedding"), "part"),
+    **dict.fromkeys(("split", "split_with_sizes", "unbind"), "part"),
     **dict.fromkeys(("scatter", "scatter_add", "index_put", "index_add"), "placed"),
+    **dict.fromkeys(("select_scatter", "slice_scatter", "_unsafe_index_put"), "placed"),
+    **dict.fromkeys(("unsqueeze", "squeeze", "flip", "roll"), "moved"),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), "clamped"),
+    **dict.fromkeys(("linalg_lu_solve", "linalg_solve_triangular", "linalg_solve"), "solved"),
+    **dict.fromkeys(("_unsafe_index", "index_select"), "part"),
+    **dict.fromkeys(("view_as_complex", "complex"), "joined"),
+    **dict.fromkeys(("sqrt",), "root"),
     **dict.fromkeys(("cat", "stack"), "joined"),
     **dict.fromkeys(("masked_fill", "where"), "masked"),
     **dict.fromkeys(("constant_pad_nd",), "padded"),
     **dict.fromkeys(("convolution",), "conv"),
     **dict.fromkeys(("_to_copy",), "cast"),
+    **dict.fromkeys(("sym_size",), "size"),
     **dict.fromkeys(("reciprocal",), "inverse"),
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"), "base"),
 }
 """What a node is called after; an empty word is the name of the op, with its argument."""
+
+RENAMED = {"linalg_vector_norm": "norm", "sgn": "sign", "max_pool2d_with_indices": "pooled"}
+"""What an op is called in a name, if not by its own."""
 
 NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm")
 
@@ -216,7 +299,7 @@ def _linear(joint: JointGraph) -> set[fx.Node]:
     """The nodes that depend on a cotangent."""
     linear = set(joint.cotangents)
     for node in calls(joint.graph):
-        if not linear.isdisjoint(node.all_input_nodes):
+        if not is_scalar(node) and not linear.isdisjoint(node.all_input_nodes):
             linear.add(node)
     return linear
 
@@ -230,8 +313,9 @@ def _wish(node: fx.Node, book: _Book, is_linear: bool) -> str:
         return prefix + _result_name(node)
     word = WORDS.get(op)
     if word:
-        return f"{prefix}{word}"
-    plain = op.strip("_").removesuffix("_backward")
+        several = "s" * isinstance(node.meta.get("val"), list | tuple)
+        return f"{prefix}{word}{several}"
+    plain = RENAMED.get(op, op.strip("_").removesuffix("_backward"))
     operands = [book.names[arg] for arg in node.all_input_nodes if arg in book.given]
     if len(operands) == len(node.all_input_nodes) == 1 and len(operands[0]) <= SHORT:
         return f"{plain}_{operands[0]}"
@@ -245,7 +329,11 @@ def _result_name(node: fx.Node) -> str:
     name = op_name(source) if isinstance(source, fx.Node) else "result"
     if name in NORMS:
         return ("normed", "mean", "rstd")[index]
+    if name == "max_pool2d_with_indices":
+        return ("pooled", "indices")[index]
     op = op_of(source) if isinstance(source, fx.Node) else None
     returns = op._schema.returns if op is not None else ()
     known = returns[index].name if len(returns) > 1 else ""
+    if not known and WORDS.get(name):
+        return WORDS[name]
     return known or f"{name.strip('_').removesuffix('_backward')}_{index}"

@@ -14,7 +14,7 @@ from torch import fx
 
 from pullback.errors import InternalError
 from pullback.graph.cost import is_random
-from pullback.graph.cut import Cut, ancestors, is_unrepeatable, run_in_forward
+from pullback.graph.cut_problem import Cut, ancestors, is_unrepeatable, run_in_forward
 from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 
 

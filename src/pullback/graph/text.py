@@ -16,15 +16,15 @@ from typing import Any
 from torch import fx
 
 from pullback.errors import UnsupportedOpError
-from pullback.graph.cost import is_opaque, is_random
+from pullback.graph.cost import is_mutating, is_opaque, is_random
 from pullback.graph.dead import drop_dead
 from pullback.graph.names import RESERVED, Names
+from pullback.graph.parts import BACKWARD, phase_of
 from pullback.graph.spelling import spell
 from pullback.graph.spelling.expressions import Expression, Writer
+from pullback.graph.spelling.views import assigned
+from pullback.graph.text_lines import WIDTH, Line, read_lines, wrapped
 from pullback.graph.values import aten, is_scalar
-
-WIDTH = 84
-"""The longest statement, which leaves room for two levels of indentation."""
 
 LONGEST, LARGEST, TRIVIAL = 64, 8, 20
 """Characters and ops of an expression that may stand inside another one, or inside several."""
@@ -57,7 +57,7 @@ def function_text(graph: fx.Graph, name: str, names: Mapping[fx.Node, str] | Non
     text = text_of(graph, names)
     body = [f"    {line}" for statement in text.statements for line in statement.splitlines()]
     returned = ", ".join(text.returned) or "()"
-    head = _wrapped(f"def {name}", text.parameters, ":")
+    head = wrapped(f"def {name}", text.parameters, ":")
     return "\n".join([head, *body, f"    return {returned}", ""])
 
 
@@ -68,7 +68,8 @@ def text_of(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text
     for node in live.nodes:
         page.write(node)
     parameters = tuple(page.names[node] for node in page.writer.placeholders)
-    return Text(parameters, tuple(page.statements), page.returned())
+    returned = page.returned()
+    return Text(parameters, tuple(read_lines(page.lines, returned)), returned)
 
 
 class _Page:
@@ -81,7 +82,7 @@ class _Page:
         self.given = {node.name for node in given}
         self.graph = graph
         self.names: dict[fx.Node, str] = {}
-        self.statements: list[str] = []
+        self.lines: list[Line] = []
         self.used = {wishes[name] for name in self.given if name in wishes}
         placeholders = tuple(graph.find_nodes(op="placeholder"))
         self.writer = Writer(placeholders, self.names, {})
@@ -125,6 +126,10 @@ class _Page:
         """Decide where a call goes."""
         if node in self.names:  # unpacked already
             return
+        if _is_put(node):
+            if not self.is_put_again(node):
+                self.put(node)
+            return
         expression = spell(self.writer, node)
         is_small = self.is_inlinable(node) and _is_short(expression)
         if is_small or _is_trivial(node, expression):
@@ -142,10 +147,37 @@ class _Page:
             longest = self.longest_part(node)
             if longest is None:
                 break
-            del self.writer.inlined[longest]
-            self.state(longest)
+            self.take_out(longest)
             expression = spell(self.writer, node)
-        self.statements.append(_statement(target, expression))
+        has_effect = is_random(node) or is_mutating(node) or is_opaque(node)
+        self.lines.append(_line(targets, expression, has_effect=has_effect))
+
+    def take_out(self, node: fx.Node) -> None:
+        """Give a line to an expression that was to stand inside another one."""
+        del self.writer.inlined[node]
+        self.state(node)
+
+    # ---- zeros with something put in ----
+
+    def is_put_again(self, node: fx.Node) -> bool:
+        """Whether more is put into what `node` gives, and nothing else is done with it."""
+        users = list(_uses(node))
+        is_base = len(users) == 1 and _is_put(users[0]) and users[0].args[0] is node
+        return is_base and node.name not in self.given
+
+    def put(self, node: fx.Node) -> None:
+        """Write `node` as zeros that parts are assigned to: `grad[:, 0] = g`."""
+        steps = [node]
+        while _is_put(steps[-1].args[0]):
+            steps.append(steps[-1].args[0])  # type: ignore[arg-type]
+        base = self.writer.arg(steps[-1].args[0])
+        for step in steps:
+            value: Any = step.args[1]
+            if value in self.writer.inlined and len(self.writer.inlined[value].text) > TRIVIAL:
+                self.take_out(value)
+        name = self.name(node)
+        puts = [f"{assigned(self.writer, name, step)}" for step in steps[::-1]]
+        self.lines.append(Line((name,), "\n".join([f" = {base}", *puts])))
 
     def longest_part(self, node: fx.Node) -> fx.Node | None:
         """The longest expression inside that of `node` that can have a line of its own."""
@@ -167,6 +199,18 @@ class _Page:
     def returned(self) -> tuple[str, ...]:
         """The returned expressions."""
         return tuple(self.writer.arg(value) for value in _returned(self.graph))
+
+
+PUTS = (aten.select_scatter.default, aten.slice_scatter.default)
+ZEROS = (aten.zeros_like.default, aten.new_zeros.default, aten.zeros.default)
+
+
+def _is_put(node: Any) -> bool:
+    """Whether `node` puts a part into zeros that nothing else reads, in backward."""
+    if not isinstance(node, fx.Node) or node.target not in PUTS or phase_of(node) != BACKWARD:
+        return False
+    base: Any = node.args[0]
+    return len(list(_uses(base))) == 1 and (base.target in ZEROS or _is_put(base))
 
 
 def _is_short(expression: Expression) -> bool:
@@ -210,27 +254,9 @@ def _unpacked(node: fx.Node) -> list[fx.Node | None]:
     return [takers.get(index) for index in range(len(results))]
 
 
-# ---- lines ----
-
-
-def _statement(target: str, expression: Expression) -> str:
-    line = f"{target} = {expression.text}"
-    if len(line) <= WIDTH or not expression.head:
-        return line
-    return _wrapped(f"{target} = {expression.head}", expression.arguments, "")
-
-
-def _wrapped(head: str, arguments: tuple[str, ...], tail: str) -> str:
-    """A call or a head of a function, over as many lines as it takes."""
-    line = f"{head}({', '.join(arguments)}){tail}"
-    if len(line) <= WIDTH:
-        return line
-    lines = [""]
-    for argument in arguments:
-        # Between brackets a line may end anywhere, but not inside a string.
-        is_list = len(argument) > WIDTH - 6 and '"' not in argument
-        for piece in argument.split(", ") if is_list else [argument]:
-            if len(lines[-1]) + len(piece) + 2 > WIDTH - 4 and lines[-1]:
-                lines.append("")
-            lines[-1] += f"{' ' if lines[-1] else ''}{piece},"
-    return "\n".join([f"{head}(", *(f"    {line}" for line in lines), f"){tail}"])
+def _line(targets: list[str], expression: Expression, *, has_effect: bool) -> Line:
+    rest = f" = {expression.text}"
+    if len(", ".join(targets) + rest) > WIDTH and expression.head:
+        head = f"{', '.join(targets)} = {expression.head}"
+        rest = wrapped(head, expression.arguments)[len(", ".join(targets)) :]
+    return Line(tuple(targets), rest, has_effect)

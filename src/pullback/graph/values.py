@@ -324,6 +324,10 @@ class Value:
         """The variance over `dim`."""
         return self.made(aten.var.correction, list(dim), correction=correction, keepdim=keepdim)
 
+    def scatter_add(self, dim: int, index: Value, source: Value) -> Value:
+        """x with `source` added to the elements at `index` along `dim`."""
+        return self.made(aten.scatter_add.default, dim, index, source)
+
     def t(self) -> Value:
         """The transpose of a matrix."""
         return self.made(aten.t.default)
@@ -341,8 +345,16 @@ class Value:
         return self.made(aten.squeeze.dim, dim)
 
     def reshape(self, shape: Sequence[Any]) -> Value:
-        """The same numbers in another shape."""
-        return self.made(aten.view.default, list(shape))
+        """The same numbers in another shape, which is known where it is given in full."""
+        view = self.made(aten.view.default, list(shape))
+        is_full = all(isinstance(size, Value) or size >= 0 for size in shape)
+        return view.of_shape(shape) if is_full and view.val.is_contiguous() else view
+
+    def of_shape(self, shape: Sequence[Any]) -> Value:
+        """This contiguous tensor itself, known to have these sizes where symbols hide it."""
+        sizes = [value_of(unwrapped(size)) for size in shape]
+        self.node.meta["val"] = outcome_of(aten.new_empty.default, (self.val, sizes), {})
+        return self
 
     def expand(self, shape: Sequence[Any]) -> Value:
         """The same numbers, repeated along dimensions of size one."""

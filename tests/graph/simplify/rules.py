@@ -26,12 +26,12 @@ class Case:
     helpers: tuple = ()
 
 
-def arguments(fn, shapes, dtype=torch.float32, **kinds):
+def arguments(fn, shapes, dtype=torch.float32, device="cpu", **kinds):
     """Awkward tensors for the parameters of `fn`, of the shapes of the case or the usual ones."""
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     shapes = SHAPES | shapes
     return [
-        awkward(*shapes[name], dtype=dtype, seed=position, **kinds)
+        awkward(*shapes[name], dtype=dtype, seed=position, **kinds).to(device)
         for position, name in enumerate(names)
     ]
 

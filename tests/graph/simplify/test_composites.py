@@ -19,7 +19,12 @@ WIDE = randn(6, dtype=torch.float64)
 MEANS, RSTDS = randn(2, 2, 3, dtype=torch.float64)
 KERNEL = randn(4, 6, 2, 2, dtype=torch.float64)
 BACK = randn(2, 4, 2, 2, dtype=torch.float64)
-ALL = [True, True, True]
+ALL, ONE = [True, True, True], [True, False, False]
+CHANNEL_MEAN = (IMAGE * 2).mean((0, 2, 3))
+CHANNEL_RSTD = ((IMAGE * 2).var((0, 2, 3), correction=0) + 1e-5).rsqrt()
+PIXELS = randn(2, 4, 4, 4, dtype=torch.float64)
+PLACES = aten.max_pool2d_with_indices(PIXELS, [2, 2])[1]
+OVERLAPPING = aten.max_pool2d_with_indices(PIXELS, [2, 2], [1, 1])[1]
 
 CASES = {
     "sigmoid-backward": [(G, P)],
@@ -60,6 +65,27 @@ CASES = {
             9,
             3,
             [True, False, False],
+        ),
+    ],
+    "native-batch-norm-legit.no-stats": [
+        (IMAGE, WIDE, WIDE, True, 0.1, 1e-5),
+        (IMAGE, None, None, True, 0.1, 0.1),
+    ],
+    "native-batch-norm-backward": [
+        (IMAGE, IMAGE * 2, WIDE, None, None, CHANNEL_MEAN, CHANNEL_RSTD, True, 1e-5, ALL),
+        (IMAGE, IMAGE * 2, None, None, None, CHANNEL_MEAN, CHANNEL_RSTD, True, 1e-5, ONE),
+    ],
+    "max-pool2d-with-indices-backward": [
+        (BACK, PIXELS, [2, 2], [2, 2], [0, 0], [1, 1], False, PLACES),
+        (
+            PIXELS[:, :, :3, :3].contiguous(),
+            PIXELS,
+            [2, 2],
+            [1, 1],
+            [0, 0],
+            [1, 1],
+            False,
+            OVERLAPPING,
         ),
     ],
     "mse-loss": [(X, G), (X, G, 0), (X, G, 2)],

@@ -1,15 +1,25 @@
 """Each exact rule: before, after, what it leaves alone, and the same bits on awkward numbers."""
 
+import operator
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from pullback.graph.parts import FORWARD, phase_of
 from pullback.graph.rewrite import rewrite
-from pullback.graph.simplify import EXACT, simplify
+from pullback.graph.simplify import EXACT, simplify, sizes
 from pullback.graph.values import Maker, Value
-from tests.graph.graphs import assert_same_bits, formulas, graph_of
+from tests.graph.graphs import (
+    assert_same_bits,
+    formulas,
+    graph_of,
+    joint_of,
+    row_of,
+    run,
+    traced,
+)
 from tests.graph.simplify.rules import (
     DTYPES,
     Case,
@@ -60,6 +70,20 @@ CASES = {
         "reshape(t(x), [20])",
         lambda x: x.t().contiguous().exp(),
     ),
+    "swapped": Case(
+        lambda x: x.permute(1, 0), "t(x)", lambda s: s.permute(1, 2, 0), {"s": (2, 4, 5)}
+    ),
+    "permuted-twice": Case(
+        lambda s: s.permute(1, 2, 0).permute(1, 0, 2),
+        "permute(s, [2, 1, 0])",
+        lambda s: s.permute(1, 2, 0),
+        {"s": (2, 4, 5)},
+    ),
+    "cast-count": Case(
+        lambda x: x / (x > 0).sum().to(x.dtype),
+        "div.Tensor(x, sum(gt.Scalar(x, 0)))",
+        lambda x: x / x.sum().to(torch.float64).to(x.dtype),
+    ),
     "whole-slice": Case(
         lambda x, y: aten.slice_backward(x, [4, 5], 0, 0, sys.maxsize, 1) * y,
         "mul.Tensor(x, y)",
@@ -78,6 +102,11 @@ CASES = {
         lambda x: torch.ones_like(x) * x,
         "mul.Tensor(x, 1)",
         lambda x: x / torch.full_like(x, 3.0),
+    ),
+    "constant-bound": Case(
+        lambda x: torch.maximum(x, torch.full_like(x, 0.3)),
+        "clamp_min(x, 0.3)",
+        lambda x: torch.maximum(x, torch.zeros_like(x)),
     ),
     "times-one": Case(lambda x, y: x * 1 * y, "mul.Tensor(x, y)", lambda x, y: x * 2 * y),
     "over-one": Case(lambda x, y: x / 1 * y, "mul.Tensor(x, y)", lambda x, y: x / 2 * y),
@@ -114,6 +143,11 @@ CASES = {
     ),
     "expanded-twice": Case(
         lambda v: v.expand(4, 5).expand(3, 4, 5), "expand(v, [3, 4, 5])", lambda v: v.expand(4, 5)
+    ),
+    "expanded-then-unsqueezed": Case(
+        lambda z: z.expand(4, 5).unsqueeze(1),
+        "expand(unsqueeze(z, 1), [4, 1, 5])",
+        lambda v: v.unsqueeze(0),
     ),
     # ---- sums ----
     "doubled": Case(lambda x: x + x, "mul.Tensor(x, 2)", lambda x, y: x + y),
@@ -155,7 +189,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def test_every_exact_rule_is_tested():
-    assert sorted([*CASES, "size-of-argument"]) == sorted(RULES)
+    assert sorted([*CASES, "size-of-argument", "size-arithmetic"]) == sorted(RULES)
 
 
 def test_every_exact_rule_says_why():
@@ -176,6 +210,15 @@ def test_rule_leaves_this_alone(name):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rule_keeps_every_bit(name, dtype):
     before, after = results(RULES[name], CASES[name], dtype)
+
+    assert_same_bits(after, before)
+
+
+@pytest.mark.needs_cuda
+@every_case
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rule_keeps_every_bit_on_gpu(name, dtype):
+    before, after = results(RULES[name], CASES[name], dtype, device="cuda")
 
     assert_same_bits(after, before)
 
@@ -254,6 +297,25 @@ def test_double_sum_is_left_alone():
     assert formulas(simplify(graph)) == formulas(graph)
 
 
+def test_view_drops_dimensions_of_one():
+    graph = graph_of(lambda x: x.unsqueeze(1).view(20), torch.randn(4, 5))
+
+    assert formulas(rewrite(graph, (RULES["view-of-view"],)).graph) == ["view(x_1, [20])"]
+
+
+def test_product_with_zeros_is_left_alone():
+    graph = graph_of(lambda x: x * torch.zeros_like(x), torch.randn(4, 5))
+
+    assert rewrite(graph, (RULES["constant-operand"],)).applied == {}
+
+
+def test_difference_from_ones_is_told():
+    graph = graph_of(lambda x: torch.ones_like(x) - x, torch.randn(4, 5))
+    after = rewrite(graph, (RULES["constant-operand"],)).graph
+
+    assert formulas(after) == ["rsub.Scalar(x_1, 1)"]
+
+
 # ---- sizes ----
 
 
@@ -274,10 +336,104 @@ def test_size_is_read_from_an_argument():
 
     _, size = formulas(rewrite(graph, (rule,)).graph)
 
-    assert size == "mul(sym_size.int(x_1, 0), sym_size.int(x_1, 1))"
+    assert size == "sym_numel(x_1)"
+
+
+def test_size_is_computed_from_arguments():
+    graph = graph_of(lambda x: x[1:-1] * x.shape[0], torch.randn(7, 3), symbolic=True)
+    view = next(node for node in graph.nodes if node.target == aten.slice.Tensor)
+    size = Value(view, Maker(graph.output_node())).shape[0]
+    graph.output_node().args = ((view, size.node),)
+
+    _, size = formulas(rewrite(graph, (RULES["size-of-argument"],)).graph)
+
+    assert size == "sub(sym_size.int(x_1, 0), 2)"
+
+
+def test_arithmetic_of_sizes_is_shortened():
+    graph = graph_of(lambda x: x.chunk(2)[0].exp(), torch.randn(6), symbolic=True)
+    before = [node for node in graph.nodes if node.target is operator.add]
+
+    after = simplify(graph)
+
+    (size,) = [node for node in after.nodes if node.target is operator.floordiv]
+    assert len(before) == 1
+    assert [node.target for node in size.all_input_nodes] == [operator.add]
+    assert size.all_input_nodes[0].args[1] == 1
+
+
+def test_shortest_arithmetic_is_left_alone():
+    graph = graph_of(lambda x: x.new_zeros(x.shape[0] + 1), torch.randn(6), symbolic=True)
+
+    assert rewrite(graph, (RULES["size-arithmetic"],)).applied == {}
+
+
+def test_forward_reads_no_size_from_cotangents():
+    joint = joint_of(lambda x: x.chunk(2)[0].exp(), torch.randn(6), symbolic=True)
+
+    after = simplify(joint)
+
+    forward = [n for n in after.graph.nodes if n.op == "call_function" and phase_of(n) == FORWARD]
+    sources = {source.name for node in forward for source in node.all_input_nodes}
+    assert sources.isdisjoint(node.name for node in after.cotangents)
+
+
+def test_numbers_are_read_from_tensors():
+    graph = graph_of(
+        lambda x, y: (x * 2).view(-1) + y.view(-1), *torch.randn(2, 3, 4), symbolic=True
+    )
+    x = next(iter(graph.nodes))
+    total = x.meta["val"].numel()
+    with graph.inserting_before(x):
+        given = graph.placeholder("count")
+    given.meta["val"] = total
+    graph.output_node().args = ((x, given),)
+
+    after = sizes.read_numbers(graph, {given.name})
+
+    _, count = formulas(after)
+    assert [node.name for node in after.find_nodes(op="placeholder")] == ["x_1", "y_1"]
+    assert count == "sym_numel(x_1)"
+
+
+def test_unknown_number_stays_given():
+    graph = graph_of(lambda x: x * 2, torch.randn(3, 4), symbolic=True)
+    x = next(iter(graph.nodes))
+    with graph.inserting_before(x):
+        given = graph.placeholder("scale")
+    given.meta["val"] = 0.5
+    graph.output_node().args = ((x, given),)
+
+    after = sizes.read_numbers(graph, {given.name})
+
+    assert [node.name for node in after.find_nodes(op="placeholder")] == ["scale", "x_1"]
 
 
 def test_size_of_argument_is_left_alone():
     graph = graph_of(lambda x: x.expand(3, x.shape[0]), torch.randn(4), symbolic=True)
 
     assert rewrite(graph, (RULES["size-of-argument"],)).applied == {}
+
+
+def test_backward_reads_sizes_from_cotangents():
+    joint = traced("rms_norm", symbolic=True).joint
+
+    after = sizes.read_from_cotangents(joint)
+
+    assert "given_1" in [node.name for node in sources_of_sizes(joint)]
+    assert {node.name for node in sources_of_sizes(after)} == {"cotangents_1"}
+    assert_same_bits(run(after.graph, *row_of("rms_norm")), run(joint.graph, *row_of("rms_norm")))
+
+
+def test_forward_reads_sizes_from_inputs():
+    joint = joint_of(lambda x: x / x.shape[0], torch.randn(3, 4), symbolic=True)
+
+    after = sizes.read_from_cotangents(joint)
+
+    assert "given_1" in [node.name for node in sources_of_sizes(after)]
+
+
+def sources_of_sizes(joint):
+    """The placeholders whose sizes are used, in order."""
+    found = joint.graph.find_nodes(op="call_function", target=aten.sym_size.int)
+    return list(dict.fromkeys(node.args[0] for node in found if node.users))

@@ -47,6 +47,11 @@ def kept_negative(x):
 CASES = {
     # ---- zeros ----
     "negated-sum": Case(lambda x: (-x).sum(0), "neg(sum.dim_IntList(x, [0]))", kept_negative),
+    "opposite-difference": Case(
+        lambda x, y: (x - y).exp() * (y - x),
+        "mul.Tensor(exp(sub.Tensor(x, y)), neg(sub.Tensor(x, y)))",
+        lambda x, y: (x - y).exp() * (x.exp() - y),
+    ),
     "negated-product": Case(
         lambda a, d: (-a) @ d, "neg(mm(a, d))", lambda a, d: a @ d.exp(), FACTORS
     ),

@@ -1,5 +1,7 @@
 """How ops are written: each form, and that it computes what the op computes."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,19 +31,30 @@ FORMS = {
     "number in front": (lambda x: x * 2, "2 * x"),
     "negative number": (lambda x: x * -0.5, "-0.5 * x"),
     "whole number": (lambda x: x * 2.0 + 3.0, "2 * x + 3"),
-    "power of power": (lambda x: (x**2) ** 3, "(x ** 2) ** 3"),
-    "negative of power": (lambda x: -(x**2), "-x ** 2"),
+    "power of power": (lambda x: (x**2) ** 3, "(x**2) ** 3"),
+    "negative of power": (lambda x: -(x**2), "-x**2"),
     "power of negative": (lambda x: (-x) ** 2, "(-x) ** 2"),
     "negative of product": (lambda x, y: -(x * y), "-(x * y)"),
     "product of negative": (lambda x, y: (-x) * y, "-x * y"),
     "number minus": (lambda x: 1 - x, "1 - x"),
-    "number to the power": (lambda x: 2**x, "2 ** x"),
+    "number to the power": (lambda x: 2**x, "2**x"),
     "tensor to the power": (lambda x, y: x.abs() ** y, "x.abs() ** y"),
     "reciprocal": (lambda x: x.reciprocal(), "1 / x"),
     "comparison": (lambda x, y: (x > 0) & (y <= x), "(x > 0) & (y <= x)"),
     "inversion": (lambda x: ~(x > 0) | (x == 1), "~(x > 0) | (x == 1)"),
     "scaled sum": (lambda x, y: torch.add(x, y, alpha=2), "x.add(y, alpha=2)"),
-    "infinity": (lambda x: x * float("inf"), 'float("inf") * x'),
+    "infinity": (lambda x: x * float("inf"), "torch.inf * x"),
+    "minus infinity": (lambda x: x + float("-inf"), "x + -torch.inf"),
+    "not a number": (lambda x: x * float("nan"), "torch.nan * x"),
+    "root": (lambda x: x / math.sqrt(3), "x / 3**0.5"),
+    "inverse root": (lambda x: x * 5**-0.5, "5**-0.5 * x"),
+    "minus root": (lambda x: x * -math.sqrt(2), "-2**0.5 * x"),
+    "bell": (lambda x: x * math.sqrt(2 / math.pi), "(2 / torch.pi) ** 0.5 * x"),
+    "small number": (lambda x: x + 1e-5, "x + 1e-5"),
+    "large number": (lambda x: x * 1e22, "1e22 * x"),
+    "both": (lambda x, y: torch.logical_and(x > 0, y > 0), "(x > 0) & (y > 0)"),
+    "either": (lambda x, y: torch.logical_or(x > 0, y > 0), "(x > 0) | (y > 0)"),
+    "both numbers": (lambda x, y: torch.logical_and(x, y), "x.logical_and(y)"),
     "matrix product": (lambda x, y: x @ y.t(), "x @ y.T"),
     "batched product": (lambda c: torch.bmm(c, c.mT), "c @ c.mT"),
     "matrix by vector": (lambda x, v: x @ v, "x @ v"),
@@ -83,13 +96,31 @@ FORMS = {
     "running sum": (lambda x: x.cumsum(1), "x.cumsum(-1)"),
     "softmax": (lambda x: x.softmax(1), "x.softmax(-1)"),
     "log softmax": (lambda x: x.log_softmax(0), "x.log_softmax(0)"),
+    "values": (lambda x: x.max(1)[0], "x.max(-1).values"),
+    "places": (lambda x: x.topk(2)[1], "x.topk(2).indices"),
     # ---- masks ----
     "masked": (lambda x, m: x.masked_fill(m, 0), "x.masked_fill(m, 0)"),
     "where": (lambda m, x, y: torch.where(m, x, y), "torch.where(m, x, y)"),
     "where number": (lambda m, x: torch.where(m, x, 0.0), "torch.where(m, x, 0.0)"),
+    "lower bound": (lambda x: x.clamp(min=0.0), "x.clamp(min=0)"),
+    "upper bound": (lambda x: x.clamp(max=0.5), "x.clamp(max=0.5)"),
+    "both bounds": (lambda x: x.clamp(0, 6), "x.clamp(0, 6)"),
+    "sign": (lambda x: x.sgn(), "x.sign()"),
+    "complex sign": (lambda z: z.sgn(), "z.sgn()"),
+    "real part": (lambda z: torch.view_as_real(z)[..., 0], "z.real"),
+    "imaginary part": (lambda z: torch.view_as_real(z)[..., 1], "z.imag"),
     # ---- functions ----
     "method": (lambda x: x.exp().sin(), "x.exp().sin()"),
     "concatenation": (lambda x, y: torch.cat([x, y], 1), "torch.cat([x, y], -1)"),
+    "roll": (lambda x: x.roll(1, 0), "x.roll(1, 0)"),
+    "largest of blocks": (
+        lambda p: F.max_pool2d(p, 2, stride=1),
+        "torch.nn.functional.max_pool2d(p, 2, stride=1)",
+    ),
+    "means of blocks": (
+        lambda p: F.avg_pool2d(p, 2),
+        "torch.nn.functional.avg_pool2d(p, 2)",
+    ),
     "stack": (lambda x, y: torch.stack([x, y], 2), "torch.stack([x, y], -1)"),
     "gelu": (
         lambda x: F.gelu(x, approximate="tanh"),
@@ -134,12 +165,20 @@ FORMS = {
     "full": (lambda x: torch.full((4,), 2.5) * x, "x.new_full((4,), 2.5) * x"),
     "range": (lambda x: torch.arange(4) * x, "torch.arange(4, device=x.device) * x"),
     "cast": (lambda x: x.to(torch.float64), "x.to(torch.float64)"),
+    "dtype of an argument": (
+        lambda x, v: (x > 0).sum().to(torch.float32) * v,
+        "(x > 0).sum().to(x.dtype) * v",
+    ),
+    "identity": (
+        lambda x: torch.eye(4, dtype=torch.float32) + x[:1],
+        "torch.eye(4, dtype=x.dtype, device=x.device) + x[:1]",
+    ),
     "other dtype": (
         lambda x: torch.zeros(4, dtype=torch.float64) * x,
         "torch.zeros([4], dtype=torch.float64, device=x.device) * x",
     ),
 }
-VALUES = {"x": X, "y": Y, "v": V, "c": CUBE, "i": ROWS, "m": MASK}
+VALUES = {"t": torch.tensor([1, 0, 3]), "x": X, "y": Y, "v": V, "c": CUBE, "i": ROWS, "m": MASK}
 VALUES |= {"p": IMAGE, "k": KERNEL, "b": BIAS, "z": COMPLEX, "u": randn(2, 4, 5, 5)}
 
 
@@ -165,9 +204,36 @@ def test_op_has_its_form(name):
     assert_same_bits(listed(namespace["form"](*inputs)), run(graph, *inputs))
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((), "torch.nn.functional.nll_loss(x, t)"),
+        ((None, 2, -100), 'torch.nn.functional.nll_loss(x, t, reduction="sum")'),
+        ((None, 1, 2), "torch.nn.functional.nll_loss(x, t, ignore_index=2)"),
+    ],
+)
+def test_loss_of_classes_has_its_form(settings, expected):
+    inputs = X, torch.tensor([1, 0, 3])
+    graph = graph_of(lambda x, t: (x * 1, t + 0), *inputs)
+    x, t = graph.find_nodes(op="placeholder")
+    with graph.inserting_before(graph.output_node()):
+        loss = graph.call_function(aten.nll_loss.default, (x, t, *settings))
+    loss.meta["val"] = x.meta["val"].sum()
+    graph.output_node().args = ((loss,),)
+    names = {x: "x", t: "t"}
+
+    assert text_of(graph, names).returned == (expected,)
+    namespace = {"torch": torch}
+    exec(function_text(graph, "form", names), namespace)
+    assert_same_bits(listed(namespace["form"](*inputs)), run(graph, *inputs))
+
+
 # ---- symbolic sizes ----
 
 SIZES = {
+    "chunk": (lambda x: x.chunk(2, 1)[0], "x.chunk(2, -1)[0]"),
+    "power of size": (lambda x: x * x.shape[1] ** -0.5, "x.shape[1] ** -0.5 * x"),
+    "quotient of sizes": (lambda x: x * (2.0 / (x.shape[1] - 1.0)), "2 / (x.shape[1] - 1) * x"),
     "size": (lambda x: x / x.shape[0], "x / x.shape[0]"),
     "arithmetic": (lambda x: x * (2 * x.shape[0] + 1), "(2 * x.shape[0] + 1) * x"),
     "count": (lambda x: x / x.numel(), "x / x.numel()"),

@@ -22,6 +22,7 @@ from pullback.graph.simplify import (
     norms,
     numbers,
     order,
+    pieces,
     products,
     sizes,
     sums,
@@ -45,6 +46,7 @@ READABLE: Table = (
     *indexing.TABLE,
     *convolutions.TABLE,
     *zeros.TABLE,
+    *pieces.TABLE,
     *order.TABLE,
     *EXACT,
 )
@@ -58,6 +60,7 @@ def simplify(source: Source, table: Table = EXACT, *, across_phases: bool = Fals
         table: The rules, `EXACT` or `READABLE` or any others.
         across_phases: Whether backward may take over what forward computes (see `cse`).
     """
+    source = sizes.read_from_cotangents(source)
     while True:
         before = len(graph_of(source).nodes)
         source = cse(source, across_phases=across_phases)

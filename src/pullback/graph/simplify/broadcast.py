@@ -53,6 +53,23 @@ def expanded_twice(node: Value) -> Any:
     return inner.args[0].expand(shape)
 
 
+@rule(
+    "expanded-then-unsqueezed",
+    aten.unsqueeze.default,
+    why="a dimension of size one may be there before numbers are repeated along the others",
+)
+def expanded_then_unsqueezed(node: Value) -> Any:
+    """x.expand(n).unsqueeze(1) -> x.unsqueeze(1).expand(n, 1)"""
+    inner, dim = node.args
+    if not _is_expand(inner) or -1 in inner.args[1]:
+        return None
+    source, sizes = inner.args
+    dim = dim % (inner.dim() + 1)
+    behind = inner.dim() - dim  # how many dimensions follow the new one
+    narrow = source.unsqueeze(source.dim() - behind) if source.dim() > behind else source
+    return narrow.expand([*sizes[:dim], 1, *sizes[dim:]])
+
+
 def _is_expand(arg: Any) -> bool:
     return isinstance(arg, Value) and arg.target == aten.expand.default
 
@@ -71,4 +88,4 @@ def _sizes_of(node: Value, args: Any) -> Any:
     return None
 
 
-TABLE: Table = (expanded_operand, expanded_twice)
+TABLE: Table = (expanded_operand, expanded_twice, expanded_then_unsqueezed)

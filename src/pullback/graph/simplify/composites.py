@@ -12,23 +12,53 @@ from typing import Any
 import torch
 from torch import fx
 
+from pullback.graph.cost import hint_of
 from pullback.graph.rewrite import Formula, Rule
 from pullback.graph.values import Value, tensor_of
 
 WIDE = (torch.float32, torch.float64)
 
 
-def composite(op: Any, formula: Formula, *, why: str = "", is_late: bool = False) -> Rule:
-    """The rule that writes `op` out as `formula`, which takes the same arguments."""
+def composite(
+    op: Any, formula: Formula, *, why: str = "", is_late: bool = False, is_shaped: bool = False
+) -> Rule:
+    """The rule that writes `op` out as `formula`, which takes the same arguments.
+
+    Arguments:
+        op: The op.
+        formula: A function of the arguments of the op, or None where it has no formula for them.
+        why: Why it is right.
+        is_late: Whether the rule waits until no other applies.
+        is_shaped: Whether results have the shapes of those of the op where symbols do not tell:
+            that channels are so many groups of some is known to the op alone.
+    """
 
     def rewrite(node: Value) -> Any:
         if not is_wide(node.node):
             return None
-        return formula(*node.args, **node.kwargs)
+        results = formula(*node.args, **node.kwargs)
+        if is_shaped and results is not None:
+            for part in node.node.users:
+                _shape_like(part, results[part.args[1]])
+        return results
 
     name = str(op.name()).partition("::")[2].removesuffix(".default").replace("_", "-")
     reason = why or "the documented formula of the op; the kernel may round in another order"
     return Rule(name.strip("-"), reason, (op,), rewrite, is_late=is_late)
+
+
+def _shape_like(part: fx.Node, result: Any) -> None:
+    """Give a result the symbolic sizes of the node it stands for, if they agree in numbers."""
+    if not isinstance(result, Value):
+        return
+    before, after = tensor_of(part), tensor_of(result.node)
+    if before is not None and after is not None and _hints(before) == _hints(after):
+        result.node.meta["val"] = before
+
+
+def _hints(value: torch.Tensor) -> list[Any]:
+    sizes = [hint_of(size) for size in (*value.shape, *value.stride())]
+    return [*sizes, value.dtype, value.device]
 
 
 def is_wide(node: fx.Node) -> bool:

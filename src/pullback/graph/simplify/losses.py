@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from pullback.graph.rewrite import Table
 from pullback.graph.simplify.composites import composite
-from pullback.graph.values import aten, named
+from pullback.graph.values import Value, aten, named
 
 MEAN, SUM = 1, 2
 
@@ -65,12 +67,17 @@ def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> 
     """The loss, and the sum of the weights that it was divided by."""
     if weight is not None or x.dim() != 2:
         return None
-    skip, classes = chosen(target, ignored)
-    losses = (-x.gather(1, classes)).masked_fill(skip, 0)
+    loss = nll(x, target, reduction, ignored)
     if reduction not in (MEAN, SUM):
-        return losses.squeeze(1), x.new_zeros([])
-    count = named("count", target.ne(ignored).sum().to(x.dtype))
-    return losses.sum() / count if reduction == MEAN else losses.sum(), count
+        return loss, x.new_zeros([])
+    return loss, named("count", target.ne(ignored).sum()).to(x.dtype)
+
+
+def nll(x: Any, target: Any, reduction: int, ignored: int) -> Any:
+    """The loss by its own name: PyTorch gives the sum of the weights to its backward alone."""
+    if isinstance(x, Value):
+        return x.made(aten.nll_loss.default, target, None, reduction, ignored)
+    return torch.ops.aten.nll_loss(x, target, None, reduction, ignored)
 
 
 def nll_loss_backward(
@@ -83,7 +90,7 @@ def nll_loss_backward(
     g = g / count if reduction == MEAN else g
     g = g if reduction else g.unsqueeze(1)
     picked = x.new_zeros(x.shape).scatter(1, classes, -1.0)
-    return picked.masked_fill(skip, 0) * g
+    return named("picked", picked.masked_fill(skip, 0)) * g
 
 
 TABLE: Table = (

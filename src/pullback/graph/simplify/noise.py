@@ -9,9 +9,11 @@ from torch import fx
 
 from pullback.graph.cost import op_of
 from pullback.graph.rewrite import Table, rule
+from pullback.graph.simplify.composites import is_wide
 from pullback.graph.values import Value, aten, same, same_kind, same_layout, tensor_of
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+ONES = (aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
 VIEWS = (
     *RESHAPES,
     aten.t.default,
@@ -92,7 +94,7 @@ def round_trip(node: Value) -> Any:
 def view_of_view(node: Value) -> Any:
     """x.view(a).view(b) -> x.view(b)"""
     inner, shape = node.args
-    if inner.target not in RESHAPES or not inner.is_used_once:
+    if inner.target not in (*RESHAPES, *ONES) or not inner.is_used_once:
         return None
     return inner.args[0].made(node.target, shape)
 
@@ -108,6 +110,59 @@ def copied_view(node: Value) -> Any:
     if inner.target != aten.clone.default or not inner.is_used_once:
         return None
     return inner.args[0].made(aten.reshape.default, shape)
+
+
+@rule(
+    "swapped",
+    aten.permute.default,
+    why="a permutation that exchanges two dimensions is their transpose: the same view",
+)
+def swapped(node: Value) -> Any:
+    """x.permute(1, 0) -> x.t()"""
+    source, order = node.args
+    dims = [dim % source.dim() for dim in order]
+    moved = [place for place, dim in enumerate(dims) if place != dim]
+    if len(moved) != 2:
+        return None
+    if source.dim() == 2:
+        return source.t()
+    last = source.dim() - 1
+    return source.transpose(*((-2, -1) if moved == [last - 1, last] else moved))
+
+
+@rule(
+    "permuted-twice",
+    aten.permute.default,
+    why="two permutations, one after the other, are one: the same view",
+)
+def permuted_twice(node: Value) -> Any:
+    """x.permute(a).permute(b) -> x.permute(a[b])"""
+    inner, order = node.args
+    if inner.target != aten.permute.default or not inner.is_used_once:
+        return None
+    source, first = inner.args
+    return source.made(aten.permute.default, [first[dim] for dim in order])
+
+
+@rule(
+    "cast-count",
+    aten.div.Tensor,
+    aten.mul.Tensor,
+    why="an integer meets a floating-point number as one, cast before or by the op itself",
+)
+def cast_count(node: Value) -> Any:
+    """x / count.to(x.dtype) -> x / count, where the count is an integer"""
+    source, cast = node.args
+    if (
+        not isinstance(cast, Value)
+        or cast.target != aten._to_copy.default
+        or not is_wide(node.node)
+    ):
+        return None
+    count = cast.args[0]
+    if count.dtype.is_floating_point or count.dtype.is_complex or cast.dtype != source.dtype:
+        return None
+    return source.made(node.target, count)
 
 
 @rule(
@@ -157,6 +212,9 @@ TABLE: Table = (
     round_trip,
     view_of_view,
     copied_view,
+    swapped,
+    permuted_twice,
+    cast_count,
     whole_slice,
     zeros_like,
 )

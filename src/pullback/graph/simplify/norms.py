@@ -97,9 +97,51 @@ def per_channel(w: Any, x: Any) -> Any:
     return w if w is None else w.reshape([-1] + [1] * (x.dim() - 2))
 
 
+# ---- batch norm by the statistics of the batch ----
+
+
+def batch_norm(x: Any, w: Any, b: Any, training: bool, momentum: float, eps: float) -> Any:
+    """The output, and the mean and inverse deviation of each channel."""
+    if not training:
+        return None
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    mean = named("mean", x.mean(dims, keepdim=True))
+    rstd = named("rstd", (x.var(dims, correction=0, keepdim=True) + eps).rsqrt())
+    xhat = named("xhat", (x - mean) * rstd)
+    flat = mean.reshape([x.shape[1]]), rstd.reshape([x.shape[1]])
+    return scaled(xhat, per_channel(w, x), per_channel(b, x)), *flat
+
+
+def batch_norm_backward(
+    g: Any,
+    x: Any,
+    w: Any,
+    running_mean: Any,
+    running_var: Any,
+    mean: Any,
+    rstd: Any,
+    training: bool,
+    eps: float,
+    mask: Any,
+) -> Any:
+    """The gradients of x, w and b, as far as the mask asks for them."""
+    if not training:
+        return None
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    kept = [1, x.shape[1]] + [1] * (x.dim() - 2)
+    mean, rstd = mean.reshape(kept), rstd.reshape(kept)
+    xhat = named("xhat", (x - mean) * rstd)
+    grad_xhat = named("grad_xhat", g * per_channel(w, x)) if w is not None else g
+    grad_x = normalised_backward(grad_xhat, xhat, rstd, dims) if mask[0] else None
+    grad_w = (g * xhat).sum(dims) if mask[1] and w is not None else None
+    return grad_x, grad_w, g.sum(dims) if mask[2] else None
+
+
 TABLE: Table = (
     composite(aten.native_layer_norm.default, layer_norm),
     composite(aten.native_layer_norm_backward.default, layer_norm_backward),
-    composite(aten.native_group_norm.default, group_norm),
-    composite(aten.native_group_norm_backward.default, group_norm_backward),
+    composite(aten.native_group_norm.default, group_norm, is_shaped=True),
+    composite(aten.native_group_norm_backward.default, group_norm_backward, is_shaped=True),
+    composite(aten._native_batch_norm_legit.no_stats, batch_norm),
+    composite(aten.native_batch_norm_backward.default, batch_norm_backward),
 )

@@ -13,7 +13,7 @@ import torch
 from pullback.graph.cost import op_name
 from pullback.graph.patterns import number, tensors
 from pullback.graph.rewrite import Rule, Table, rule
-from pullback.graph.values import Value, aten, tensor_of
+from pullback.graph.values import Value, aten, same_kind, tensor_of
 
 (a,) = tensors("a")
 c = number("c")
@@ -51,7 +51,7 @@ def scalar_overload(node: Value) -> Any:
 
 
 FILLS = {
-    **dict.fromkeys(["full", "full_like"], 1),
+    **dict.fromkeys(["full", "full_like", "fill"], 1),
     **dict.fromkeys(["new_full"], 2),
     **dict.fromkeys(["scalar_tensor"], 0),
 }
@@ -87,17 +87,42 @@ def holds(dtype: torch.dtype, fill: float) -> bool:
     why="the op computes with the number as the tensor holds it, if the tensor did not round it",
 )
 def constant_operand(node: Value) -> Any:
-    """x * ones_like(x) -> x * 1"""
+    """x * ones_like(x) -> x * 1, and ones_like(x) - x -> 1 - x"""
     if node.kwargs or len(node.args) != 2 or not is_real(node):
         return None
     left, right = node.args
     if (fill := constant_of(right)) is not None and isinstance(left, Value):
-        return node.maker.call(node.target, left, fill) if holds(right.dtype, fill) else None
-    if node.target == aten.sub.Tensor or not isinstance(right, Value):
+        return node.maker.call(node.target, left, fill) if is_told(node, right, fill) else None
+    if not isinstance(right, Value):
         return None
-    if (fill := constant_of(left)) is None or not holds(left.dtype, fill):
+    if (fill := constant_of(left)) is None or not is_told(node, left, fill):
         return None
-    return node.maker.call(node.target, right, fill)
+    return fill - right if node.target == aten.sub.Tensor else right.made(node.target, fill)
+
+
+def is_told(node: Value, constant: Value, fill: float) -> bool:
+    """Whether a number says as much as the tensor that holds it.
+
+    A product with zeros is left as it is: it is zero but for infinities, and `0 * x` tells less
+    than the name that the user has for the zeros.
+    """
+    return holds(constant.dtype, fill) and not (fill == 0 and node.target == aten.mul.Tensor)
+
+
+@rule(
+    "constant-bound",
+    *(aten.clamp_min.Tensor, aten.clamp_max.Tensor, aten.maximum.default, aten.minimum.default),
+    why="a bound is compared as the tensor holds it: a number is rounded to the dtype just so",
+)
+def constant_bound(node: Value) -> Any:
+    """x.clamp_min(full_like(x, c)) -> x.clamp_min(c)"""
+    source, bound = node.args
+    fill = constant_of(bound)
+    # Of two zeros the larger is either, so that the sign of the result is left open.
+    if not fill or bound.dtype != source.dtype or not same_kind(source.val, node.val):
+        return None
+    is_least = node.target in (aten.clamp_min.Tensor, aten.maximum.default)
+    return source.made(aten.clamp_min.default if is_least else aten.clamp_max.default, fill)
 
 
 TABLE: Table = (
@@ -126,5 +151,12 @@ TABLE: Table = (
         when=is_negative_zero,
         why="x + (-0.0) is x. Not x + 0.0: that turns -0 into 0. Integers have one zero",
     ),
-    Rule.of("power-one", a**1, lambda a: a, why="`pow` copies when the exponent is 1"),
+    constant_bound,
+    Rule.of(
+        "power-one",
+        a**1,
+        lambda a: a,
+        why="`pow` copies when the exponent is 1",
+        keeps_strides=False,
+    ),
 )

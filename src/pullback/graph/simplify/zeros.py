@@ -6,14 +6,16 @@ A sum that cancels is +0 whichever way its terms are signed, so `-(a - b)` is -0
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import fx
 
+from pullback.graph.parts import phase_of
 from pullback.graph.patterns import call, number, tensors
 from pullback.graph.rewrite import Rule, Table, rule
 from pullback.graph.simplify.numbers import is_real
-from pullback.graph.values import Value, aten, same
+from pullback.graph.values import Value, aten, same, tensor_of, value_of
 
 a, b = tensors("a b")
 c = number("c")
@@ -28,6 +30,25 @@ def negated_sum(node: Value) -> Any:
     if inner.target != aten.neg.default or not inner.is_used_once:
         return None
     return -inner.args[0].made(node.target, *rest, **node.kwargs)
+
+
+@rule("opposite-difference", aten.sub.Tensor, why=CANCELS)
+def opposite_difference(node: Value) -> Any:
+    """b - a -> -(a - b), where a - b is there already, for this phase"""
+    a, b = node.args[0], node.args[1]
+    if node.kwargs or not isinstance(b, Value):
+        return None
+    for other in b.node.users:
+        is_opposite = other.target == aten.sub.Tensor and other.args == (b.node, a.node)
+        if is_opposite and not other.kwargs and other < node.node and _serves(other, node.node):
+            return -node.maker.wrap(other)
+    return None
+
+
+def _serves(earlier: fx.Node, node: fx.Node) -> bool:
+    """Whether `earlier` is needed in the phase of `node` anyway."""
+    calls = [user for user in earlier.users if user.op == "call_function"]
+    return phase_of(node) in {phase_of(user) for user in (earlier, *calls)}
 
 
 @rule("negated-product", aten.mm.default, aten.bmm.default, aten.matmul.default, why=CANCELS)
@@ -70,11 +91,11 @@ def slices_joined(node: Value) -> Any:
     if len(geometry) != 1:
         return None
     dim, step = geometry.pop()
-    size, slots = node.val.shape[dim], _slots(terms, 3)
-    if step != 1 or not _tile(list(slots), size):
+    slots = slots_of(terms, 3)
+    order = tiled(slots, node.val.shape[dim], dim)
+    if step != 1 or order is None:
         return None
-    parts = [_added(node, slots[slot]) for slot in sorted(slots)]
-    return node.maker.call(aten.cat.default, parts, dim)
+    return node.maker.call(aten.cat.default, [_added(node, slots[slot]) for slot in order], dim)
 
 
 @rule("selections-stacked", aten.add.Tensor, why=PUT)
@@ -85,7 +106,7 @@ def selections_stacked(node: Value) -> Any:
     if len(dims) != 1:
         return None
     dim = dims.pop()
-    size, slots = node.val.shape[dim], _slots(terms, 3, count=1)
+    size, slots = node.val.shape[dim], slots_of(terms, 3, count=1)
     if not isinstance(size, int) or set(slots) != {(i,) for i in range(size)}:
         return None
     parts = [_added(node, slots[slot]) for slot in sorted(slots)]
@@ -118,7 +139,7 @@ def _terms(node: fx.Node) -> Any:
             yield arg
 
 
-def _slots(terms: list[fx.Node], first: int, count: int = 2) -> dict[Any, list[fx.Node]]:
+def slots_of(terms: list[fx.Node], first: int, count: int = 2) -> dict[Any, list[fx.Node]]:
     """What is put at each place: the terms by their arguments from `first` on."""
     slots: dict[Any, list[fx.Node]] = {}
     for term in terms:
@@ -126,13 +147,25 @@ def _slots(terms: list[fx.Node], first: int, count: int = 2) -> dict[Any, list[f
     return slots
 
 
-def _tile(slots: list[Any], size: Any) -> bool:
-    """Whether slices, once in order, cover a dimension without gap or overlap."""
-    if not all(isinstance(edge, int) for edge in (size, *(e for slot in slots for e in slot))):
-        return False
-    edges = sorted((max(start, 0), min(end, size)) for start, end in slots)
-    starts, ends = [start for start, _ in edges], [end for _, end in edges]
-    return starts == [0, *ends[:-1]] and ends[-1] == size
+def tiled(slots: dict[Any, list[fx.Node]], size: Any, dim: int) -> list[Any] | None:
+    """Slices in the order in which they cover a dimension without gap or overlap, or None."""
+    order: list[Any] = []
+    reached: Any = 0
+    while len(order) < len(slots):
+        following = [slot for slot in slots if same(value_of(slot[0]), reached)]
+        if len(following) != 1 or following[0] in order:
+            return None
+        order += following
+        end = value_of(following[0][1])
+        reached = size if same(end, sys.maxsize) else end
+    parts = [tensor_of(_part(slots[slot][0])) for slot in order]
+    covered = sum(part.shape[dim] for part in parts if part is not None)
+    return order if same(covered, size) and len(parts) == len(order) else None
+
+
+def _part(node: fx.Node) -> Any:
+    """What a slice takes or gives: itself, or the gradient that is put in."""
+    return node if node.target == aten.slice.Tensor else node.args[0]
 
 
 def _added(node: Value, terms: list[fx.Node]) -> Value:
@@ -144,6 +177,7 @@ def _added(node: Value, terms: list[fx.Node]) -> Value:
 
 TABLE: Table = (
     negated_sum,
+    opposite_difference,
     negated_product,
     sum_of_one,
     slices_joined,

@@ -7,10 +7,16 @@ from torch import fx
 
 from pullback.errors import UnsupportedOpError
 from pullback.graph.cost import op_of
-from pullback.graph.spelling import calls, convolutions, operators, views
+from pullback.graph.spelling import calls, convolutions, operators, results, views
 from pullback.graph.spelling.expressions import Expression, Spellings, Writer
 
-TABLE: Spellings = {**operators.TABLE, **views.TABLE, **calls.TABLE, **convolutions.TABLE}
+TABLE: Spellings = {
+    **operators.TABLE,
+    **views.TABLE,
+    **calls.TABLE,
+    **convolutions.TABLE,
+    **results.TABLE,
+}
 
 
 def spell(writer: Writer, node: fx.Node) -> Expression:

@@ -13,6 +13,7 @@ from torch import fx
 
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.spelling.expressions import Expression, Spelling, Spellings, Text, Writer
+from pullback.graph.spelling.operators import plain
 from pullback.graph.spelling.views import rank
 from pullback.graph.values import aten, same_kind, tensor_of
 
@@ -81,16 +82,32 @@ def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]
         if isinstance(arg, bool) or kwargs:
             kwargs[slot.name] = arg
         else:
-            args.append(dims(node, arg) if slot.name in DIMS else arg)
+            args.append(dims(node, arg) if slot.name in DIMS else _alone(slot.name, arg))
     for key, arg in node.kwargs.items():
         if arg not in NOISE.get(key, ()) and not is_default(schema, key, arg):
-            kwargs[key] = writer.device(arg) if key == "device" else arg
+            kwargs[key] = _told(writer, key, arg)
     for place, slot in enumerate(schema):
         # `torch.binary_cross_entropy_with_logits` and its like have another default than the op.
         if slot.name == "reduction" and place >= len(args) and "reduction" not in kwargs:
             given = place < len(node.args)
             kwargs["reduction"] = node.args[place] if given else slot.default_value
     return args, kwargs
+
+
+def _told(writer: Writer, key: str, arg: Any) -> Any:
+    """A keyword, read from an argument where it is a property of one."""
+    return {"device": writer.device, "dtype": writer.dtype}.get(key, lambda told: told)(arg)
+
+
+SETTINGS = ("shifts", "kernel_size", "stride", "padding", "dilation", "output_size")
+"""Lists of numbers, one per dimension: a number alone stands for equal ones."""
+
+
+def _alone(name: str, arg: Any) -> Any:
+    is_list = name in SETTINGS and isinstance(arg, list | tuple) and len(arg) > 0
+    if not is_list or any(not isinstance(each, int) or each != arg[0] for each in arg):
+        return arg
+    return arg[0] if name != "shifts" or len(arg) == 1 else arg
 
 
 def last_meant(node: fx.Node) -> int:
@@ -178,17 +195,28 @@ def cast(writer: Writer, node: fx.Node) -> Expression | None:
         kwargs.pop("device", None)
     else:
         kwargs["device"] = writer.device(kwargs["device"])
+    if "dtype" in kwargs:
+        kwargs["dtype"] = writer.dtype(kwargs["dtype"])
     if kwargs.keys() == {"dtype"}:
         return writer.method(node.args[0], "to", kwargs["dtype"])
     return writer.method(node.args[0], "to" if kwargs else "clone", **kwargs)
 
 
-def split(writer: Writer, node: fx.Node) -> Expression | None:
-    """`x.split(4, -1)`, with one size or with all of them."""
-    source, sizes, *dim = node.args
-    if not isinstance(sizes, int | list | tuple):
-        return None
-    return writer.method(source, "split", sizes, *(last_as_minus_one(node, d) for d in dim))  # type: ignore[arg-type]
+def clamped(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.clamp(min=0)`: a bound alone goes by its name."""
+    source, low, high = [*plain(node), None, None][:3]
+    if node.target == aten.clamp_max.default:
+        low, high = None, low
+    if low is not None and high is not None:
+        return writer.method(source, "clamp", low, high)
+    return writer.method(source, "clamp", **({"max": high} if low is None else {"min": low}))
+
+
+def sign(writer: Writer, node: fx.Node) -> Expression | None:
+    """`x.sign()`, which for a real number is the same."""
+    value = tensor_of(node.args[0])
+    is_complex = value is None or value.is_complex()
+    return writer.method(node.args[0], "sgn" if is_complex else "sign")
 
 
 def created(writer: Writer, node: fx.Node) -> Expression | None:
@@ -220,6 +248,22 @@ def embedding(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.call(f"{FUNCTIONAL}.embedding", index, weight)
 
 
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def nll(writer: Writer, node: fx.Node) -> Expression | None:
+    """`torch.nn.functional.nll_loss(log_probs, labels, reduction="sum")`."""
+    args: list[Any] = [*node.args]
+    defaults: list[Any] = [None, 1, -100]
+    source, target, weight, reduction, ignored = [*args, *defaults[len(args) - 2 :]]
+    given: dict[str, Any] = {
+        **({} if weight is None else {"weight": weight}),
+        **({} if ignored == -100 else {"ignore_index": ignored}),
+        **({} if reduction == 1 else {"reduction": REDUCTIONS[reduction]}),
+    }
+    return writer.call(f"{FUNCTIONAL}.nll_loss", source, target, **given)
+
+
 def padded(writer: Writer, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.pad(x, (0, 4))`."""
     source, pads, *value = node.args
@@ -245,12 +289,14 @@ TABLE: Spellings = {
     aten._log_softmax.default: softmax("log_softmax"),
     aten.where.self: where,
     aten._to_copy.default: cast,
-    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), split),
     **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), created),
     **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created),
     aten.new_full.default: created,
     aten.embedding.default: embedding,
+    aten.nll_loss.default: nll,
     aten.constant_pad_nd.default: padded,
+    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), clamped),
+    aten.sgn.default: sign,
     **{
         getattr(aten, name).default: activation(name, most)
         for most, names in {

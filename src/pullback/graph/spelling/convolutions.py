@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from operator import getitem
 from typing import Any
 
 from torch import fx
 
 from pullback.graph.spelling.expressions import Expression, Spellings, Text, Writer
-from pullback.graph.spelling.views import element, rank
+from pullback.graph.spelling.views import rank
 from pullback.graph.values import aten, tensor_of
 
 
@@ -30,12 +29,12 @@ def gradient(writer: Writer, node: fx.Node) -> Expression | None:
     source: Any = node.args[0]
     index: Any = node.args[1]
     if not isinstance(source, fx.Node) or source.target != aten.convolution_backward.default:
-        return element(writer, node)
+        return None
     g, x, w, _, stride, padding, dilation, is_transposed, _, groups, mask = source.args
     count = rank(w) - 2
     is_plain = not is_transposed and count in (1, 2, 3) and index < 2
     if not is_plain or list(mask).count(True) != 1:  # type: ignore[arg-type]
-        return element(writer, node)
+        return None
     kwargs = settings(stride, padding, dilation, groups, [0])
     if index == 0:
         shape = Text(f"{writer.arg(x)}.shape") if is_name(writer, x) else sizes(x)
@@ -73,4 +72,4 @@ def uniform(arg: Any) -> Any:
     return arg[0] if is_uniform else arg
 
 
-TABLE: Spellings = {aten.convolution.default: convolution, getitem: gradient}
+TABLE: Spellings = {aten.convolution.default: convolution}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,8 +65,7 @@ class Writer:
             return Expression(text, size=sum(part.size for part in parts))
         if isinstance(arg, torch.SymInt):
             return Expression(self.size(arg), PRODUCT)
-        text = _literal(arg)
-        return Expression(text, SIGN if text.startswith("-") else ATOM, size=0)
+        return _constant(arg)
 
     def size(self, size: Any) -> str:
         """A symbolic size, read from the argument that has it."""
@@ -114,6 +114,15 @@ class Writer:
         inner = self.expression(owner)
         return Expression(inner.within(ATOM) + suffix, ATOM, inner.size + 1)
 
+    def dtype(self, dtype: Any) -> Any:
+        """`x.dtype` where an argument has a dtype that is not the same for every call."""
+        if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
+            for node in self.placeholders:
+                value = tensor_of(node)
+                if value is not None and value.dtype == dtype:
+                    return Text(f"{self.names[node]}.dtype")
+        return dtype
+
     def device(self, device: Any) -> Any:
         """`x.device` where an argument is on the device, else the device itself."""
         for node in self.placeholders:
@@ -135,8 +144,38 @@ def _listed(arg: Any, items: list[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
+def _constant(arg: Any) -> Expression:
+    """A literal, or the formula that a number is known by: `2**0.5`."""
+    if isinstance(arg, float):
+        if abs(arg) in KNOWN:
+            sign, level = ("-", SIGN) if arg < 0 else ("", POWER)
+            return Expression(f"{sign}{KNOWN[abs(arg)]}", level, size=0)
+        if not math.isfinite(arg):
+            text = f"{'-' if arg < 0 else ''}torch.{'nan' if math.isnan(arg) else 'inf'}"
+            return Expression(text, SIGN if arg < 0 else ATOM, size=0)
+    text = _literal(arg)
+    return Expression(text, SIGN if text.startswith("-") else ATOM, size=0)
+
+
+def _known() -> dict[float, str]:
+    """Numbers that are roots, and how they are written so that Python gives the same bits."""
+    roots = {f"{n}**0.5": n**0.5 for n in range(2, 4097) if math.isqrt(n) ** 2 != n}
+    inverse = {f"{n}**-0.5": n**-0.5 for n in range(2, 4097) if math.isqrt(n) ** 2 != n}
+    bells = {
+        "(2 / torch.pi) ** 0.5": (2 / math.pi) ** 0.5,
+        "torch.pi**-0.5": math.pi**-0.5,
+        "(2 * torch.pi) ** -0.5": (2 * math.pi) ** -0.5,
+    }
+    return {number: text for text, number in {**inverse, **roots, **bells}.items()}
+
+
+KNOWN = _known()
+
+
 def _literal(arg: Any) -> str:
-    if isinstance(arg, float) and not math.isfinite(arg):
+    if isinstance(arg, float) and math.isfinite(arg):
+        return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].strip("+") + m[2], repr(arg))
+    if isinstance(arg, float):
         return f'float("{arg}")'
     if isinstance(arg, complex) and not (math.isfinite(arg.real) and math.isfinite(arg.imag)):
         return f"complex({_literal(arg.real)}, {_literal(arg.imag)})"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from typing import Any
 
+import torch
 from torch import fx
 
 from pullback.graph.spelling.expressions import (
@@ -45,9 +47,13 @@ def infix(sign: str, level: int) -> Spelling:
 def plain(node: fx.Node) -> list[Any]:
     """The arguments, with `2` for `2.0` where the result is floating point anyway."""
     tensors = [value for arg in node.args if (value := tensor_of(arg)) is not None]
-    if not any(value.is_floating_point() for value in tensors):
+    is_number = not tensors and node.target in NUMBERS and _computes_in_float(node)
+    if not is_number and not any(value.is_floating_point() for value in tensors):
         return list(node.args)
     return list(map(_shortened, node.args))
+
+
+NUMBERS = (operator.add, operator.sub, operator.mul, operator.truediv)
 
 
 def _shortened(arg: Any) -> Any:
@@ -94,10 +100,45 @@ def inverted(writer: Writer, node: fx.Node) -> Expression | None:
 
 
 def power(writer: Writer, node: fx.Node) -> Expression | None:
-    """`x ** 3`, which binds its left operand more tightly than its right one."""
+    """`x**3`, which binds its left operand more tightly than its right one."""
     base, exponent = map(writer.expression, plain(node))
-    text = f"{base.within(POWER + 1)} ** {exponent.within(POWER)}"
+    left, right = base.within(POWER + 1), exponent.within(SIGN)
+    is_simple = all(re.fullmatch(r"-?[\w.]+", text) for text in (left, right))
+    text = f"{left}**{right}" if is_simple else f"{left} ** {right}"
     return Expression(text, POWER, base.size + exponent.size + 1)
+
+
+def both(sign: str, level: int) -> Spelling:
+    """`mask & other`, of booleans."""
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        values = list(map(tensor_of, node.args))
+        if any(value is None or value.dtype != torch.bool for value in values):
+            return None
+        return joined(writer, sign, level, *node.args)
+
+    return spell
+
+
+def as_float(writer: Writer, node: fx.Node) -> Expression | None:
+    """The size itself where it becomes floating point anyway."""
+    return writer.expression(node.args[0]) if floats_anyway(node) else None
+
+
+def floats_anyway(node: fx.Node) -> bool:
+    """Whether all that uses a number computes in floating point, whatever the number is."""
+    return all(_computes_in_float(user) for user in node.users)
+
+
+def _computes_in_float(node: fx.Node) -> bool:
+    if node.target is operator.truediv:
+        return True
+    if node.target is operator.pow and isinstance(node.args[1], float):
+        return not node.args[1].is_integer()
+    if node.target in (operator.add, operator.sub, operator.mul):
+        return floats_anyway(node)
+    values = [value for arg in node.args if (value := tensor_of(arg)) is not None]
+    return any(value.is_floating_point() for value in values)
 
 
 def reciprocal(writer: Writer, node: fx.Node) -> Expression | None:
@@ -129,6 +170,8 @@ TABLE: Spellings = {
     aten.bitwise_and.Tensor: infix("&", AND),
     aten.bitwise_or.Tensor: infix("|", OR),
     aten.bitwise_not.default: inverted,
+    aten.logical_and.default: both("&", AND),
+    aten.logical_or.default: both("|", OR),
     **{
         op: comparison(sign)
         for name, sign in {
@@ -154,6 +197,7 @@ TABLE: Spellings = {
     operator.mod: infix("%", PRODUCT),
     operator.neg: negative,
     operator.pow: power,
+    torch.sym_float: as_float,
     operator.and_: infix("&", AND),
     operator.or_: infix("|", OR),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from operator import getitem
 from typing import Any
 
 from torch import fx
@@ -82,28 +81,51 @@ def permuted(writer: Writer, node: fx.Node) -> Expression | None:
 # ---- brackets ----
 
 
-def bracketed(writer: Writer, source: Any, dim: int, index: str) -> Expression | None:
-    """`x[index]`, `x[:, index]`, or `x[..., index]` for the last of many dimensions."""
+def bracket(source: Any, dim: Any, index: str) -> str:
+    """`[index]`, `[:, index]`, or `[..., index]` for the last of many dimensions."""
     dims = rank(source)
     dim = dim % dims
     before = "..., " if dim == dims - 1 and dims > 2 else ":, " * dim
-    return writer.attribute(source, f"[{before}{index}]")
+    return f"[{before}{index}]"
 
 
 def selected(writer: Writer, node: fx.Node) -> Expression | None:
-    """`x[:, 0]`."""
+    """`x[:, 0]`, and `z.real` for what is the real part of a complex number."""
     source, dim, index = node.args
-    return bracketed(writer, source, dim, writer.arg(index))  # type: ignore[arg-type]
+    is_part = isinstance(source, fx.Node) and source.target == aten.view_as_real.default
+    if is_part and dim in (-1, rank(source) - 1) and index in (0, 1):
+        return writer.attribute(source.args[0], ".imag" if index else ".real")  # type: ignore[union-attr]
+    return writer.attribute(source, bracket(source, dim, writer.arg(index)))
 
 
 def sliced(writer: Writer, node: fx.Node) -> Expression | None:
     """`x[:, 1:3]`."""
     given: list[Any] = list(node.args)
     source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
+    return writer.attribute(source, bracket(source, dim, stretch(writer, node, start, end, step)))
+
+
+def stretch(writer: Writer, node: fx.Node, start: Any, end: Any, step: Any) -> str:
+    """`1:3`, with nothing where a slice begins or ends with the dimension."""
+    dim: Any = node.args[1] if node.target == aten.slice.Tensor else node.args[2]
     first = "" if start in (0, None) else writer.arg(start)
-    last = "" if end in (sys.maxsize, None) or ends(source, dim, end) else writer.arg(end)
+    last = "" if end in (sys.maxsize, None) or ends(node.args[0], dim, end) else writer.arg(end)
     pace = "" if step == 1 else f":{writer.arg(step)}"
-    return bracketed(writer, source, dim, f"{first}:{last}{pace}")
+    return f"{first}:{last}{pace}"
+
+
+def assigned(writer: Writer, name: str, node: fx.Node) -> str:
+    """`name[:, 0] = part`, for a scatter into a tensor of that name."""
+    given: list[Any] = list(node.args)
+    if node.target == aten.select_scatter.default:
+        base, part, dim, index = given
+        place = bracket(base, dim, writer.arg(index))
+    else:
+        base, part, dim, start, end, step = given + [0, None, None, 1][len(given) - 2 :]
+        place = bracket(base, dim, stretch(writer, node, start, end, step))
+    if part in writer.inlined and part.target == aten.expand.default:
+        part = part.args[0]  # an assignment broadcasts
+    return f"{name}{place} = {writer.arg(part)}"
 
 
 def ends(source: Any, dim: Any, end: Any) -> bool:
@@ -156,5 +178,4 @@ TABLE: Spellings = {
     aten.index_put.default: put,
     aten.sym_size.int: size,
     aten.sym_numel.default: count,
-    getitem: element,
 }

@@ -1,6 +1,6 @@
 def fused_layer_norm(x, w, b, grad_out):
     mean = x.mean(-1, keepdim=True)
-    rstd = (x.var(-1, correction=0, keepdim=True) + 1e-05).rsqrt()
+    rstd = (x.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
     xhat = (x - mean) * rstd
     out = xhat * w + b
     grad_xhat = grad_out * w

@@ -4,5 +4,5 @@ def my_activation(x, grad_out):
     rsqrt = (exp_x + 1).rsqrt()
     out = s * rsqrt
     grad_s = grad_out * rsqrt
-    grad_x = grad_s * (1 - s) * s - 0.5 * (grad_out * s) * rsqrt ** 3 * exp_x
+    grad_x = grad_s * (1 - s) * s - 0.5 * (grad_out * s) * rsqrt**3 * exp_x
     return out, grad_x

@@ -1,0 +1,109 @@
+"""A call with a time limit that holds wherever the call is, on every thread.
+
+sympy takes seconds or hours, and nobody can say beforehand. A call runs on a thread of its own, and
+when its time is over an exception is raised inside that thread, whatever it is doing in Python.
+Nothing of it is left then, but for a call that sits in C: that one ends when C returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_PATIENCE = 1.0  # seconds given to a stopped call to come to its end
+_AGAIN = 0.1  # seconds after which it is told again: code may catch what it is told
+
+
+class TimeLimitError(Exception):
+    """A call took longer than it may."""
+
+
+class _Stop(BaseException):
+    """Raised inside a call whose time is over; no `except Exception` holds it up."""
+
+
+def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
+    """What `function(*args)` returns or raises, or `TimeLimitError` after `seconds`."""
+    if seconds <= 0:
+        raise TimeLimitError
+    call = _Call(lambda: function(*args))
+    call.thread.start()
+    try:
+        is_in_time = call.wait(seconds)
+    finally:
+        call.stop()
+    if not is_in_time:
+        raise TimeLimitError
+    if call.error is not None:
+        raise call.error
+    return call.result
+
+
+class _Call(Generic[T]):
+    """One call on its own thread."""
+
+    result: T
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function = function
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.lock = threading.Lock()
+        self.error: BaseException | None = None
+        self.has_result = self.is_over = self.is_stopped = False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, in short steps, so that this thread can be stopped as well.
+
+        Whether it came: what a call gives after it was told to stop does not count.
+        """
+        end = time.monotonic() + seconds
+        while self.thread.is_alive() and time.monotonic() < end:
+            self.thread.join(min(_AGAIN, max(end - time.monotonic(), 0)))
+        return not self.thread.is_alive()
+
+    def stop(self) -> None:
+        """End the call if it is still under way."""
+        self.is_stopped = True
+        end = time.monotonic() + _PATIENCE
+        while self.thread.is_alive() and time.monotonic() < end:
+            with self.lock:
+                if not self.is_over:
+                    _raise_in(self.thread, _Stop)
+            self.thread.join(_AGAIN)
+
+    def _run(self) -> None:
+        # Stopped anywhere in this loop, it comes round again and ends: nothing is ever printed.
+        while not self.is_over:
+            try:
+                if not (self.has_result or self.error or self.is_stopped):
+                    self._keep()
+                with self.lock:
+                    self.is_over = True
+                for _ in range(100):  # what was raised before is raised here, at a jump
+                    pass
+            except _Stop:
+                pass
+
+    def _keep(self) -> None:
+        try:
+            self.result = self.function()
+            self.has_result = True
+        except _Stop:
+            raise
+        except BaseException as error:
+            self.error = error
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise `error` in `thread` at its next step in Python.
+
+    Never call this with None, to take an exception back: Python (3.11) then keeps looking for an
+    exception that is not there, ten times slower, for the rest of its days.
+    """
+    place = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(place, ctypes.py_object(error))

@@ -1,0 +1,93 @@
+"""Run a hand-written backward that returns gradients of shapes the engine would refuse.
+
+A Function is run under a subclass of itself, whose backward hands each such gradient to someone
+who knows what to make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from pullback.function.signature import signature_of
+from pullback.function.slots import new_class, no_vjp
+
+Fit = Callable[[int, Tensor, Sequence[Any]], Tensor]
+"""What to make of a gradient whose shape does not fit: from its position, itself and the shape."""
+
+
+def make_fitted(
+    target: Any,
+    fit: Fit,
+    *,
+    note: Callable[[Any], None] | None = None,
+    order: Mapping[int, int] | None = None,
+) -> Callable[..., Any]:
+    """`target.apply`, with `fit` called for each gradient whose shape the engine would refuse.
+
+    Arguments:
+        target: The user's Function.
+        fit: What to make of such a gradient.
+        note: Called with the context of each backward.
+        order: For positions whose gradients are returned elsewhere, where.
+    """
+    shapes: list[Any] = []
+    key = "backward" if target.vjp is no_vjp else "vjp"
+    backward = getattr(target, key)
+
+    def fitting(ctx: Any, *cotangents: Any) -> Any:
+        if note is not None:
+            note(ctx)
+        returned = _reordered(backward(ctx, *cotangents), order or {})
+        return _fitted(target, returned, partial(_fit_one, fit, shapes))
+
+    fitting.__name__ = key
+    space = {key: staticmethod(fitting), "__module__": target.__module__}
+    twin = new_class(target.__name__, target, space)
+
+    def apply(*args: Any) -> Any:
+        shapes[:] = [arg.shape if isinstance(arg, Tensor) else None for arg in args]
+        return twin.apply(*args)
+
+    return apply
+
+
+def _reordered(returned: Any, order: Mapping[int, int]) -> Any:
+    if not order or not isinstance(returned, (tuple, list)):
+        return returned
+    return tuple(returned[order.get(position, position)] for position in range(len(returned)))
+
+
+def _fitted(target: Any, returned: Any, fit: Callable[[int, Any], Any]) -> Any:
+    if isinstance(returned, Mapping):
+        names = signature_of(target).names
+        return {
+            name: fit(names.index(name), gradient) if name in names else gradient
+            for name, gradient in returned.items()
+        }
+    if isinstance(returned, (tuple, list)):
+        return tuple(fit(position, gradient) for position, gradient in enumerate(returned))
+    return fit(0, returned)
+
+
+def _fit_one(fit: Fit, shapes: Sequence[Any], position: int, gradient: Any) -> Any:
+    shape = shapes[position] if position < len(shapes) else None
+    if shape is None or not isinstance(gradient, Tensor) or fits(gradient.shape, shape):
+        return gradient
+    return fit(position, gradient, shape)
+
+
+def fits(shape: Sequence[Any], target: Sequence[Any]) -> bool:
+    """Whether the engine takes a gradient of this shape: one that sums down to `target`."""
+    if len(shape) < len(target):
+        return False
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return all(have == want or want == 1 for have, want in pairs)
+
+
+def zeros(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:
+    """Zeros in the place of a gradient of unfit shape."""
+    return gradient.new_zeros(tuple(shape))

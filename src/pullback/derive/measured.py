@@ -1,0 +1,123 @@
+"""One trial: what went in, the gradients that came out, and where they are wrong.
+
+Two gradients are the same if they differ by no more than rounding: relative to each element, and
+to the largest one. Where PyTorch's own derivative is not finite, nothing is judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+# How far two gradients may be apart: relative to an element, and to the largest one.
+_EXACT, _ROUGH = (1e-6, 1e-9), (1e-2, 1e-3)
+PRECISE = (torch.float64, torch.complex128)
+
+LARGE = 4096
+"""More numbers than these in the inputs of a trial are too many to try hundreds of edits on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measure:
+    """A gradient that is right, and how far from it another may be.
+
+    Where PyTorch's own derivative is not finite, nothing is `known`, and nothing is judged.
+    """
+
+    expected: Tensor
+    known: Tensor
+    allowed: Tensor
+
+    def differs(self, got: Tensor) -> Tensor:
+        """Where a gradient of the same shape is wrong."""
+        return self.known & ~((got - self.expected).abs() <= self.allowed)
+
+    def fits(self, got: object) -> bool:
+        """Whether a gradient is right everywhere."""
+        if not isinstance(got, Tensor) or got.shape != self.expected.shape:
+            return False
+        return not bool(self.differs(got).any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """One run of both: what went in, and the gradients of the inputs that need one.
+
+    `got` is what the user's backward returned, in the shape it has there; `number` is the state
+    of the random numbers; `is_rough` says that less than double precision was computed in.
+    """
+
+    number: int
+    tensors: tuple[Tensor, ...]
+    cotangents: tuple[Tensor, ...]
+    expected: tuple[Tensor | None, ...]
+    got: tuple[Tensor | None, ...]
+    is_rough: bool = False
+    _wrong: dict[int, Tensor] = field(default_factory=dict)
+
+    def wrong(self, place: int) -> Tensor:
+        """Where the gradient at `place` is wrong, as a mask of the shape of its input."""
+        if place not in self._wrong:
+            self._wrong[place] = self.differs(*self.pair(place))
+        return self._wrong[place]
+
+    def is_wrong(self, place: int) -> bool:
+        """Whether the gradient at `place` is wrong anywhere."""
+        return place in self.misfits or bool(self.wrong(place).any())
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the inputs."""
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are too many numbers to try hundreds of edits on."""
+        return sum(tensor.numel() for tensor in self.tensors) > LARGE
+
+    @property
+    def misfits(self) -> set[int]:
+        """The places of the gradients that have not the shape of their inputs."""
+        pairs = enumerate(zip(self.expected, self.got, strict=True))
+        both = ((place, e, g) for place, (e, g) in pairs if e is not None and g is not None)
+        return {place for place, e, g in both if e.shape != g.shape}
+
+    def pair(self, place: int) -> tuple[Tensor, Tensor]:
+        """Both gradients at `place`, with zeros for None; those of unlike shapes stay so."""
+        expected, got = self.expected[place], self.got[place]
+        like = expected if expected is not None else got
+        if like is None:
+            return torch.zeros(()), torch.zeros(())
+        zeros = torch.zeros_like(like)
+        return (zeros if expected is None else expected), (zeros if got is None else got)
+
+    def worst(self, place: int) -> tuple[int, ...]:
+        """The index of the element that is off by most; what is not finite is worst of all."""
+        expected, got = self.pair(place)
+        apart = torch.where(torch.isfinite(got), (got - expected).abs(), torch.inf)
+        flat = torch.where(self.wrong(place), apart, -1.0).argmax()
+        return tuple(int(i) for i in torch.unravel_index(flat, apart.shape))
+
+    def differs(self, expected: Tensor, got: Tensor) -> Tensor:
+        """Where `got` differs from `expected`, by more than rounding."""
+        if expected.shape != got.shape:
+            return torch.ones(expected.shape, dtype=torch.bool, device=expected.device)
+        return self.measure(expected).differs(got)
+
+    def measure(self, expected: Tensor) -> Measure:
+        """What a gradient is measured by, in this trial."""
+        is_exact = expected.dtype in PRECISE and not self.is_rough
+        relative, absolute = _EXACT if is_exact else _ROUGH
+        size = expected.abs().nan_to_num(0, 0, 0)
+        driven = max((float(c.abs().max()) for c in self.cotangents if c.numel()), default=0.0)
+        floor = absolute * float(size.max() if size.numel() else 0) + 1e-3 * absolute * driven
+        return Measure(expected, torch.isfinite(expected), relative * size + floor)
+
+    def agrees(self, expected: Tensor | None, got: Tensor | None) -> bool:
+        """Whether two gradients are the same; None is as good as zeros."""
+        if expected is None or got is None:
+            known = expected if expected is not None else got
+            return known is None or self.agrees(torch.zeros_like(known), known)
+        return expected.shape == got.shape and not bool(self.differs(expected, got).any())

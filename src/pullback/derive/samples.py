@@ -1,0 +1,138 @@
+"""Fresh inputs like given ones: other values of the same kind, and other sizes that fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pullback.capture.fake import numbers_of, resized
+from pullback.capture.joint import Capture
+from pullback.graph.cost import op_name, op_of
+from pullback.graph.parts import calls
+
+Shapes = list[tuple[int, ...]]
+
+# ---- values ----
+
+
+def near(tensor: Tensor, seed: int) -> Tensor:
+    """`tensor` with each element moved by up to a tenth of itself: what was valid stays valid.
+
+    A tensor of zeros says nothing about what is valid, and becomes one of normal numbers.
+    """
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor
+    if not bool(tensor.any()):
+        return normal(tensor, seed)
+    noise = torch.rand(tensor.shape, generator=_generator(tensor, seed), device=tensor.device)
+    return (tensor.detach() * (1 + 0.2 * (noise - 0.5))).to(tensor.dtype)
+
+
+def drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+    """A tensor of some shape, its elements drawn from those of `tensor` and moved a little."""
+    flat = tensor.detach().reshape(-1)
+    flat = flat if flat.numel() else tensor.new_ones(1)
+    generator = _generator(tensor, seed)
+    count = math.prod(shape)
+    picks = torch.randint(flat.numel(), (count,), generator=generator, device=tensor.device)
+    return near(flat[picks].reshape(tuple(shape)), seed)
+
+
+def normal(like: Tensor, seed: int) -> Tensor:
+    """Normal numbers in the shape of `like`."""
+    generator = _generator(like, seed)
+    return torch.randn(like.shape, dtype=like.dtype, generator=generator, device=like.device)
+
+
+def _generator(tensor: Tensor, seed: int) -> torch.Generator:
+    return torch.Generator(tensor.device).manual_seed(seed)
+
+
+# ---- sizes ----
+
+
+def other_shapes(
+    captured: Capture, own: Sequence[Tensor], resize: Callable[[int], int]
+) -> Shapes | None:
+    """The shapes of the arguments with other sizes, as far as they are free; None if none is."""
+    values = [node.meta["val"].shape for node in captured.joint.inputs]
+    shapes = resized(values[: len(own)], values[len(own) :], resize)
+    return shapes if shapes != [tuple(tensor.shape) for tensor in own] else None
+
+
+def unlike_shapes(captured: Capture, own: Sequence[Tensor]) -> Shapes | None:
+    """The shapes of the arguments, with sizes apart that are equal by chance; None if there are
+    none.
+
+    Of square examples alone nobody can tell the number of rows from that of columns.
+    """
+    shapes = [tuple(tensor.shape) for tensor in own]
+    if not _checks_sizes(captured):
+        return None
+    changed = False
+    for step, spots in enumerate(_alike(shapes), start=1):
+        wish = _grown(shapes, spots, step)
+        if wish is not None and captured.serves(_blank(own, wish)):
+            shapes, changed = wish, True
+    return shapes if changed else None
+
+
+Spot = tuple[int, int]
+"""One size: the tensor it belongs to, and the dimension."""
+
+
+def _alike(shapes: Shapes) -> Iterator[list[Spot]]:
+    """Sizes to move away from others that they equal: each by itself, then by dimension."""
+    spots = [(i, d) for i, shape in enumerate(shapes) for d in range(len(shape))]
+    sizes = [shapes[i][d] for i, d in spots]
+    alike = [spot for spot, size in zip(spots, sizes, strict=True) if sizes.count(size) > 1]
+    yield from ([spot] for spot in alike)
+    for end in sorted({d - len(shapes[i]) for i, d in alike}):
+        yield [(i, d) for i, d in alike if d - len(shapes[i]) == end]
+
+
+def _grown(shapes: Shapes, spots: Sequence[Spot], step: int) -> Shapes | None:
+    """`shapes` with some sizes larger; None if these are no longer equal to any other."""
+    taken = {size for shape in shapes for size in shape}
+    olds = {shapes[i][d] for i, d in spots}
+    count = sum(shape.count(old) for shape in shapes for old in olds)
+    if len(olds) != 1 or count <= len(spots):
+        return None
+    new = max(taken) + step
+    rows = [list(shape) for shape in shapes]
+    for i, d in spots:
+        rows[i][d] = new
+    return [tuple(row) for row in rows]
+
+
+def _blank(own: Sequence[Tensor], shapes: Shapes) -> list[Tensor]:
+    return [tensor.new_zeros(shape) for tensor, shape in zip(own, shapes, strict=True)]
+
+
+def _checks_sizes(captured: Capture) -> bool:
+    """Whether every op refuses sizes that do not fit.
+
+    Some kernels of attention go by them without looking, and a custom op may.
+    """
+    ops = [node for node in calls(captured.joint.graph) if op_of(node) is not None]
+    names = [op_name(node) for node in ops]
+    plain = all(str(node.target).startswith(("aten.", "prims.")) for node in ops)
+    return plain and not any("attention" in name for name in names)
+
+
+def small_sizes(captured: Capture) -> Iterator[Callable[[int], int]]:
+    """Ways to make large sizes small: as different as they are, and as divisible."""
+    values = [node.meta["val"].shape for node in captured.joint.inputs]
+    large = sorted({size for shape in values for size in numbers_of(shape) if size > 8})
+    yield lambda size: 9 + large.index(size) if size in large else size
+    yield _halved
+
+
+def _halved(size: int) -> int:
+    """A size halved until it is small or odd, which keeps what divides it in two."""
+    while size > 8 and size % 2 == 0:
+        size //= 2
+    return size

@@ -1,0 +1,161 @@
+"""`state_around` is another value as soon as something changes that a program reads."""
+
+import functools
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from pullback.capture.around import state_around
+
+FACTOR = 2.0
+
+
+def by_global(x):
+    return x * FACTOR
+
+
+def helper(x):
+    return x * FACTOR
+
+
+def by_helper(x):
+    return helper(x)
+
+
+def by_inner_function(x):
+    return (lambda y: y * FACTOR)(x)
+
+
+@pytest.mark.parametrize("program", [by_global, by_helper, by_inner_function])
+def test_global_that_is_bound_anew_is_seen(program, monkeypatch):
+    before = state_around(program)
+    again = state_around(program)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+
+    assert again == before
+    assert hash(again) == hash(before)
+    assert state_around(program) != before
+
+
+def closing_over(value):
+    def program(x):
+        return x * value
+
+    def bind(new):
+        nonlocal value
+        value = new
+
+    return program, bind
+
+
+VALUES = [
+    (1.0, 2.0),
+    (0.0, -0.0),
+    (1, True),
+    (torch.ones(2), torch.ones(2)),
+    ([1, 2], [1, 3]),
+    ({"a": 1}, {"a": 2}),
+    ({"a": 1}, {"b": 1}),
+    (by_global, by_helper),
+    (functools.partial(max, 1), functools.partial(max, 2)),
+    (None, 0),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), VALUES, ids=str)
+def test_closure_that_is_bound_anew_is_seen(first, second):
+    program, bind = closing_over(first)
+    before = state_around(program)
+    bind(second)
+    after = state_around(program)
+    bind(first)
+
+    assert after != before
+    assert state_around(program) == before
+
+
+def test_values_of_tensors_do_not_count():
+    weight = torch.ones(3)
+    program, _ = closing_over(weight)
+    before = state_around(program)
+    weight.mul_(2)
+
+    assert state_around(program) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.requires_grad_(),
+        lambda weight: weight.resize_(4),
+        lambda weight: setattr(weight, "data", torch.ones(3, dtype=torch.float64)),
+    ],
+    ids=["requires_grad", "shape", "dtype"],
+)
+def test_what_a_tensor_is_counts(change):
+    weight = torch.ones(3)
+    program, _ = closing_over(weight)
+    before = state_around(program)
+    change(weight)
+
+    assert state_around(program) != before
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        self.factor = 2.0
+
+    def forward(self, x):
+        return self.inner(x) * self.factor
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.eval(),
+        lambda m: setattr(m, "factor", 3.0),
+        lambda m: setattr(m.inner[1], "p", 0.1),
+        lambda m: setattr(m.inner[0], "weight", nn.Parameter(torch.ones(2, 2))),
+        lambda m: m.inner[0].bias.requires_grad_(False),
+        lambda m: m.inner.append(nn.ReLU()),
+    ],
+    ids=["eval", "attribute", "inner attribute", "parameter", "frozen", "layer"],
+)
+@pytest.mark.parametrize("reach", [lambda m: m, lambda m: m.forward], ids=["module", "method"])
+def test_change_of_a_module_is_seen(change, reach):
+    module = Scale()
+    before = state_around(reach(module))
+    again = state_around(reach(module))
+    change(module)
+
+    assert again == before
+    assert state_around(reach(module)) != before
+
+
+def test_settings_in_the_users_module_are_seen(monkeypatch):
+    settings = types.ModuleType("settings")
+    settings.__file__ = __file__
+    settings.scale = 1.0
+    monkeypatch.setitem(globals(), "settings", settings)
+    before = state_around(by_settings)
+    settings.scale = 2.0
+
+    assert state_around(by_settings) != before
+
+
+def by_settings(x):
+    return x * settings.scale  # noqa: F821
+
+
+def test_cycles_and_large_things_come_to_an_end():
+    ring = []
+    ring.append(ring)
+    program, bind = closing_over(ring)
+
+    assert state_around(program) == state_around(program)
+    bind([list(range(100)) for _ in range(100)])
+    assert len(state_around(program)) < 2000

@@ -1,0 +1,325 @@
+"""Recipes are captured when a call of a new kind comes, kept, and found again."""
+
+import threading
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from pullback.derive import recipes as module
+from pullback.derive.backward import derive
+from pullback.derive.recipes import KINDS, Recipes
+from pullback.errors import DifferingCaptureError
+from tests.derive.functions import (
+    CASES,
+    COMMON_THEN_EVERY,
+    differences,
+    inputs_of,
+    pulled,
+    weights_for,
+)
+
+
+def normal(*shape, dtype=torch.float64, needs=True):
+    return torch.randn(*shape, dtype=dtype).requires_grad_(needs)
+
+
+def scaled(x, factor):
+    """x scaled."""
+    return torch.sin(x) * factor
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The arguments of each capture that a recipe was made of, as they come."""
+    made = []
+
+    def counted(program, args, **kwargs):
+        made.append(args)
+        return capture(program, args, **kwargs)
+
+    capture = module.capture
+    monkeypatch.setattr(module, "capture", counted)
+    return made
+
+
+# ---- one recipe or another ----
+
+
+@pytest.mark.parametrize("name", COMMON_THEN_EVERY)
+def test_one_capture_serves_many_shapes(name, captures):
+    case = CASES[name]
+    D = derive(case.program, *case.arguments())
+    for row in range(len(case.rows)):
+        for seed in (0, 1):
+            D.apply(*case.arguments(row, seed=seed))
+
+    assert len(captures) == case.captures
+
+
+def test_examples_are_not_captured_again(captures):
+    x = normal(4, 3)
+    derive(scaled, x, 2.0).apply(x, 2.0)
+
+    assert len(captures) == 1
+
+
+KIND = [
+    ((normal(5, 3), 2.0), True),
+    ((normal(4, 3), 2.0), True),
+    ((normal(3, 4).detach().T.requires_grad_(), 2.0), False),
+    ((normal(4, 3, 2), 2.0), False),
+    ((normal(4, 3, needs=False), 2.0), False),
+    ((normal(4, 3, dtype=torch.float32), 2.0), False),
+    ((normal(4, 3), 3.0), False),
+    ((normal(4, 3), 2), False),
+    ((normal(4, 3), normal(3)), False),
+]
+
+
+@pytest.mark.parametrize(("args", "same"), KIND, ids=range(len(KIND)))
+def test_recipe_is_shared_by_calls_of_a_kind(args, same):
+    recipes = Recipes(scaled, "auto")
+    first, _ = recipes.find((normal(4, 3), 2.0))
+    second, tensors = recipes.find(args)
+
+    assert (second is first) == same
+    assert tensors == [arg for arg in args if isinstance(arg, torch.Tensor)]
+    assert recipes.find(args)[0] is second
+
+
+def switched(x, flag):
+    """One of three ways, told apart by the type and the sign of a number."""
+    if flag is True:
+        return x.sin()
+    return torch.copysign(x, torch.full_like(x, flag))
+
+
+def test_plain_values_are_told_apart_exactly():
+    x = normal(3)
+    D = derive(switched, x, 1.0)
+    for flag in (1.0, 1, True, 0.0, -0.0):
+        assert differences(D.apply(x, flag), switched(x, flag), tolerance=0) == [], flag
+
+
+def test_value_that_is_not_itself_is_captured_once(captures):
+    def filled(x, value):
+        return torch.nan_to_num(x + value, nan=1.0) * x
+
+    x = normal(3)
+    D = derive(filled, x, float("nan"))
+    for _ in range(3):
+        D.apply(x, float("nan"))
+
+    assert len(captures) == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"factor": 2.0}, {"factor": torch.tensor(2.0, dtype=torch.float64)}, (2.0, None), [3.0]],
+    ids=["dict", "dict of tensors", "tuple", "list"],
+)
+def test_arguments_may_be_nested(option):
+    def program(x, option):
+        factor = option["factor"] if isinstance(option, dict) else option[0]
+        return torch.sin(x) * factor
+
+    x = normal(3)
+    D = derive(program, x, option)
+
+    assert differences(D.apply(x, option), program(x, option), tolerance=0) == []
+    assert differences(pulled(D.apply, (x, option)), pulled(program, (x, option))) == []
+
+
+def test_slice_is_a_plain_value():
+    def part(x, rows):
+        return x[rows].sin()
+
+    x = normal(4, 3)
+    D = derive(part, x, slice(0, 2))
+    for rows in (slice(0, 2), slice(1, 4)):
+        assert differences(D.apply(x, rows), part(x, rows), tolerance=0) == []
+
+
+def test_branches_may_use_other_closures():
+    left, right = normal(3), normal(3)
+
+    def program(x, side):
+        return x * left if side == "left" else x * right**2
+
+    x = normal(3)
+    D = derive(program, x, "left")
+    for side in ("left", "right"):
+        got, expected = (
+            torch.autograd.grad(f(x, side).sum(), (x, left, right), allow_unused=True)
+            for f in (D.apply, program)
+        )
+        assert differences(got, expected) == [], side
+
+
+def test_closure_that_is_bound_anew_is_seen():
+    scale = torch.tensor(2.0, dtype=torch.float64)
+
+    def program(x):
+        return x * scale
+
+    x = normal(3)
+    D = derive(program, x)
+    scale = torch.tensor(5.0, dtype=torch.float64)
+
+    assert differences(D.apply(x), program(x), tolerance=0) == []
+
+
+def test_module_may_change_after_it_is_derived():
+    module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).double()
+    x = normal(4, 3)
+    D = derive(module, x)
+    module.eval()
+    apart = differences(D.apply(x), module(x), tolerance=0)
+    module[0].weight = nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
+    got, expected = (
+        torch.autograd.grad(f(x).sum(), (x, *module.parameters())) for f in (D.apply, module)
+    )
+    module.requires_grad_(False)
+
+    assert apart == []
+    assert differences(got, expected) == []
+    assert not D.apply(x.detach()).requires_grad
+
+
+def test_object_that_changes_is_another_argument():
+    options = types.SimpleNamespace(scale=2.0)
+
+    def program(x, options):
+        return x * options.scale
+
+    x = normal(3)
+    D = derive(program, x, options)
+    options.scale = 5.0
+
+    assert differences(D.apply(x, options), 5 * x, tolerance=0) == []
+
+
+def test_closure_bound_anew_does_not_touch_old_graphs():
+    scale = normal(3)
+
+    def program(x):
+        return (x * scale).sin()
+
+    def with_old(x, old=scale):
+        return (x * old).sin()
+
+    def second(out):
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)
+
+    x = normal(3)
+    out = derive(program, x).apply(x)
+    scale = normal(3)
+
+    assert differences(second(out), second(with_old(x))) == []
+
+
+def test_default_dtype_is_part_of_a_kind():
+    def program(x):
+        return x * torch.linspace(0, 1, 3)
+
+    x = normal(3, dtype=torch.float32)
+    D = derive(program, x)
+    try:
+        torch.set_default_dtype(torch.float64)
+        got = D.apply(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert got.dtype == torch.float64
+
+
+def test_decision_on_sizes_makes_two_recipes(captures):
+    def program(x):
+        return x.sin() if x.shape[0] > 3 else x.cos()
+
+    D = derive(program, normal(2))
+    for size in (2, 3, 4, 9):
+        x = normal(size)
+        assert differences(pulled(D.apply, (x,)), pulled(program, (x,))) == []
+
+    assert len(captures) == 2
+
+
+# ---- keeping ----
+
+
+def test_oldest_recipe_goes_when_there_are_many(captures):
+    recipes = Recipes(scaled, "inputs")
+    x = normal(2)
+    first, _ = recipes.find((x, 0.5))
+    captures.clear()
+    for number in range(KINDS):
+        recipes._kinds[number] = []
+    recipes.find((x, 1.5))
+
+    assert len(recipes._kinds) <= KINDS
+    assert recipes.find((normal(7), 0.5))[0] is not first
+
+
+def test_threads_capture_one_kind_once(captures):
+    recipes = Recipes(scaled, "auto")
+    start = threading.Barrier(4)
+    found = []
+
+    def work():
+        x = normal(4, 3)
+        start.wait()
+        found.append(recipes.find((x, 2.0))[0])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(captures) == 1
+    assert found == [found[0]] * 4
+
+
+def test_program_that_changes_is_refused():
+    calls = []
+
+    def unsteady(x):
+        calls.append(1)
+        return x * len(calls)
+
+    with pytest.raises(DifferingCaptureError):
+        derive(unsteady, normal(3))
+
+
+# ---- running one ----
+
+
+def test_general_recipe_pulls_every_gradient():
+    case = CASES["swiglu"]
+    arguments = case.arguments(needs=False)
+    recipe = Recipes(case.program, "auto").general(arguments)
+    outputs, saved, numbers = recipe.run(list(arguments))
+    cotangents = weights_for(outputs)
+    got = recipe.pull(saved, numbers, cotangents)
+    expected = pulled(case.program, case.arguments())
+
+    assert [one.needs for one in recipe.captured.inputs] == [True, True, True]
+    assert len(saved) == recipe.saved_count
+    assert len(numbers) == recipe.number_count
+    assert differences(outputs, case.program(*arguments), tolerance=0) == []
+    assert differences(got, expected) == []
+
+
+@pytest.mark.parametrize("save", ["auto", "inputs", "everything", 10**6])
+def test_policy_decides_what_is_saved(save):
+    case = CASES["mlp"]
+    arguments = case.arguments()
+    recipe, tensors = Recipes(case.program, save).find(arguments)
+    saved = recipe.run(tensors)[1]
+    kept = [t for t in saved if not any(t is x for x in inputs_of(arguments))]
+
+    assert [list(t.shape) for t in kept] == ([] if save == "inputs" else [[4, 5]])
