@@ -29,7 +29,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
 from pullback.graph.cost import base_of, bytes_of
-from pullback.graph.cut import cut, is_number
+from pullback.graph.cut import cut
+from pullback.graph.cut_problem import is_number
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
 Bytes = tuple[int, int]

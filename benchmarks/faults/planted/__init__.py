@@ -1,0 +1,1 @@
+"""Functions with one known fault each; the field `where` of its case says what is wrong."""

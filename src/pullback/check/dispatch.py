@@ -1,0 +1,165 @@
+"""Programs watched operator by operator: how much they compute, and turns between threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pullback.check.example import tensors_in
+from pullback.function.slots import DispatchMode
+
+# Operators that give another view of memory which is there already.
+_VIEWS_OF_NOTHING = ("detach", "alias", "lift_fresh")
+
+
+class Work(DispatchMode):  # type: ignore[misc]
+    """Counts the operators of a program, the numbers that they write, and those of products.
+
+    `products` counts multiplications of matrix products and convolutions, where the work is far
+    more than the numbers written.
+    """
+
+    def __init__(self) -> None:
+        DispatchMode.__init__(self)
+        self.operators = 0
+        self.numbers = 0
+        self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if _is_view(func) or name in _VIEWS_OF_NOTHING:
+            return result
+        self.operators += 1
+        self.numbers += sum(tensor.numel() for tensor in tensors_in(result))
+        self.products += _multiplications(name, args, result)
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator returns memory that it was given, without writing into it."""
+    schema = func._schema
+    infos = [returned.alias_info for returned in schema.returns]
+    return bool(infos) and all(info is not None and not info.is_write for info in infos)
+
+
+def _multiplications(name: str, args: tuple[Any, ...], result: Any) -> int:
+    """How many multiplications a product of matrices or a convolution has, 0 for the others."""
+    written = sum(tensor.numel() for tensor in tensors_in(result))
+    if name in ("mm", "bmm", "mv", "dot"):
+        return written * int(args[0].shape[-1])
+    if name in ("addmm", "baddbmm", "addmv"):
+        return written * int(args[1].shape[-1])
+    if name == "convolution":
+        return written * int(args[1][0].numel())
+    if name == "convolution_backward":
+        one = int(args[0].numel() * args[2][0].numel())
+        return one * sum(bool(asked) for asked in args[-1][:2])
+    return 0
+
+
+class Turns(DispatchMode):  # type: ignore[misc]
+    """Lets two threads go on in turns, one operator each, so that every race shows at once.
+
+    A thread that waits for a lock cannot give its turn back: after `PATIENCE` the other goes on.
+    """
+
+    PATIENCE = 0.02
+
+    def __init__(self, table: TurnTable, seat: int) -> None:
+        DispatchMode.__init__(self)
+        self.table = table
+        self.seat = seat
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.table.pass_on(self.seat)
+        return result
+
+
+class TurnTable:
+    """Whose turn it is."""
+
+    def __init__(self, seats: int) -> None:
+        self.condition = threading.Condition()
+        self.present = set(range(seats))
+        self.turn = 0
+
+    def pass_on(self, seat: int) -> None:
+        """Give the turn to the next thread and wait until it comes back."""
+        with self.condition:
+            others = sorted(self.present - {seat})
+            if not others:
+                return
+            self.turn = next((other for other in others if other > seat), others[0])
+            self.condition.notify_all()
+            self.condition.wait_for(
+                lambda: self.turn == seat or self.present <= {seat}, Turns.PATIENCE
+            )
+
+    def leave(self, seat: int) -> None:
+        """This thread has ended: the others go on without it."""
+        with self.condition:
+            self.present.discard(seat)
+            self.turn = min(self.present, default=0)
+            self.condition.notify_all()
+
+
+def in_turns(jobs: list[Callable[[], Any]]) -> list[Any]:
+    """What the jobs give, each in a thread of its own, one operator at a time in turns.
+
+    A job that raises gives its exception.
+    """
+    table = TurnTable(len(jobs))
+    results: list[Any] = [None] * len(jobs)
+
+    def work(seat: int) -> None:
+        try:
+            with Turns(table, seat):
+                results[seat] = jobs[seat]()
+        except Exception as error:
+            results[seat] = error
+        finally:
+            table.leave(seat)
+
+    threads = [threading.Thread(target=work, args=(seat,)) for seat in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+class Fill(DispatchMode):  # type: ignore[misc]
+    """Fresh memory holds one number, instead of what was there."""
+
+    MAKERS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+    def __init__(self, value: float) -> None:
+        DispatchMode.__init__(self)
+        self.value = value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in self.MAKERS and result.numel():
+            result.fill_(self.value)
+        return result
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh memory holds NaN, and the largest number in integers, instead of what was there."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = filled

@@ -1,0 +1,169 @@
+"""The arguments of one call, copied so faithfully that layout and aliasing survive.
+
+A check never calls the user's function with the user's own tensors: each run gets copies, so that
+a function which writes where it must not cannot spoil the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Arguments to call with, in order; `label` says in words how they differ from those given.
+
+    `needs` holds the positions of the arguments that require grad.
+    """
+
+    args: tuple[Any, ...]
+    needs: frozenset[int]
+    label: str = "as given"
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """The positions of the direct tensor arguments."""
+        return tuple(i for i, arg in enumerate(self.args) if isinstance(arg, Tensor))
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """The positions of the direct arguments that can have a gradient."""
+        return tuple(i for i in self.tensors if can_differ(self.args[i]))
+
+    @property
+    def size(self) -> int:
+        """How many elements the tensors have together."""
+        return sum(self.args[i].numel() for i in self.tensors)
+
+    def fresh(self, *, needs: frozenset[int] | None = None) -> tuple[Any, ...]:
+        """New arguments: copies of the tensors with the same layout, grad required where asked."""
+        needs = self.needs if needs is None else needs
+        seen: dict[int, Tensor] = {}
+        args = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in self.args)
+        for i in self.differentiable:
+            args[i].requires_grad_(i in needs)
+        return args
+
+    def map(self, change: Callable[[Tensor], Tensor], label: str) -> Example:
+        """The example with every tensor changed, also those in containers."""
+        args = tuple(mapped(arg, change) for arg in self.args)
+        return replace(self, args=args, label=label)
+
+    def put(self, position: int, value: Any, label: str) -> Example:
+        """The example with another argument at `position`."""
+        args = (*self.args[:position], value, *self.args[position + 1 :])
+        return replace(self, args=args, label=label)
+
+    def to(self, dtype: torch.dtype, label: str = "") -> Example:
+        """The example with every floating tensor as `dtype` (complex ones in the like width)."""
+        return self.map(lambda t: cast(t, dtype), label or f"in {name_of(dtype)}")
+
+    def double(self) -> Example:
+        """The example in float64, with the same values."""
+        return self.to(torch.float64)
+
+    def need(self, needs: frozenset[int], label: str = "") -> Example:
+        """The example with grad required at other positions."""
+        return replace(self, needs=needs, label=label or self.label)
+
+    def words(self, names: tuple[str, ...]) -> str:
+        """The arguments in words: names, shapes, dtypes and layouts, never whole tensors."""
+        parts = [f"{name}: {words_of(arg)}" for name, arg in zip(names, self.args, strict=False)]
+        told = ", ".join(parts)
+        return told if self.label == "as given" else f"{told} ({self.label})"
+
+
+def example_of(args: tuple[Any, ...]) -> Example:
+    """The example that the user's own arguments are.
+
+    Where none of them requires grad, all that can are taken to: an author who gives plain tensors
+    wants their gradients checked.
+    """
+    able = [i for i, arg in enumerate(args) if can_differ(arg)]
+    needs = [i for i in able if args[i].requires_grad] or able
+    plain = tuple(arg.detach() if isinstance(arg, Tensor) else arg for arg in args)
+    return Example(plain, frozenset(needs))
+
+
+def can_differ(value: Any) -> bool:
+    """Whether `value` is a tensor that can require grad."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` as `dtype` if it is floating, as the complex dtype of that width if complex."""
+    if tensor.is_complex():
+        wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+        return tensor.detach().to(wide)
+    return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`value` with every tensor in it changed; lists, tuples and dicts are looked into."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, tuple):
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in `value`, in order."""
+    found: list[Tensor] = []
+    mapped(value, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    return found
+
+
+def copy_of(tensor: Tensor, seen: dict[int, Tensor] | None = None) -> Tensor:
+    """A copy with the same sizes, strides, offset and bits; the same tensor twice stays the same."""
+    if seen is not None and id(tensor) in seen:
+        return seen[id(tensor)]
+    copy = _copied(tensor.detach())
+    if seen is not None:
+        seen[id(tensor)] = copy
+    return copy
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+        return tensor.clone()
+    if tensor.is_conj():
+        return _copied(tensor.conj()).conj()
+    if tensor.is_neg():
+        return tensor.clone()
+    if tensor.is_contiguous() and tensor.storage_offset() == 0:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    memory = tensor.untyped_storage().clone()
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return copy.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def words_of(value: Any) -> str:
+    """`value` in a few words."""
+    if isinstance(value, Tensor):
+        text = f"{name_of(value.dtype)}{list(value.shape)}"
+        usual = value.layout != torch.strided or value.is_contiguous()
+        strides = "" if usual else f" strides {tuple(value.stride())}"
+        bits = " conjugated" if value.is_conj() else " negated" if value.is_neg() else ""
+        device = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{text}{strides}{bits}{device}"
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(words_of(item) for item in value[:4])
+        return f"[{inner}{', ...' if len(value) > 4 else ''}]"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,241 @@
+"""Gradients at unusual values: wrong, not finite where the truth is, or more than can be at a tie.
+
+The judge accepts any slope between the two sides of a kink, entry by entry. At ties that is not
+enough: where all tied entries move together the function is often smooth, and the gradients must
+add up to its slope. And the judge says nothing where PyTorch's own gradient is not finite; here
+differences are asked whether the function is smooth after all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ
+from pullback.check.mismatch import Mismatch, index_of
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run
+from pullback.check.subject import Subject
+from pullback.check.trials import ENOUGH, Trial, is_finite
+
+Cotangents = Sequence["Tensor | None"]
+LOOKS = 4  # so many entries that are not finite are looked at
+
+
+def value_trials(
+    subject: Subject,
+    family: str,
+    variants: Iterable[Example],
+    *,
+    ties: bool = False,
+    values: bool = True,
+) -> list[Trial]:
+    """The trials of one family of values, run now or remembered.
+
+    Without `values`, only gradients that are not finite count: at the ends of a dtype rounding
+    spoils what is finite.
+    """
+    if family not in subject.trials:
+        subject.trials[family] = list(_run(subject, variants, ties, values))
+    return subject.trials[family]
+
+
+def _run(
+    subject: Subject, variants: Iterable[Example], ties: bool, values: bool
+) -> Iterator[Trial]:
+    bad = 0
+    for example in variants:
+        if subject.time_is_up or bad >= ENOUGH:
+            return
+        trial = _trial(subject, example, ties, values)
+        if trial is not None and trial.mismatches:
+            bad += 1
+            yield trial
+
+
+def _trial(subject: Subject, example: Example, ties: bool, values: bool) -> Trial | None:
+    try:
+        called = subject.run(example)
+        if not called.live or not is_finite(called):
+            return None
+        cotangents = subject.cotangents(called)
+        grads = called.pull(cotangents)
+    except (ForwardRefusedError, BackwardFailedError):
+        return None
+    judged = subject.mismatches(called, cotangents, grads) if values else []
+    found = {m.name: m for m in judged}
+    for more in not_finite(subject, called, cotangents, grads):
+        found.setdefault(more.name, more)
+    if ties and not found:
+        found = {m.name: m for m in beyond_ties(subject, example)}
+    return Trial(example, tuple(found.values()))
+
+
+# ---- not finite ----
+
+
+def not_finite(
+    subject: Subject, called: Run, cotangents: Cotangents, grads: dict[str, Tensor | None]
+) -> Iterator[Mismatch]:
+    """Gradients that are NaN or infinite where forward's own are finite, or forward is smooth."""
+    positions = {name: i for i, name in enumerate(called.names) if name in grads}
+    spoiled = {
+        name: grad
+        for name, grad in grads.items()
+        if grad is not None
+        and not subject.target.intent.is_surrogate(name)
+        and not bool(torch.isfinite(grad.detach()).all())
+    }
+    if not spoiled or not _is_faithful(subject, called):
+        return
+    wide = tuple(None if c is None else _wide(c) for c in cotangents)
+    exact = called.example.double()
+    places = tuple(positions[name] for name in spoiled)
+    want = subject.reference.gradients(exact, wide, places) or {}
+    eager = subject.reference.gradients(called.example, cotangents, places) or {}
+    for name, grad in spoiled.items():
+        position = positions[name]
+        for flat in (~torch.isfinite(grad.detach())).flatten().nonzero()[:LOOKS, 0].tolist():
+            truth = _finite(want.get(position), flat)
+            if truth is None or _finite(eager.get(position), flat) is None:
+                truth = _smooth(subject, exact, wide, position, flat)
+            elif _jumps(subject, exact, wide, position, flat):
+                truth = None
+            if truth is None or abs(truth) > torch.finfo(grad.dtype).max / 16:
+                continue
+            wrong = int((~torch.isfinite(grad.detach())).sum())
+            yield Mismatch(
+                name,
+                position,
+                index_of(flat, grad.shape),
+                truth,
+                grad.detach().flatten()[flat].item(),
+                wrong,
+                grad.numel(),
+                grad,
+                grad,
+            )
+            break
+
+
+def _is_faithful(subject: Subject, called: Run) -> bool:
+    """Whether forward itself still gives in this dtype what it gives in float64."""
+    if all(called.args[i].dtype == torch.float64 for i in called.example.differentiable):
+        return True
+    try:
+        exact = subject.run(called.example.double())
+    except ForwardRefusedError:
+        return True
+    pairs = zip(called.outputs, exact.outputs, strict=False)
+    for have, want in pairs:
+        if can_differ(have) and have.shape == want.shape:
+            scale = want.detach().abs().max() if want.numel() else torch.zeros(())
+            apart = (_wide(have) - _wide(want)).abs()
+            if not bool((apart <= 1e-3 * _wide(want).abs() + 1e-5 * scale).all()):
+                return False
+    return True
+
+
+def _finite(grad: Tensor | None, flat: int) -> complex | float | None:
+    if grad is None:
+        return 0.0
+    value = grad.detach().flatten()[flat]
+    return value.item() if bool(torch.isfinite(value)) else None
+
+
+def _jumps(
+    subject: Subject, example: Example, cotangents: Cotangents, position: int, flat: int
+) -> bool:
+    """Whether forward is finite next to an entry and has no slope: there is no right gradient."""
+    unit = torch.zeros(example.args[position].shape, dtype=_wide(example.args[position]).dtype)
+    unit.view(-1)[flat] = 1
+    left, right = subject.reference.sides(example, cotangents, {position: unit})
+    if left.is_known and right.is_known:
+        return False
+    curve = subject.reference.curve(example, cotangents, {position: unit})
+    return all(math.isfinite(curve(step)) for step in (1e-3, -1e-3))
+
+
+def _smooth(
+    subject: Subject, example: Example, cotangents: Cotangents, position: int, flat: int
+) -> float | None:
+    """The slope at one entry where both sides agree on it; None at kinks, edges and jumps."""
+    value = example.args[position]
+    if value.is_complex():
+        return None
+    unit = torch.zeros(value.shape, dtype=torch.float64)
+    unit.view(-1)[flat] = 1
+    reference = subject.reference
+    middle = reference.slope(example, cotangents, {position: unit})
+    left, right = reference.sides(example, cotangents, {position: unit})
+    if not (middle.is_known and left.is_known and right.is_known):
+        return None
+    slack = 1e-4 * abs(middle.value) + 1e-6
+    if left.agrees(middle.value, slack) and right.agrees(middle.value, slack):
+        return middle.value
+    return None
+
+
+# ---- ties ----
+
+
+def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
+    """Gradients whose sum is not the slope when the inputs move together, where that is smooth.
+
+    PyTorch's own gradient of forward and differences must agree on that slope.
+    """
+    called = subject.run(example)
+    cotangents = _uneven(called, subject.cotangents(called))
+    grads = called.pull(cotangents)
+    positions = {
+        i: name
+        for i, name in enumerate(called.names)
+        if grads.get(name) is not None
+        and not called.args[i].is_complex()
+        and not subject.target.intent.is_surrogate(name)
+    }
+    if not positions:
+        return
+    wide = tuple(None if c is None else _wide(c) for c in cotangents)
+    want = subject.reference.gradients(example, wide, tuple(positions)) or {}
+    groups = [[i] for i in positions] if len(positions) == 1 else [list(positions)]
+    groups += [[i] for i in positions] if len(positions) > 1 else []
+    for group in groups:
+        along = {i: torch.ones(called.args[i].shape, dtype=torch.float64) for i in group}
+        have = sum(float(_wide(grads[positions[i]]).sum()) for i in group)  # type: ignore[arg-type]
+        said = sum(float(_wide(g).sum()) for i in group if (g := want.get(i)) is not None)
+        size = sum(float(_wide(grads[positions[i]]).abs().sum()) for i in group)  # type: ignore[arg-type]
+        slack = 1e-4 * (size + abs(said)) + 1e-8
+        if not abs(have - said) > slack:
+            continue
+        slope = subject.reference.slope(example, wide, along)
+        left, right = subject.reference.sides(example, wide, along)
+        if not (slope.is_known and left.is_known and right.is_known):
+            continue
+        if not (slope.agrees(said, slack) and left.agrees(said, slack)):
+            continue
+        if not right.agrees(said, slack) or slope.agrees(have, slack):
+            continue
+        name = positions[group[0]]
+        total = sum(called.args[i].numel() for i in group)
+        yield Mismatch(name, group[0], None, said, have, total, total, torch.zeros(()), None)
+        return
+
+
+def _uneven(called: Run, cotangents: Cotangents) -> list[Tensor | None]:
+    """Cotangents no few of which sum to zero."""
+    found: list[Tensor | None] = []
+    for number, cotangent in enumerate(cotangents):
+        if cotangent is None:
+            found.append(None)
+            continue
+        generator = torch.Generator().manual_seed(77 + number)
+        noise = torch.rand(cotangent.shape, generator=generator, dtype=torch.float64)
+        found.append((cotangent * (0.5 + noise)).to(cotangent.dtype))
+    return found
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,0 +1,94 @@
+"""What a check says: a rule, a finding against it, or the reason why it was not tried.
+
+These are plain values of strings and numbers: they travel from the worker process to the caller,
+into JSON and onto the screen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+PROFILES = ("quick", "standard", "deep")
+
+
+class Severity(str, Enum):
+    """How bad a finding is: a wrong result, a call that may break, or work done in vain."""
+
+    WRONG = "wrong"
+    FRAGILE = "fragile"
+    WASTEFUL = "wasteful"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that must hold of a custom function.
+
+    `profile` is the first profile in which the rule runs; `intent` names the declarations that
+    silence it (see `target.Intent`); `sentence` is set from the first line of the rule's file.
+    """
+
+    code: str
+    name: str
+    group: str
+    severity: Severity = Severity.WRONG
+    profile: str = "standard"
+    intent: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect, found by one rule.
+
+    `at` says where (which gradient, which element, and the user's file and line), `expected` and
+    `got` stand in the same units, `inputs` is the smallest failing input in words, `why` the reason
+    where it is known, `fix` one action, `repro` a program of a few lines that shows it without us.
+    """
+
+    rule: Rule
+    at: str
+    expected: str = ""
+    got: str = ""
+    inputs: str = ""
+    why: str = ""
+    fix: str = ""
+    repro: str = ""
+    subject: str = ""
+    place: str = ""
+    severity: Severity | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> Severity:
+        """The severity of this finding: the rule's, unless the finding has its own."""
+        return self.severity or self.rule.severity
+
+    def of(self, subject: str, place: str) -> Finding:
+        """The same finding, told of `subject`, whose backward stands at `place`."""
+        return replace(self, subject=subject, place=self.place or place)
+
+    def __str__(self) -> str:
+        rule = self.rule
+        lines = [f"{rule.code} {rule.name} ({self.weight}): {rule.sentence}".rstrip(": ")]
+        facts = {"in": self.subject, "place": self.place, "at": self.at, "inputs": self.inputs}
+        facts |= {"expected": self.expected, "got": self.got, "why": self.why, "fix": self.fix}
+        for label, fact in {**facts, **self.facts}.items():
+            lines += [f"  {label + ':':<10}{fact}".rstrip()] if fact else []
+        if self.repro:
+            lines += ["  repro:", *(f"    {line}".rstrip() for line in self.repro.splitlines())]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A rule that was not tried, or not to its end, and why."""
+
+    rule: Rule
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.code} {self.rule.name}: {self.reason}"

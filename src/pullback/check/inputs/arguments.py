@@ -1,0 +1,93 @@
+"""Examples with other numbers, switches and masks beside the differentiable inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example
+from pullback.check.inputs.values import is_index, is_mask
+
+REDUCTIONS = ("mean", "sum", "none")
+# Numbers whose name says that either sign makes sense.
+SIGNED = ("slope", "negative_slope", "scale", "factor", "shift", "offset", "bias", "gain")
+DIMENSIONS = ("dim", "axis")
+
+
+def arguments_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
+    """Each argument that is no differentiable tensor in turn with other values."""
+    for i, arg in enumerate(example.args):
+        if isinstance(arg, Tensor):
+            if i not in example.needs and arg.numel() and is_mask(arg):
+                yield example.put(i, _mask(arg), f"`{names[i]}` with some entries 0")
+            continue
+        for value in _others(arg, names[i], example):
+            yield example.put(i, value, f"`{names[i]}` as {value!r}")
+
+
+def _others(arg: Any, name: str, example: Example) -> Iterator[Any]:
+    if isinstance(arg, bool):
+        yield not arg
+    elif isinstance(arg, int):
+        if name in DIMENSIONS:
+            rank = max((example.args[i].dim() for i in example.tensors), default=0)
+            yield from (d for d in range(-rank, rank) if d != arg)
+        elif arg > 0:
+            yield from sorted({v for v in (arg - 1, arg // 2, arg + 1, 2 * arg) if 0 < v != arg})
+    elif isinstance(arg, float):
+        if arg != 0:
+            yield from (arg / 2, arg * 2)
+        if name in SIGNED and arg > 0:
+            yield -arg
+    elif isinstance(arg, str) and arg in REDUCTIONS:
+        yield from (word for word in REDUCTIONS if word != arg)
+
+
+def _mask(tensor: Tensor) -> Tensor:
+    """Two of three entries as 1 or true, the first one among them."""
+    flat = torch.arange(tensor.numel()) % 3 != 1
+    return flat.reshape(tensor.shape).to(tensor.dtype)
+
+
+def indices_of(example: Example) -> Iterator[Example]:
+    """Index tensors with every index down to 0, with neighbours equal, and all the same."""
+    for i in example.tensors:
+        index = example.args[i]
+        if not is_index(index) or index.numel() < 2 or int(index.min()) < 0:
+            continue
+        top = int(index.max())
+        if _is_order(index, example):
+            continue  # an order of all elements: repeating one is no order any more
+        spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index.dtype)
+        yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
+        yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
+        pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
+        yield example.put(i, pairs, f"argument {i} with each index twice")
+
+
+def _is_order(index: Tensor, example: Example) -> bool:
+    """Whether an index tensor, along a dimension, holds each number below a size once."""
+    for dim in range(index.dim()):
+        size = index.shape[dim]
+        want = torch.arange(size, dtype=index.dtype)
+        if size > 1 and bool((index.sort(dim).values.movedim(dim, -1) == want).all()):
+            others = [example.args[i] for i in example.tensors if example.args[i] is not index]
+            if any(size in other.shape for other in others):
+                return True
+    return False
+
+
+def doubled(example: Example) -> Iterator[tuple[int, int, Example, Example]]:
+    """One tensor in two slots, and its twin in which the slots hold equal copies."""
+    for k, i in enumerate(example.differentiable):
+        for j in example.differentiable[k + 1 :]:
+            one, two = example.args[i], example.args[j]
+            if one.shape != two.shape or one.dtype != two.dtype:
+                continue
+            label = f"one tensor in slots {i} and {j}"
+            needs = example.needs | {i, j}
+            same = example.put(j, one, label).need(needs, label)
+            yield i, j, same, example.put(j, one.clone(), "equal copies").need(needs)

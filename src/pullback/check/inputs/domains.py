@@ -1,0 +1,107 @@
+"""Examples with the same shapes and other values: zero, ties, negative, large, small, edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example
+
+Change = Callable[[Tensor], Tensor]
+ALONE = 3  # so many inputs are also changed one at a time
+
+
+def _some(tensor: Tensor) -> Tensor:
+    """A mask of every third element, by rows and within them."""
+    flat = torch.arange(tensor.numel(), device=tensor.device)
+    return (flat % 3 == 1).reshape(tensor.shape)
+
+
+def _offset(tensor: Tensor, by: float) -> Tensor:
+    return tensor.abs() + by if by > 0 else by - tensor.abs()
+
+
+ZERO: dict[str, Change] = {
+    "all zero": torch.zeros_like,
+    "some entries zero": lambda t: torch.where(_some(t), torch.zeros_like(t), t),
+}
+EDGES: dict[str, Change] = {
+    "all ones": torch.ones_like,
+    "whole numbers": lambda t: (t * 1.5).round(),
+}
+NEGATIVE: dict[str, Change] = {
+    "all negative": lambda t: -t.abs(),
+    "some signs turned": lambda t: torch.where(_some(t), -t, t),
+}
+FAR: dict[str, Change] = {
+    "values times 4": lambda t: t * 4,
+    "values times 20": lambda t: t * 20,
+    "values above 30": lambda t: _offset(t, 30.0),
+    "values below -30": lambda t: _offset(t, -30.0),
+    "values times 1e3": lambda t: t * 1e3,
+}
+SMALL: dict[str, Change] = {
+    "values times 0.05": lambda t: t * 0.05,
+    "values times 1e-4": lambda t: t * 1e-4,
+    "values times 1e-9": lambda t: t * 1e-9,
+}
+HUGE: dict[str, Change] = {
+    "values above 120": lambda t: _offset(t, 120.0),
+    "values below -120": lambda t: _offset(t, -120.0),
+    "values above 1000": lambda t: _offset(t, 1000.0),
+    "values below -1000": lambda t: _offset(t, -1000.0),
+    "values whose squares overflow": lambda t: t * _large(t),
+}
+FAINT: dict[str, Change] = {
+    "values whose squares underflow": lambda t: t / _large(t),
+}
+SHIFTED: dict[str, Change] = {"values around 1e4": lambda t: t + 1e4}
+
+
+def _large(tensor: Tensor) -> float:
+    """A number whose square is beyond the dtype, and itself far from it."""
+    return float(torch.finfo(tensor.dtype).max) ** 0.5 * 1e6
+
+
+def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
+    """Each change on every real input at once, then on each alone."""
+    real = [i for i in example.differentiable if not example.args[i].is_complex()]
+    real = [i for i in real if example.args[i].numel()]
+    groups = [real] if len(real) < 2 else [real, *([i] for i in real[:ALONE])]
+    for label, change in changes.items():
+        for group in groups if real else []:
+            made = example
+            for i in group:
+                told = label if len(group) == len(real) else f"argument {i}: {label}"
+                made = made.put(i, change(example.args[i]), told)
+            yield made
+
+
+def tied(example: Example) -> Iterator[Example]:
+    """Values that are equal: within rows, rounded, and between two inputs of one shape."""
+    rows = {
+        "rounded, so that some are equal": lambda t: (t * 1.5).round(),
+        "all entries of a row equal": lambda t: (
+            t[..., :1].expand(t.shape).clone() if t.dim() else t.clone()
+        ),
+        "neighbours equal": _paired,
+    }
+    yield from changed(example, rows)
+    real = example.differentiable
+    for k, i in enumerate(real):
+        for j in real[k + 1 :]:
+            one, two = example.args[i], example.args[j]
+            if one.shape == two.shape and one.dtype == two.dtype:
+                yield example.put(j, one.clone(), f"arguments {i} and {j} equal")
+                some = torch.where(_some(one), one, two)
+                yield example.put(j, some, f"arguments {i} and {j} equal in some entries")
+
+
+def _paired(tensor: Tensor) -> Tensor:
+    """Each odd entry of a row as the one before it."""
+    if not tensor.dim():
+        return tensor.clone()
+    index = torch.arange(tensor.shape[-1], device=tensor.device)
+    return tensor[..., index - index % 2]

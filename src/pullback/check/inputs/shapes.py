@@ -1,0 +1,318 @@
+"""Examples with other sizes and ranks.
+
+Each distinct size in the example is a symbol: equal sizes change together, and so do integer
+arguments, lists of lengths and index tensors that follow a size. What forward refuses is dropped by
+the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, mapped, tensors_in
+from pullback.check.inputs.values import is_index, resampled
+
+Place = tuple[int, int]  # the number of a tensor among all of the example, and its dimension
+
+SIZES = (1, 2, 3, 8, 33, 65)
+BLOCKS = (31, 129, 257, 1025)
+BATCHES = (1, 2, 7, 40, 130)
+ELEMENTS = 20_000
+
+
+def symbols_of(example: Example) -> tuple[int, ...]:
+    """The distinct sizes, in the order in which they appear."""
+    found: dict[int, None] = {}
+    for tensor in tensors_in(example.args):
+        found.update(dict.fromkeys(tensor.shape))
+    return tuple(found)
+
+
+def resized(
+    example: Example,
+    sizes: dict[int, int],
+    label: str,
+    *,
+    only: frozenset[Place] | None = None,
+    follow: bool = True,
+) -> Example:
+    """The example with each size renamed, and what follows a size changed along.
+
+    With `only`, just these dimensions of these tensors change. With `follow`, integer arguments
+    equal to a size change with it.
+    """
+    tensors = tensors_in(example.args)
+    shapes: dict[int, tuple[int, ...]] = {}
+    for number, tensor in enumerate(tensors):
+        shapes[number] = tuple(
+            sizes.get(size, size) if only is None or (number, dim) in only else size
+            for dim, size in enumerate(tensor.shape)
+        )
+    counter = iter(range(len(tensors)))
+
+    def renewed(tensor: Tensor) -> Tensor:
+        number = next(counter)
+        return _renewed(tensor, shapes[number], 100 + number, tensors, sizes)
+
+    args = tuple(mapped(arg, renewed) for arg in example.args)
+    if follow:
+        args = tuple(_followed(arg, sizes) for arg in args)
+    return replace(example, args=args, label=label)
+
+
+def _renewed(
+    tensor: Tensor, shape: tuple[int, ...], draw: int, others: list[Tensor], sizes: dict[int, int]
+) -> Tensor:
+    if not is_index(tensor):
+        if tuple(tensor.shape) == shape:
+            return tensor
+        return resampled(tensor, shape, draw)
+    if tensor.numel() == 0:
+        return torch.zeros(shape, dtype=tensor.dtype)
+    total = int(tensor.sum())
+    if tensor.dim() == 1 and total in sizes and int(tensor.min()) >= 0 and total > tensor.numel():
+        return torch.tensor(shares(sizes[total], shape[0], tensor.tolist()), dtype=tensor.dtype)
+    top = int(tensor.max())
+    bound = bound_of(tensor, others, sizes)
+    if tuple(tensor.shape) == shape and (bound is None or top < bound):
+        return tensor
+    return resampled(tensor, shape, draw, None if bound is None else min(bound, top + 1))
+
+
+def bound_of(tensor: Tensor, others: list[Tensor], sizes: dict[int, int]) -> int | None:
+    """The least new size among those that an index tensor may count: it stays below each."""
+    top = int(tensor.max())
+    sized = [s for other in others if other is not tensor for s in other.shape if s > top]
+    return min((sizes.get(s, s) for s in sized), default=None)
+
+
+def _followed(arg: Any, sizes: dict[int, int]) -> Any:
+    if isinstance(arg, bool):
+        return arg
+    if isinstance(arg, int):
+        return sizes.get(arg, arg) if arg > 2 else arg
+    if isinstance(arg, (list, tuple)) and arg and all(type(item) is int for item in arg):
+        total = sum(arg)
+        if total in sizes and min(arg) >= 0 and total > len(arg):
+            return type(arg)(shares(sizes[total], len(arg), list(arg)))
+        return type(arg)(sizes.get(item, item) if item > 2 else item for item in arg)
+    return arg
+
+
+def shares(total: int, count: int, old: list[int]) -> list[int]:
+    """`count` lengths that sum to `total`, in about the old proportions."""
+    if count == 0:
+        return []
+    weights = [old[i % len(old)] for i in range(count)] if old else [1] * count
+    whole = sum(weights) or 1
+    parts = [total * w // whole for w in weights]
+    parts[0] += total - sum(parts)
+    return parts
+
+
+# ---- which sizes to try ----
+
+
+def sizes_of(example: Example) -> Iterator[Example]:
+    """Each size in turn as one of `SIZES`; then all at once; then equal sizes apart."""
+    symbols = symbols_of(example)
+    inner = symbols[1:] if len(symbols) > 1 else symbols
+    for new in SIZES:
+        for symbol in inner if new > 1 else symbols:
+            if new != symbol and fits(example, {symbol: new}):
+                yield from both_ways(example, {symbol: new}, f"size {symbol} as {new}")
+    if len(symbols) > 1:
+        for new in (1, 33):
+            sizes = dict.fromkeys(symbols, new)
+            if fits(example, sizes):
+                yield from both_ways(example, sizes, f"every size as {new}")
+    yield from untied(example)
+    yield from loosened(example)
+
+
+def blocks_of(example: Example) -> Iterator[Example]:
+    """Each size in turn next to a power of two, where kernels have their last block."""
+    for new in BLOCKS:
+        for symbol in symbols_of(example):
+            if new != symbol and fits(example, {symbol: new}):
+                yield from both_ways(example, {symbol: new}, f"size {symbol} as {new}")
+
+
+def untied(example: Example) -> Iterator[Example]:
+    """Sizes that are equal within one tensor, as different ones: a square made oblong."""
+    tensors = tensors_in(example.args)
+    for number, tensor in enumerate(tensors):
+        shape = tuple(tensor.shape)
+        for dim in range(1, len(shape)):
+            size = shape[dim]
+            if size in shape[:dim]:
+                others = [
+                    (n, d)
+                    for n, other in enumerate(tensors)
+                    for d, s in enumerate(other.shape)
+                    if n != number and s == size
+                ]
+                label = f"dimension {dim} of size {size} as {size + 3}"
+                for group in ([(number, dim)], [(number, dim), *others]):
+                    yield resized(
+                        example, {size: size + 3}, label, only=frozenset(group), follow=False
+                    )
+
+
+def loosened(example: Example) -> Iterator[Example]:
+    """One tensor's share of a common size as twice that, and, where it broadcasts already, as 1."""
+    tensors = tensors_in(example.args)
+    for number, tensor in enumerate(tensors):
+        others = [other for other in tensors if other is not tensor]
+        for dim, size in enumerate(tensor.shape):
+            news = [2 * size] if any(size in other.shape for other in others) else []
+            if any(_broadcasts(tensor, other) for other in others):
+                news.append(1)
+            for new in news:
+                if new != size:
+                    label = f"dimension {dim} of tensor {number} as {new} in place of {size}"
+                    yield resized(
+                        example, {size: new}, label, only=frozenset({(number, dim)}), follow=False
+                    )
+
+
+def _broadcasts(tensor: Tensor, other: Tensor) -> bool:
+    """Whether the shape of a tensor is the end of another's, so that it broadcasts over it."""
+    rank = tensor.dim()
+    return 0 < rank < other.dim() and tensor.shape == other.shape[-rank:]
+
+
+def both_ways(example: Example, sizes: dict[int, int], label: str) -> Iterator[Example]:
+    """The renaming, once with integer arguments that follow and once, if that differs, without."""
+    first = resized(example, sizes, label)
+    yield first
+    if any(_has_changed(*pair) for pair in zip(first.args, example.args, strict=True)):
+        yield resized(example, sizes, f"{label}, other arguments as given", follow=False)
+
+
+def _has_changed(new: Any, old: Any) -> bool:
+    """Whether an argument without tensors is another one."""
+    return not tensors_in(new) and type(new) in (int, list, tuple) and new != old
+
+
+def batches_of(example: Example) -> Iterator[Example]:
+    """The leading size of the first tensor as others, a batch larger than any block among them."""
+    leading = _leading(example)
+    if leading is None:
+        return
+    for new in BATCHES:
+        if new != leading and fits(example, {leading: new}):
+            yield from both_ways(example, {leading: new}, f"batch of {new}")
+
+
+def empty_of(example: Example) -> Iterator[Example]:
+    """Each size in turn as 0."""
+    for symbol in symbols_of(example):
+        if symbol > 0:
+            yield resized(example, {symbol: 0}, f"size {symbol} as 0")
+
+
+def many_of(example: Example, total: int = 100_000) -> Iterator[Example]:
+    """One size so large that the largest input has about `total` elements."""
+    tensors = [example.args[i] for i in example.differentiable]
+    if not tensors:
+        return
+    largest = max(tensors, key=lambda t: t.numel())
+    if largest.numel() == 0:
+        return
+    for symbol in dict.fromkeys(largest.shape):
+        power = largest.shape.count(symbol)
+        rest = largest.numel() / symbol**power
+        new = math.ceil((total / rest) ** (1 / power)) + 1
+        if new > symbol and fits(example, {symbol: new}, 4 * total):
+            yield from both_ways(example, {symbol: new}, f"size {symbol} as {new}")
+
+
+def _leading(example: Example) -> int | None:
+    for i in example.differentiable:
+        if example.args[i].dim():
+            return int(example.args[i].shape[0])
+    return None
+
+
+def fits(example: Example, sizes: dict[int, int], limit: int = ELEMENTS) -> bool:
+    """Whether the tensors have at most `limit` elements together once the sizes are renamed."""
+    total = 0
+    for tensor in tensors_in(example.args):
+        total += math.prod(sizes.get(size, size) for size in tensor.shape)
+    return total <= limit
+
+
+# ---- ranks ----
+
+
+def ranks_of(example: Example) -> Iterator[Example]:
+    """A leading dimension more, for all tensors or for the first; one less; none at all."""
+    direct = example.tensors
+    floats = example.differentiable
+    if not floats:
+        return
+    deep = [i for i in floats if example.args[i].dim()]
+    yield _grown(example, direct, 2, "a leading dimension of 2 more for every tensor")
+    yield _grown(example, floats[:1], 2, "a leading dimension of 2 more for the first tensor")
+    if len(floats) > 1 and floats != direct:
+        yield _grown(example, floats, 2, "a leading dimension of 2 more")
+    yield _grown(
+        example, floats[:1], 3, "two leading dimensions more for the first tensor", twice=True
+    )
+    if deep:
+        all_deep = [i for i in direct if example.args[i].dim()]
+        yield _shrunk(example, all_deep, "without the leading dimension")
+        if len(all_deep) > 1:
+            yield _shrunk(example, deep[:1], "without the leading dimension of the first tensor")
+        zero = example
+        for i in floats:
+            zero = zero.put(i, example.args[i].flatten()[:1].reshape(()).clone(), "all 0-d")
+        if all(example.args[i].numel() for i in floats):
+            yield zero
+
+
+def _grown(
+    example: Example, positions: tuple[int, ...], size: int, label: str, *, twice: bool = False
+) -> Example:
+    for i in positions:
+        old = example.args[i]
+        shape = (2, size, *old.shape) if twice else (size, *old.shape)
+        if is_index(old):
+            new = old.expand(shape).clone()
+        else:
+            new = resampled(old, shape, 300 + i)
+        example = example.put(i, new, label)
+    return example
+
+
+def _shrunk(example: Example, positions: list[int], label: str) -> Example:
+    for i in positions:
+        old = example.args[i]
+        if old.shape[0]:
+            example = example.put(i, old[0].clone(), label)
+    return example
+
+
+# ---- smaller ----
+
+
+def smaller_of(example: Example, limit: int = 400) -> Iterator[Example]:
+    """Smaller examples of the same kind, smallest first, where the given one is large."""
+    if example.size <= limit:
+        return
+    symbols = symbols_of(example)
+    large = [s for s in symbols if s > 8]
+    yield resized(example, {s: 3 + 2 * k for k, s in enumerate(large)}, example.label)
+    for factor in (64, 16, 8, 4, 2):
+        if any(s % factor == 0 and s > factor for s in large):
+            sizes = {s: s // factor for s in large if s % factor == 0 and s // factor > 1}
+            yield resized(example, sizes, example.label)
+    for s in large:
+        yield resized(example, {s: 8}, example.label)

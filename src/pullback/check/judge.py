@@ -1,0 +1,363 @@
+"""Whether the gradients of one run are right, beyond doubt.
+
+A difference from the reference is only believed after differences of the real forward have been
+asked at the very element: they may side with the user (then the reference does not know this
+forward), show a kink (then any slope between the two sides is right), or confirm the defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.differences import Estimate
+from pullback.check.example import Example, can_differ
+from pullback.check.mismatch import (
+    Mismatch,
+    Tolerance,
+    excess_of,
+    index_of,
+    tolerance_for,
+)
+from pullback.check.reference import Reference, inner
+from pullback.check.run import Run
+
+DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
+DIRECTIONS = 4
+COORDINATES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Compares gradients with the reference, and settles what differs by differences."""
+
+    reference: Reference
+
+    def mismatches(
+        self,
+        run: Run,
+        cotangents: Sequence[Tensor | None],
+        grads: dict[str, Tensor | None],
+    ) -> list[Mismatch]:
+        """One mismatch for each gradient that is wrong."""
+        return list(self._mismatches(run, cotangents, grads))
+
+    def _mismatches(
+        self,
+        run: Run,
+        cotangents: Sequence[Tensor | None],
+        grads: dict[str, Tensor | None],
+    ) -> Iterator[Mismatch]:
+        positions = {name: i for i, name in enumerate(run.names) if name in grads}
+        exact = run.example.double()
+        wide = tuple(None if c is None else _wide(c) for c in self._live(run, cotangents))
+        wants = self.reference.gradients(exact, wide, tuple(positions.values()))
+        if wants is None:  # forward may refuse float64
+            wants = self.reference.gradients(run.example, wide, tuple(positions.values()))
+            exact = exact if self._takes(exact, wide) else run.example
+        known = wants is not None and any(w is not None for w in wants.values())
+        for name, position in positions.items():
+            case = Case(self.reference, run, exact, wide, name, position, grads[name])
+            want = wants.get(position) if wants is not None else None
+            if known:
+                value = run.args[position]
+                zero = torch.zeros(value.shape, dtype=_wide(value).dtype)
+                found = case.against(
+                    zero if want is None else want, self._slack(run, wide, position)
+                )
+            else:
+                found = case.against_differences()
+            if found is not None:
+                yield found
+
+    def _live(self, run: Run, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The cotangents, without those of outputs that are not differentiable."""
+        pairs = zip(run.outputs, cotangents, strict=True)
+        return [cotangent if output.requires_grad else None for output, cotangent in pairs]
+
+    def _takes(self, example: Example, cotangents: Sequence[Tensor | None]) -> bool:
+        try:
+            self.reference.curve(example, cotangents, {})(0.0)
+        except Exception:
+            return False
+        return True
+
+    def _slack(self, run: Run, cotangents: Sequence[Tensor | None], position: int) -> float:
+        """In low precision: how far PyTorch's own gradient in that dtype is from the exact one."""
+        dtypes = {run.example.args[i].dtype for i in run.example.differentiable}
+        if dtypes <= {torch.float64, torch.complex128}:
+            return 0.0
+        low = tuple(
+            None if c is None else c.to(o.dtype)
+            for c, o in zip(cotangents, run.outputs, strict=True)
+        )
+        eager = self.reference.gradients(run.example, low, (position,))
+        exact = self.reference.gradients(run.example.double(), cotangents, (position,))
+        if eager is None or exact is None:
+            return 0.0
+        have, want = eager[position], exact[position]
+        if have is None or want is None:
+            return 0.0
+        apart = (_wide(have) - _wide(want)).abs()
+        apart = apart[torch.isfinite(apart)]
+        return 4 * float(apart.max()) if apart.numel() else 0.0
+
+
+@dataclass(slots=True)
+class Case:
+    """One gradient of one run, to be judged."""
+
+    reference: Reference
+    run: Run
+    exact: Example
+    cotangents: tuple[Tensor | None, ...]
+    name: str
+    position: int
+    got: Tensor | None
+
+    def against(self, want: Tensor, slack: float) -> Mismatch | None:
+        """Compare with the reference's gradient; settle what differs by differences."""
+        want = _wide(want).cpu()
+        tolerance = self._tolerance(slack)
+        excess = excess_of(None if self.got is None else self.got.cpu(), want, tolerance)
+        excess = excess.contiguous()
+        if not bool((excess > 0).any()):
+            return None
+        if self.got is not None and self.got.shape != want.shape:
+            return self._mismatch(want, excess, 0, None)
+        for _ in range(DOUBTS):
+            worst = int(excess.flatten().argmax())
+            if not float(excess.flatten()[worst]) > 0:
+                return None
+            verdict = self._settled(want, worst, tolerance)
+            if verdict is not None:
+                return self._mismatch(want, excess, worst, verdict)
+            excess.view(-1)[worst] = -1.0
+        return (
+            None
+            if self._is_doubtful(want, excess)
+            else self._mismatch(want, excess, int(excess.flatten().argmax()), None)
+        )
+
+    def against_differences(self) -> Mismatch | None:
+        """Without a reference: compare along random directions and, where small, coordinates."""
+        value = self.run.args[self.position]
+        have = torch.zeros_like(_wide(value)) if self.got is None else _wide(self.got).cpu()
+        total = value.numel()
+        if total == 0 or have.shape != value.shape:
+            return None
+        tolerance = self._tolerance(0.0)
+        for k, along in enumerate(self._directions(value, have)):
+            estimate = self.reference.slope(self.exact, self.cotangents, {self.position: along})
+            told = float(inner(have, along))
+            size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
+            slack = 10 * tolerance.relative * size + tolerance.floor
+            if not estimate.is_known or estimate.agrees(told, slack):
+                continue
+            if self._has_kink(along):
+                continue
+            return self._searched(have, tolerance, along, estimate, told, k)
+        return None
+
+    def _searched(
+        self,
+        have: Tensor,
+        tolerance: Tolerance,
+        along: Tensor,
+        estimate: Estimate,
+        told: float,
+        k: int,
+    ) -> Mismatch:
+        """The worst entry among some, once a direction has shown that the gradient is wrong."""
+        total = have.numel()
+        picks = range(total) if total <= COORDINATES else have.abs().flatten().topk(16).indices
+        worst: tuple[float, int, complex | float] | None = None
+        wrong = 0
+        for flat in picks:
+            truth = self._entry(int(flat))
+            if truth is None:
+                continue
+            off = abs(complex(have.flatten()[flat]) - truth)
+            if off > tolerance.relative * 10 * abs(truth) + tolerance.floor + 1e-9:
+                wrong += 1
+                if worst is None or off > worst[0]:
+                    worst = (off, int(flat), truth)
+        want = torch.full_like(have, float("nan"))
+        if worst is None:
+            where = f"along random direction {k}"
+            return Mismatch(
+                self.name,
+                self.position,
+                None,
+                estimate.value,
+                told,
+                total,
+                total,
+                want,
+                self.got,
+                where,
+            )
+        index = index_of(worst[1], have.shape)
+        got = have.flatten()[worst[1]].item() if self.got is not None else None
+        return Mismatch(
+            self.name,
+            self.position,
+            index,
+            _plain(worst[2], have),
+            got,
+            wrong,
+            total,
+            want,
+            self.got,
+        )
+
+    def _entry(self, flat: int) -> complex | float | None:
+        """The true gradient at one element, by differences; None where they cannot tell."""
+        parts = []
+        for unit in self._units(flat):
+            estimate = self.reference.slope(self.exact, self.cotangents, {self.position: unit})
+            if not estimate.is_known:
+                return None
+            parts.append(estimate.value)
+        return parts[0] if len(parts) == 1 else complex(*parts)
+
+    def _units(self, flat: int) -> list[Tensor]:
+        """The directions along one element: one, or the real and the imaginary."""
+        value = _wide(self.run.args[self.position])
+        unit = torch.zeros(value.shape, dtype=value.dtype)
+        unit.view(-1)[flat] = 1
+        return [unit, unit * 1j] if value.is_complex() else [unit]
+
+    def _directions(self, value: Tensor, have: Tensor) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(DIRECTIONS):
+            along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            if value.is_complex():
+                imaginary = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                along = torch.complex(along, imaginary)
+            yield along / along.abs().max().clamp_min(1e-3)
+        if value.numel() <= COORDINATES // 2:
+            for flat in range(value.numel()):
+                yield from self._units(flat)
+
+    def _settled(
+        self, want: Tensor, worst: int, tolerance: Tolerance
+    ) -> tuple[complex | float] | None:
+        """The true value at an element where the gradient is wrong; None where it is not proven."""
+        have = 0.0 if self.got is None else self.got.detach().cpu().flatten()[worst].item()
+        allowed = float(tolerance.allowed(want).flatten()[worst])
+        truths: list[float] = []
+        is_wrong = False
+        for k, unit in enumerate(self._units(worst)):
+            said = _part(want.flatten()[worst].item(), k)
+            mine = _part(have, k)
+            along = {self.position: unit}
+            estimate = self.reference.slope(self.exact, self.cotangents, along)
+            truths.append(said)
+            if abs(mine - said) <= allowed:
+                continue
+            if estimate.is_known and estimate.agrees(mine, allowed):
+                return None  # differences side with the user
+            left, right = self.reference.sides(self.exact, self.cotangents, along)
+            if estimate.is_known and estimate.agrees(said, allowed):
+                # Differences to both sides take the middle of a kink, as PyTorch's `abs` does.
+                if _lies_between(mine, left, right, allowed):
+                    return None
+                is_wrong = True
+                continue
+            if not (left.is_known and right.is_known):
+                return None  # a jump, or the edge of the domain
+            if not left.agrees(right.value, 4 * right.error + allowed):
+                low, high = sorted((left.value, right.value))
+                slack = 4 * (left.error + right.error) + allowed
+                if low - slack <= mine <= high + slack:
+                    return None  # a kink, and a slope between its sides
+                is_wrong = is_wrong or low - slack <= said <= high + slack
+                continue
+            if not estimate.is_known:
+                return None
+            truths[-1] = estimate.value
+            is_wrong = True
+        if not is_wrong:
+            return None
+        return (truths[0] if len(truths) == 1 else complex(*truths),)
+
+    def _is_doubtful(self, want: Tensor, excess: Tensor) -> bool:
+        """After several elements that proved nothing: whether the rest is in doubt as well."""
+        along = _wide(self.run.args[self.position])
+        have = torch.zeros_like(along) if self.got is None else _wide(self.got).cpu()
+        apart = torch.where(excess.reshape(have.shape) > 0, have - want, torch.zeros_like(have))
+        if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
+            return True
+        unit = apart / apart.abs().max()
+        estimate = self.reference.slope(self.exact, self.cotangents, {self.position: unit})
+        said, mine = float(inner(want, unit)), float(inner(have, unit))
+        gap = abs(said - mine)
+        return not (
+            estimate.is_known
+            and estimate.agrees(said, 0.05 * gap)
+            and not estimate.agrees(mine, 0.05 * gap)
+            and not self._has_kink(unit)
+        )
+
+    def _has_kink(self, along: Tensor) -> bool:
+        left, right = self.reference.sides(self.exact, self.cotangents, {self.position: along})
+        if not (left.is_known and right.is_known):
+            return True
+        return not left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value))
+
+    def _tolerance(self, slack: float) -> Tolerance:
+        eps = self.reference.noise_of(self.run.example)
+        if self.got is not None and can_differ(self.got):
+            eps = max(eps, torch.finfo(self.got.dtype).eps)
+        sizes = [float(c.abs().max()) for c in self.cotangents if c is not None and c.numel()]
+        plain = tolerance_for(eps, max(sizes, default=0.0))
+        return Tolerance(plain.relative, plain.scaled, plain.floor + slack)
+
+    def _mismatch(
+        self, want: Tensor, excess: Tensor, worst: int, truth: tuple[complex | float] | None
+    ) -> Mismatch:
+        flat = want.flatten()
+        expected = truth[0] if truth is not None else flat[worst].item()
+        have = self.got
+        got = None if have is None else have.detach().cpu().flatten()[worst].item()
+        wrong = int((excess > 0).sum())
+        index = index_of(worst, want.shape)
+        return Mismatch(
+            self.name,
+            self.position,
+            index,
+            expected,
+            got,
+            wrong,
+            want.numel(),
+            want,
+            have,
+            self.run.example.label,
+        )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) -> bool:
+    """Whether a slope is one of those at a kink: its sides differ, and it is between them."""
+    if not (left.is_known and right.is_known) or left.agrees(
+        right.value, 4 * right.error + allowed
+    ):
+        return False
+    low, high = sorted((left.value, right.value))
+    slack = 4 * (left.error + right.error) + allowed
+    return low - slack <= mine <= high + slack
+
+
+def _part(value: complex | float, k: int) -> float:
+    return float(complex(value).imag if k else complex(value).real)
+
+
+def _plain(value: complex | float, like: Tensor) -> complex | float:
+    return value if like.is_complex() else float(complex(value).real)

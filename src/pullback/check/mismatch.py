@@ -1,0 +1,95 @@
+"""How far a gradient is from what it must be, and where it is worst."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mismatch:
+    """A gradient that differs: of which input, where it is worst, what it must be there.
+
+    `wrong` of `total` entries differ. `index` is None where there is no gradient at all.
+    """
+
+    name: str
+    position: int
+    index: tuple[int, ...] | None
+    expected: complex | float
+    got: complex | float | None
+    wrong: int
+    total: int
+    want: Tensor
+    have: Tensor | None
+    label: str = ""
+
+    @property
+    def at(self) -> str:
+        """`gradient of `x` at [0, 3], wrong in 12 of 32 entries`."""
+        if self.index is None:
+            return f"gradient of `{self.name}`"
+        where = f" at {list(self.index)}" if self.index else ""
+        share = f", wrong in {self.wrong} of {self.total} entries" if self.total > 1 else ""
+        return f"gradient of `{self.name}`{where}{share}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What may differ: a share of each entry, and a share of the largest one."""
+
+    relative: float
+    scaled: float
+    floor: float = 0.0
+
+    def allowed(self, want: Tensor) -> Tensor:
+        """How far each entry of a gradient may be from `want`."""
+        size = want.abs()
+        finite = size[torch.isfinite(size)]
+        scale = float(finite.max()) if finite.numel() else 0.0
+        return self.relative * size + (self.scaled * scale + self.floor)
+
+
+def tolerance_for(eps: float, cotangent: float) -> Tolerance:
+    """The tolerance for a gradient computed with relative rounding error `eps`.
+
+    `cotangent` is the size of the largest entry of the cotangents: where the true gradient is zero,
+    rounding leaves a residue of that order.
+    """
+    return Tolerance(max(1e-5, 200 * eps), max(1e-7, 60 * eps), max(1e-10, 60 * eps) * cotangent)
+
+
+def excess_of(have: Tensor | None, want: Tensor, tolerance: Tolerance) -> Tensor:
+    """By how much each entry is beyond the tolerance (<= 0 is fine); entries that are not finite in
+    `want` say nothing.
+    """
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    want = want.detach().to(wide)
+    have = torch.zeros_like(want) if have is None else have.detach().to(wide)
+    if have.shape != want.shape:
+        return torch.full_like(want, math.inf, dtype=torch.float64)
+    excess = (have - want).abs() - tolerance.allowed(want)
+    excess = torch.where(torch.isfinite(have.abs()), excess, math.inf)
+    return torch.where(torch.isfinite(want.abs()), excess, -1.0)
+
+
+def index_of(flat: int, shape: Any) -> tuple[int, ...]:
+    """The index of the `flat`-th element of a tensor of this shape."""
+    found: list[int] = []
+    for size in reversed(tuple(shape)):
+        found.append(flat % size)
+        flat //= size
+    return tuple(reversed(found))
+
+
+def number(value: complex | float | None) -> str:
+    """A number as it is shown: six digits, `none` where there is no gradient."""
+    if value is None:
+        return "None"
+    if isinstance(value, complex):
+        return f"{value.real:.6g}{value.imag:+.6g}j"
+    return f"{value:.6g}"

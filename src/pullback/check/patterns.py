@@ -1,0 +1,117 @@
+"""By what pattern a gradient is wrong: cut, flipped, scaled, swapped, not reduced, or otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.mismatch import Mismatch
+from pullback.check.run import Run
+
+CUT, SIGN, FACTOR, SWAPPED, REDUCTION, VALUES = (
+    "cut",
+    "sign",
+    "factor",
+    "swapped",
+    "reduction",
+    "values",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The kind of an error, and what is known of it in words."""
+
+    kind: str
+    why: str = ""
+    fix: str = ""
+
+
+def pattern_of(mismatch: Mismatch, others: Sequence[Mismatch], run: Run) -> Pattern:
+    """The simplest pattern that explains the whole of a wrong gradient."""
+    have, want = mismatch.have, mismatch.want
+    name = mismatch.name
+    if not bool(torch.isfinite(want.abs()).all()):  # known by differences only
+        is_cut = have is None or not bool((have != 0).any())
+        return _cut(name) if is_cut else Pattern(VALUES)
+    if have is None or not bool((have != 0).any()):
+        return _cut(name)
+    have = have.detach().cpu().to(want.dtype)
+    other = _swapped_with(mismatch, others)
+    if other:
+        why = f"it is the gradient of `{other}`"
+        return Pattern(SWAPPED, why, "return the gradients in the order of forward's arguments")
+    ratio = _ratio(have, want)
+    if ratio is not None:
+        return _scaled(name, ratio, run)
+    if _is_unreduced(have, want):
+        why = "each entry has the share of one row only"
+        return Pattern(
+            REDUCTION, why, f"sum the gradient of `{name}` over the broadcast dimensions"
+        )
+    return Pattern(VALUES)
+
+
+def _cut(name: str) -> Pattern:
+    why = f"the output depends on `{name}`, and nothing flows back to it"
+    return Pattern(CUT, why, f"return the gradient of `{name}`, or mark what must not have one")
+
+
+def _scaled(name: str, ratio: float, run: Run) -> Pattern:
+    if abs(ratio + 1) < 1e-6:
+        return Pattern(SIGN, "the sign is flipped everywhere", f"negate the gradient of `{name}`")
+    sizes = _sizes(run)
+    for size in sizes:
+        if size > 1 and abs(ratio * size - 1) < 1e-6:
+            why = f"it is {size} times too small, as a mean over {size} entries is"
+            return Pattern(REDUCTION, why, f"sum where the gradient of `{name}` takes a mean")
+    why = f"it is {ratio:.6g} times the right one everywhere"
+    return Pattern(FACTOR, why, f"divide the gradient of `{name}` by {ratio:.6g}")
+
+
+def _sizes(run: Run) -> set[int]:
+    found: set[int] = set()
+    for tensor in (*run.outputs, *run.leaves.values()):
+        found |= {tensor.numel(), *tensor.shape}
+    return found
+
+
+def _ratio(have: Tensor, want: Tensor) -> float | None:
+    """The constant by which `have` differs from `want`, or None."""
+    size = want.abs()
+    where = int(size.flatten().argmax())
+    top = want.flatten()[where]
+    if not float(size.flatten()[where]) > 0:
+        return None
+    ratio = (have.flatten()[where] / top).item()
+    if isinstance(ratio, complex):
+        if abs(ratio.imag) > 1e-9 * abs(ratio):
+            return None
+        ratio = ratio.real
+    limit = 1e-6 * float(size.max()) * max(1.0, abs(ratio))
+    return ratio if bool(((have - ratio * want).abs() <= limit).all()) else None
+
+
+def _swapped_with(mismatch: Mismatch, others: Sequence[Mismatch]) -> str:
+    """The name of the input whose gradient stands here instead."""
+    for other in others:
+        if other is mismatch or other.want.shape != mismatch.want.shape or mismatch.have is None:
+            continue
+        if not bool((other.want != 0).any()):
+            continue
+        apart = (mismatch.have.detach().cpu().to(other.want.dtype) - other.want).abs()
+        if bool((apart <= 1e-6 * float(other.want.abs().max())).all()):
+            return other.name
+    return ""
+
+
+def _is_unreduced(have: Tensor, want: Tensor) -> bool:
+    """Whether all entries are one number while they must not be: reduced too far."""
+    return (
+        have.numel() > 1
+        and bool((have == have.flatten()[0]).all())
+        and not bool((want == want.flatten()[0]).all())
+    )

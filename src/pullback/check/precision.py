@@ -1,0 +1,98 @@
+"""How far a gradient in low precision is from the truth, next to PyTorch's own in that dtype.
+
+The truth is the gradient in float64 at the very same values. Low-precision eager is never the
+truth: it only says how much error is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example
+from pullback.check.mismatch import index_of
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run
+from pullback.check.subject import Subject
+
+Cotangents = Sequence["Tensor | None"]
+
+# Gradients below this share of a cotangent of about one are rounding of what cancels.
+FLOOR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """One gradient in low precision: errors as shares of the largest true entry, or of a floor."""
+
+    name: str
+    index: tuple[int, ...]
+    expected: float
+    got: float
+    error: float
+    usual: float  # the same share for PyTorch's own gradient of forward, in the same dtype
+
+
+def precisions(
+    subject: Subject, example: Example, cotangents: Cotangents | None = None, draw: int = 0
+) -> Iterator[Precision]:
+    """How precise each gradient is for an example in low precision; nothing where unknown."""
+    try:
+        called = subject.run(example)
+        if not called.live:
+            return
+        given = subject.cotangents(called, draw) if cotangents is None else cotangents
+        grads = called.pull(given)
+        exact = subject.run(example.double())
+        wide = tuple(None if c is None else c.detach().double() for c in given)
+        if not _agree(called, exact):
+            return
+        truths = exact.pull(wide)
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+    positions = {name: i for i, name in enumerate(called.names) if name in grads}
+    eager = subject.reference.gradients(example, given, tuple(positions.values()))
+    if eager is None:
+        return
+    for name, got in grads.items():
+        truth, usual = truths.get(name), eager.get(positions[name])
+        if got is None or truth is None or usual is None or not truth.numel():
+            continue
+        if name in subject.wrong_names or subject.target.intent.is_surrogate(name):
+            continue
+        found = _precision(name, got.detach(), truth.detach(), usual.detach())
+        if found is not None:
+            yield found
+
+
+def _agree(called: Run, exact: Run) -> bool:
+    """Whether forward is about the same function in both dtypes."""
+    for have, want in zip(called.outputs, exact.outputs, strict=False):
+        if have.shape != want.shape:
+            return False
+        if have.requires_grad and have.numel():
+            scale = float(want.detach().abs().max())
+            apart = float((have.detach().double() - want.detach()).abs().max())
+            if not apart <= 0.1 * scale + 1e-6:
+                return False
+    return True
+
+
+def _precision(name: str, got: Tensor, truth: Tensor, usual: Tensor) -> Precision | None:
+    if got.shape != truth.shape or not bool(torch.isfinite(truth).all()):
+        return None
+    scale = max(float(truth.abs().max()), FLOOR)
+    if not bool(torch.isfinite(usual).all()):
+        return None
+    apart = torch.nan_to_num((got.double() - truth).abs(), nan=float("inf"))
+    flat = int(apart.flatten().argmax())
+    return Precision(
+        name,
+        index_of(flat, truth.shape),
+        float(truth.flatten()[flat]),
+        float(got.flatten()[flat]),
+        float(apart.max()) / scale,
+        float((usual.double() - truth).abs().max()) / scale,
+    )

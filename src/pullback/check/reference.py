@@ -1,0 +1,187 @@
+"""The truth that a hand-written backward is compared with.
+
+Forward itself says what the gradient must be. Its body is run in float64 as plain PyTorch, so that
+autograd differentiates it; whatever comes out is held against differences of the real forward,
+which have an error estimate of their own. So neither a forward that autograd cannot see into (a
+kernel, NumPy, `detach`) nor a kink is taken for a defect of the backward.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.patch import watching
+from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
+from pullback.check.example import Example, can_differ, mapped, tensors_in
+from pullback.check.run import seeded
+from pullback.check.target import Target
+from pullback.derive.plain import program_of
+from pullback.function.slots import DispatchMode
+
+STEP = 1e-2
+
+
+class Precision(DispatchMode):  # type: ignore[misc]
+    """Sees the coarsest floating dtype that a program computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coarsest = torch.finfo(torch.float64).eps
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            if can_differ(tensor) and tensor.numel() > 0:
+                self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
+        return result
+
+
+class Reference:
+    """The gradients that forward implies, for any arguments and cotangents."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.noise = torch.finfo(torch.float64).eps
+        self._has_looked = False
+
+    # ---- autograd over forward as plain PyTorch ----
+
+    def program(self, *args: Any) -> Any:
+        """What the target computes, with no hand-written backward in it."""
+        if self.target.is_function:
+            return program_of(self.target.function)(*args)
+        with watching(_as_plain):
+            return self.target.call(*args)
+
+    def gradients(
+        self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
+    ) -> dict[int, Tensor | None] | None:
+        """The gradient of each wanted argument by position; None when autograd cannot tell.
+
+        The example is taken as it is: make it float64 first.
+        """
+        args = example.fresh(needs=frozenset(wanted))
+        leaves: dict[int, Tensor] = {i: args[i] for i in wanted}
+        passed = tuple(_cloned(arg) for arg in args)
+        try:
+            with (
+                torch.enable_grad(),
+                warnings.catch_warnings(),
+                seeded(),
+                self._look() or nullcontext(),
+            ):
+                warnings.simplefilter("ignore")
+                outputs = tensors_in(self.program(*passed))
+                if len(outputs) != len(cotangents):
+                    return None
+                used = [
+                    (output, cotangent.to(output.dtype))
+                    for output, cotangent in zip(outputs, cotangents, strict=True)
+                    if cotangent is not None and output.requires_grad
+                ]
+                if not used:
+                    return None
+                found = torch.autograd.grad(
+                    [output for output, _ in used],
+                    list(leaves.values()),
+                    [cotangent for _, cotangent in used],
+                    allow_unused=True,
+                )
+        except Exception:
+            return None
+        return dict(zip(leaves, found, strict=True))
+
+    def _look(self) -> Precision | None:
+        """The first time, watch in which precision forward computes."""
+        if self._has_looked:
+            return None
+        self._has_looked = True
+        reference = self
+
+        class Telling(Precision):
+            def __exit__(self, *exc: Any) -> None:
+                reference.noise = max(reference.noise, self.coarsest)
+                super().__exit__(*exc)
+
+        return Telling()
+
+    # ---- differences of forward as it is ----
+
+    def curve(
+        self,
+        example: Example,
+        cotangents: Sequence[Tensor | None],
+        direction: dict[int, Tensor],
+    ) -> Callable[[float], float]:
+        """`t -> <cotangents, forward(x + t direction)>`, a real number."""
+
+        def value(t: float) -> float:
+            args = list(example.fresh(needs=frozenset()))
+            for i, along in direction.items():
+                args[i] = args[i] + t * along.to(args[i].dtype)
+            with torch.no_grad(), warnings.catch_warnings(), seeded():
+                warnings.simplefilter("ignore")
+                outputs = tensors_in(self.target.call(*args))
+            total = 0.0
+            for output, cotangent in zip(outputs, cotangents, strict=True):
+                if cotangent is not None:
+                    total += float(inner(cotangent, output))
+            return total
+
+        return value
+
+    def slope(
+        self,
+        example: Example,
+        cotangents: Sequence[Tensor | None],
+        direction: dict[int, Tensor],
+        step: float = STEP,
+    ) -> Estimate:
+        """The derivative of `curve` at 0, with its error."""
+        try:
+            return central(self.curve(example, cotangents, direction), step, self.noise_of(example))
+        except Exception:
+            return UNKNOWN
+
+    def sides(
+        self,
+        example: Example,
+        cotangents: Sequence[Tensor | None],
+        direction: dict[int, Tensor],
+        step: float = STEP,
+    ) -> tuple[Estimate, Estimate]:
+        """The derivatives of `curve` at 0 from the left and from the right."""
+        curve = self.curve(example, cotangents, direction)
+        noise = self.noise_of(example)
+        try:
+            return one_sided(curve, step, noise, -1), one_sided(curve, step, noise, 1)
+        except Exception:
+            return UNKNOWN, UNKNOWN
+
+    def noise_of(self, example: Example) -> float:
+        """The relative rounding error of what forward gives for `example`."""
+        coarse = [torch.finfo(example.args[i].dtype).eps for i in example.differentiable]
+        return float(max([self.noise, *coarse]))
+
+
+def inner(cotangent: Tensor, other: Tensor) -> Tensor:
+    """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
+    wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
+    return (cotangent.detach().to(wide).conj() * other.detach().to(wide)).sum().real
+
+
+def _as_plain(
+    cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run the forward of a Function that a program calls, without its backward."""
+    return call(*args, **kwargs) if kwargs else program_of(cls)(*args)
+
+
+def _cloned(arg: Any) -> Any:
+    return mapped(arg, lambda t: t.clone() if t.requires_grad else t)

@@ -1,0 +1,74 @@
+"""The result of a check: what was found, what was not tried and why, and what no check can see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pullback.check.finding import Finding, Severity, Skip
+
+BLIND = (
+    "values, shapes and dtypes that were not tried",
+    "a wrong forward: the gradient is compared with what forward computes",
+    "races between kernels that did not show in the repeats",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `pb.check` says of one function."""
+
+    subject: str
+    place: str = ""
+    findings: tuple[Finding, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    tried: dict[str, int] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    seconds: float = 0.0
+    profile: str = "standard"
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """What no check can see."""
+        return BLIND
+
+    def of(self, severity: Severity | str) -> tuple[Finding, ...]:
+        """The findings of one severity."""
+        return tuple(f for f in self.findings if f.weight == Severity(severity))
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        parts = [str(finding) for finding in self.findings]
+        parts.append(self.summary())
+        return "\n\n".join(parts)
+
+    def summary(self) -> str:
+        """The last lines: the verdict, what was tried, what was not."""
+        counts = Counter(str(f.weight) for f in self.findings)
+        found = ", ".join(f"{counts[s.value]} {s.value}" for s in Severity if counts[s.value])
+        verdict = f"{len(self.findings)} findings ({found})" if found else "nothing found"
+        if len(self.findings) == 1:
+            verdict = f"1 finding ({found.removeprefix('1 ')})"
+        lines = [
+            f"{self.subject}: {verdict}. {len(self.rules)} rules, "
+            f"{self.tried.get('runs', 0)} runs, profile {self.profile}, {self.seconds:.1f} s."
+        ]
+        lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  not tried: {skip}" for skip in self.skips]
+        if self.interrupted:
+            lines.append("  interrupted: the rules after this were not tried")
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Results have memory of their own."""

@@ -1,0 +1,45 @@
+"""Outputs must not share memory with one another.
+
+What it checks
+    Whether writing into one output would change another one.
+
+Why it matters
+    An in-place op on one output, as users write after a call, changes the other in silence, and no
+    version counter notices.
+
+Fails
+    y = x.exp(); return y, y.view(-1)
+
+Passes
+    y = x.exp(); return y, y.reshape(-1).clone()
+
+Cannot see
+    Outputs that share memory only for some inputs. Slices of one buffer that do not overlap are
+    fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from pullback.check.snapshot import share_memory
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
+
+RULE = Rule(code="A752", name="overlapping-outputs", group="alias", severity=Severity.FRAGILE)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield at most one finding."""
+    run = subject.run()
+    for (i, one), (j, two) in combinations(enumerate(run.outputs), 2):
+        if share_memory(one, two):
+            yield subject.finding(
+                RULE,
+                example=subject.base,
+                at=f"outputs {i} and {j}",
+                expected="memory of their own",
+                got="the same memory",
+                fix=f"return a clone as output {j}",
+            )
+            return

@@ -1,0 +1,65 @@
+"""A single number should not be returned as a view into a buffer.
+
+What it checks
+    Whether an output without dimensions, such as a loss, is a view of a larger buffer that forward
+    made.
+
+Why it matters
+    PyTorch refuses every in-place op on such an output (`loss *= n` raised in unsloth#3452), and the
+    whole buffer stays alive as long as the output.
+
+Fails
+    return losses[0]
+
+Passes
+    return losses[0].clone()
+
+Cannot see
+    Views of inputs, which are often meant (`x.view_as(x)`), and views with dimensions: a slice of a
+    padded result is often meant too, and PyTorch raises where it is written into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.snapshot import share_memory
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
+
+RULE = Rule(code="A753", name="view-output", group="alias", severity=Severity.FRAGILE)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per number that is a view into a buffer."""
+    if not subject.target.is_function:
+        return
+    run = subject.run()
+    inputs = [arg for arg in run.passed if isinstance(arg, Tensor)]
+    for i in run.live:
+        output = run.outputs[i]
+        if not output._is_view() or output.dim() != 0:
+            continue
+        if any(share_memory(output, arg) for arg in inputs):
+            continue
+        held = output.untyped_storage().nbytes()
+        used = output.numel() * output.element_size()
+        refused = _refuses_in_place(output)
+        if held > used and refused:
+            yield subject.finding(
+                RULE,
+                example=subject.base,
+                at=f"output {i}",
+                expected=f"{used} bytes of its own, which may be changed in place",
+                got=f"a view into {held} bytes, on which in-place ops raise",
+                fix="return a clone of it",
+            )
+
+
+def _refuses_in_place(output: Tensor) -> bool:
+    try:
+        output.mul_(1)
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,113 @@
+"""Every tensor that requires grad must reach forward as an argument of its own.
+
+What it checks
+    Forward's body runs as plain PyTorch, and the tensors that require grad and that its outputs
+    depend on are collected; so are those that the real call connects to its outputs. A tensor of
+    the first kind that is not of the second gets no gradient: one from a global, from a closure, of
+    a module, or in a list that is an argument.
+
+Why it matters
+    Autograd looks for tensors among the arguments of `apply` and nowhere else. A parameter that
+    forward reads by another way is used, and never trained, without an error (nni#4039, LongLive#61).
+
+Fails
+    return x * gain              # a parameter of the module around
+
+Passes
+    MyFunction.apply(x, gain)
+
+Cannot see
+    Tensors that forward reads through `.detach()`, `.data` or NumPy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import copy_of, mapped, tensors_in
+from pullback.check.run import seeded
+from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
+
+RULE = Rule(code="Q002", name="hidden-tensor", group="context", profile="quick")
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per tensor that is used and gets no gradient."""
+    args = _fresh(subject)
+    try:
+        with torch.enable_grad(), seeded(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            used = _leaves(tensors_in(subject.reference.program(*_cloned(args))))
+            connected = _leaves(tensors_in(subject.target.call(*_cloned(args))))
+    except Exception as error:
+        yield Skip(RULE, f"forward cannot be looked into: {told(error)}")
+        return
+    direct = {id(arg) for arg in args if isinstance(arg, Tensor)}
+    for leaf in used.values():
+        if id(leaf) in connected or id(leaf) in direct:
+            continue
+        where = _where(subject, args, leaf)
+        yield subject.finding(
+            RULE,
+            example=subject.given,
+            at=f"{where}, {words_of(leaf)}, which requires grad",
+            expected="a gradient, since the output depends on it",
+            got="None",
+            why="autograd sees the tensors that are arguments of `apply`, and no others",
+            fix="pass it to `apply` as an argument of its own, and return its gradient",
+        )
+
+
+def _fresh(subject: Subject) -> tuple[Any, ...]:
+    """Copies of the user's arguments; tensors in containers require grad as the user's do."""
+    args = list(subject.given.fresh())
+    for i, arg in enumerate(subject.given.args):
+        if not isinstance(arg, Tensor):
+            args[i] = mapped(arg, lambda t: copy_of(t).requires_grad_(t.requires_grad))
+    return tuple(args)
+
+
+def _cloned(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that forward may write into."""
+    return tuple(
+        arg.clone() if isinstance(arg, Tensor) and arg.requires_grad else arg for arg in args
+    )
+
+
+def _leaves(outputs: list[Tensor]) -> dict[int, Tensor]:
+    """The leaves that outputs depend on, as the graph says."""
+    found: dict[int, Tensor] = {}
+    todo: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            found[id(leaf)] = leaf
+        for parent, _ in node.next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                todo.append(parent)
+    return found
+
+
+def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> str:
+    for name, arg in zip(subject.names, args, strict=False):
+        if any(inside is leaf for inside in tensors_in(arg)):
+            return f"a tensor in `{name}`"
+    target = subject.target
+    forward = target.function.forward if target.is_function else target.thing
+    for name, value in getattr(forward, "__globals__", {}).items():
+        if value is leaf:
+            return f"the global `{name}`"
+    names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+    cells = getattr(forward, "__closure__", None) or ()
+    for name, cell in zip(names, cells, strict=False):
+        if cell.cell_contents is leaf:
+            return f"the closed-over `{name}`"
+    return "a tensor from outside"

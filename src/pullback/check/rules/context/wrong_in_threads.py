@@ -1,0 +1,187 @@
+"""Calls in several threads must not disturb one another.
+
+What it checks
+    A backward runs in another thread than its forward. Then several threads run forward and backward
+    on different inputs, one operator at a time in turns, so that every place where one could come
+    between is tried. The gradients are those of single calls.
+
+Why it matters
+    Data-parallel replicas, servers and the autograd engine itself run in threads: a field of the
+    class or a thread-local that is right in a test mixes the data of two users in production.
+
+Fails
+    MyFunction.work = g * w; ...; return MyFunction.work
+
+Passes
+    work = g * w; ...; return work
+
+Cannot see
+    Races inside a kernel, and state that is shared on purpose under a lock.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.dispatch import in_turns
+from pullback.check.example import Example
+from pullback.check.run import seeded
+from pullback.check.subject import (
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    is_close,
+    told,
+    worst_of,
+)
+
+RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="standard")
+
+THREADS = 3
+OPERATORS = 200
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding when a thread gives other gradients than a single call."""
+    if subject.fails_at_base:
+        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if subject.target.intent.nondeterministic or _draws(subject):
+        yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
+        return
+    found = _moved(subject)
+    if found is None:
+        found = _together(subject)
+    if found is not None:
+        yield found
+
+
+def _moved(subject: Subject) -> Finding | None:
+    """Backward in another thread than forward."""
+    usual = subject.pull()
+    run = subject.run()
+    cotangents = subject.cotangents(run)
+    result: list[Any] = []
+
+    def work() -> None:
+        try:
+            result.append(run.pull(cotangents))
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return _compared(subject, result[0], usual, "in another thread than its forward", subject.base)
+
+
+def _together(subject: Subject) -> Finding | None:
+    """Several threads in turns, each with inputs of its own."""
+    examples = [subject.small, *(_shifted(subject.small, k) for k in range(1, THREADS))]
+    examples = [example if subject.accepts(example) else subject.small for example in examples]
+    usual = []
+    for example in examples:
+        result = in_turns([_job(subject, example)])[0]
+        if isinstance(result, Exception):
+            return None
+        usual.append(result)
+    results = in_turns([_job(subject, example) for example in examples])
+    for result, expected, example in zip(results, usual, examples, strict=True):
+        found = _compared(subject, result, expected, "while other threads run too", example)
+        if found is not None:
+            return found
+    return None
+
+
+def _job(subject: Subject, example: Example) -> Callable[[], dict[str, Tensor | None]]:
+    """Forward and backward on one example, without anything that threads share."""
+    needs = sorted(example.needs)
+    args = example.fresh()
+    writes = subject.writes_inputs
+    passed = tuple(a.clone() if writes and i in example.needs else a for i, a in enumerate(args))
+    cotangents = subject.cotangents(subject.run(example))
+
+    def job() -> dict[str, Tensor | None]:
+        from pullback.check.example import tensors_in
+
+        outputs = tensors_in(subject.target.call(*passed))
+        used = [
+            (output, cotangent)
+            for output, cotangent in zip(outputs, cotangents, strict=True)
+            if cotangent is not None and output.requires_grad
+        ]
+        if not used:
+            return {}
+        grads = torch.autograd.grad(
+            [output for output, _ in used],
+            [args[i] for i in needs],
+            [cotangent for _, cotangent in used],
+            allow_unused=True,
+        )
+        return {subject.names[i]: grad for i, grad in zip(needs, grads, strict=True)}
+
+    return job
+
+
+def _compared(
+    subject: Subject, result: Any, usual: dict[str, Tensor | None], words: str, example: Example
+) -> Finding | None:
+    if isinstance(result, Exception):
+        error = getattr(result, "error", result)
+        return subject.finding(
+            RULE,
+            example=example,
+            severity=Severity.FRAGILE,
+            at=f"a call, {words}",
+            expected="the gradients of a single call",
+            got=told(error),
+            fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
+        )
+    for name, got in result.items():
+        expected = usual.get(name)
+        if got is None or expected is None or got.shape != expected.shape:
+            continue
+        if is_close(got, expected, 100):
+            continue
+        index, have, want = worst_of(got, expected)
+        return subject.finding(
+            RULE,
+            example=example,
+            at=f"gradient of `{name}` at {list(index)}, {words}",
+            expected=want,
+            got=have,
+            fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
+        )
+    return None
+
+
+def _draws(subject: Subject) -> bool:
+    """Whether forward or backward takes numbers from a generator that all threads share."""
+    with seeded():
+        before = torch.get_rng_state(), random.getstate()
+        args = subject.base.fresh()
+        if subject.writes_inputs:
+            args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+        subject.target.call(*args)
+        after = torch.get_rng_state(), random.getstate()
+    return not torch.equal(before[0], after[0]) or before[1] != after[1]
+
+
+def _shifted(example: Example, k: int) -> Example:
+    """The example with its own entries rotated and scaled a little."""
+    return example.map(
+        lambda t: (
+            (t.flatten().roll(k).reshape(t.shape) * (1 - 0.125 * k)).contiguous()
+            if t.is_floating_point() or t.is_complex()
+            else t
+        ),
+        f"with the entries rotated by {k}",
+    )

@@ -1,0 +1,1 @@
+"""What PyTorch asks of a Function, and what it mends in silence."""

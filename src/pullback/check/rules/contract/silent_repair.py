@@ -1,0 +1,95 @@
+"""A gradient should come in the shape and dtype of its input.
+
+What it checks
+    What backward returns, before the engine looks at it: the shape and the dtype of each gradient.
+
+Why it matters
+    The engine sums a gradient that is too large and casts one of another dtype, in silence: memory
+    and time are wasted in every step, and under `torch.compile` or a stricter engine it raises.
+
+Fails
+    return g, g                # of x + bias: the gradient of bias has one row per sample
+
+Passes
+    return g, g.sum(0)
+
+Cannot see
+    Functions whose backward is not written in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.run import run
+from pullback.check.spy import spy_on
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+
+RULE = Rule(
+    code="K802",
+    name="silent-repair",
+    group="contract",
+    severity=Severity.WASTEFUL,
+    profile="quick",
+)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per gradient that the engine mends."""
+    told: set[str] = set()
+    for example in (subject.base, subject.given):
+        spy = spy_on(subject.target)
+        if spy is None:
+            return
+        try:
+            called = run(
+                spy.target.call, example, subject.names, through_clone=subject.writes_inputs
+            )
+            called.pull(subject.cotangents(called))
+        except (ForwardRefusedError, BackwardFailedError):
+            continue
+        for call in spy.calls:
+            for name, arg, gradient in zip(
+                subject.names, called.passed, call.returned, strict=False
+            ):
+                if not isinstance(gradient, Tensor) or not isinstance(arg, Tensor):
+                    continue
+                mended = _mended(gradient, arg)
+                if mended and name not in told and arg.requires_grad:
+                    told.add(name)
+                    expected, got, fix = mended
+                    yield subject.finding(
+                        RULE,
+                        example=example,
+                        at=f"gradient of `{name}`, as backward returns it",
+                        expected=expected,
+                        got=got,
+                        fix=fix,
+                    )
+
+
+def _mended(gradient: Tensor, arg: Tensor) -> tuple[str, str, str] | None:
+    """What the engine has to mend: what it must be, what it is, and how to do it oneself."""
+    if gradient.numel() != arg.numel():
+        return (
+            f"shape {list(arg.shape)}",
+            f"shape {list(gradient.shape)}, which the engine sums",
+            "sum over the broadcast dimensions in backward: g.sum_to_size(x.shape)",
+        )
+    if gradient.dtype != arg.dtype and gradient.is_complex() == arg.is_complex():
+        return (
+            f"{arg.dtype}",
+            f"{gradient.dtype}, which the engine casts",
+            "compute in the wider dtype if need be, and return .to(x.dtype)",
+        )
+    return None

@@ -1,0 +1,1 @@
+"""Gradients are right for every value that forward accepts."""

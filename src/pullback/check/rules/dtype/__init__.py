@@ -1,0 +1,1 @@
+"""Gradients are as good as the dtype allows, in every dtype that forward accepts."""

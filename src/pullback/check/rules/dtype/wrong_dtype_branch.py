@@ -1,0 +1,113 @@
+"""Gradients must be right in every dtype that forward accepts.
+
+What it checks
+    The gradients in float32 against forward's own; in float16 and bfloat16 against the function's
+    own gradient in float64 at the very same values, with room for the rounding that is usual there.
+
+Why it matters
+    Kernels have a branch per dtype, and authors check in float64 because `gradcheck` asks for it.
+    The branch that trains is another one.
+
+Fails
+    if grad.dtype == torch.bfloat16: return grad * w, grad * w
+
+Passes
+    return grad * w, grad * x
+
+Cannot see
+    Errors in half precision below about one part in six of the largest entry (bfloat16), or one in
+    forty (float16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pullback.check.example import name_of
+from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
+from pullback.check.mismatch import number
+from pullback.check.precision import precisions
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    each,
+    told,
+)
+from pullback.check.trials import is_new
+
+RULE = Rule(code="D501", name="wrong-dtype-branch", group="dtype", profile="standard")
+
+FIX = "let every dtype take the same path, or refuse the dtype in forward"
+
+# In units of the dtype's rounding error; sound functions of several steps stay below 8.
+ROUNDINGS = 20
+TIMES_USUAL = 8
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient is wrong in a dtype."""
+    if subject.fails_at_base:
+        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    yield from _single(subject)
+    for dtype in each(LOW, subject):
+        yield from _half(subject, dtype)
+
+
+def _single(subject: Subject) -> Iterator[Finding]:
+    example = in_dtype(subject.small, torch.float32)
+    if example is None or dtype_of(subject.small) != torch.float64:
+        return
+    try:
+        subject.pull(subject.small)
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+    try:
+        mismatches = subject.judge(example)
+    except ForwardRefusedError:
+        return
+    except BackwardFailedError as failure:
+        yield from _raised(subject, torch.float32, told(failure.error))
+        return
+    for mismatch in mismatches:
+        if is_new(subject, RULE, mismatch.name):
+            yield subject.mismatched(RULE, mismatch, example, fix=FIX)
+
+
+def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
+    example = in_dtype(subject.small, dtype)
+    if example is None:
+        return
+    eps = torch.finfo(dtype).eps
+    for found in precisions(subject, example):
+        if found.error <= ROUNDINGS * eps + TIMES_USUAL * found.usual:
+            continue
+        if is_new(subject, RULE, found.name):
+            yield subject.finding(
+                RULE,
+                example=example,
+                at=f"gradient of `{found.name}` at {list(found.index)}",
+                expected=f"{number(found.expected)}, as in float64",
+                got=f"{number(found.got)}, in {name_of(dtype)}",
+                fix=FIX,
+            )
+
+
+def _raised(subject: Subject, dtype: torch.dtype, text: str) -> Iterator[Finding]:
+    if is_new(subject, RULE, "raised"):
+        yield subject.finding(
+            RULE,
+            example=subject.small.to(dtype),
+            at=f"backward, in {name_of(dtype)}",
+            expected="gradients, as in float64",
+            got=text,
+            fix=FIX,
+            severity=Severity.FRAGILE,
+        )

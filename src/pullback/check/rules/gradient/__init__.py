@@ -1,0 +1,1 @@
+"""Each gradient is the one that forward implies."""

@@ -1,0 +1,1 @@
+"""Gradients do not depend on how tensors lie in memory."""

@@ -1,0 +1,144 @@
+"""`backward` must give the same gradients however its cotangents lie in memory.
+
+What it checks
+    Each cotangent with the same values as a dense one, but transposed, sliced, at an offset,
+    channels-last, expanded with stride 0, or as a conjugate or negative view.
+
+Why it matters
+    Autograd hands on whatever strides the next function's backward made: `sum().backward()` sends
+    stride 0, `cat` sends slices, a transpose sends a transposed one. Kernels that assume dense
+    memory read the wrong numbers (FlashAttention#355, fla#871, k2#1101) and `view` raises
+    (pytorch#194719). `torch.autograd.gradcheck` sends dense cotangents only.
+
+Fails
+    flat = torch.as_strided(grad, x.shape, x.stride())
+
+Passes
+    flat = grad.contiguous().view(-1)
+
+Cannot see
+    A refusal of conjugate and negative views, which NumPy refuses as well; a layout that none of the above is; a backward whose reading of foreign memory happens to give
+    the right numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from pullback.check.inputs.layouts import dense, is_expanded, is_lazy, layouts_of
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    each,
+    is_close,
+    told,
+    worst_of,
+)
+
+RULE = Rule(code="Y401", name="cotangent-layout", group="layout", profile="quick")
+
+Cotangents = Sequence["Tensor | None"]
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient changes with the layout, or per refusal."""
+    if subject.target.intent.nondeterministic:
+        yield Skip(RULE, "results may differ between runs, by declaration")
+        return
+    run = subject.run(subject.small_given)
+    if not run.live:
+        return
+    plain = subject.cotangents(run)
+    try:
+        first = run.pull(plain)
+    except BackwardFailedError as failure:
+        yield Skip(RULE, f"backward fails at the example: {told(failure.error)}")
+        return
+    if not _is_steady(subject, plain, first):
+        yield Skip(RULE, "two runs with one and the same cotangent differ")
+        return
+    told_of: set[str] = set()
+    for output, label, given in each(_variants(plain), subject):
+        want = first
+        if is_expanded(label):
+            want = subject.run(subject.small_given).pull(
+                [None if c is None else dense(c) for c in given]
+            )
+        yield from _compared(subject, output, label, given, want, told_of)
+
+
+def _variants(plain: Cotangents) -> Iterator[tuple[int, str, list[Tensor | None]]]:
+    """Each cotangent in turn in each layout, the others as they are."""
+    for number, cotangent in enumerate(plain):
+        if cotangent is None:
+            continue
+        for label, changed in layouts_of(cotangent):
+            given = list(plain)
+            given[number] = changed
+            yield number, label, given
+
+
+def _is_steady(subject: Subject, plain: Cotangents, first: dict[str, Tensor | None]) -> bool:
+    again = subject.run(subject.small_given).pull(plain)
+    return all(is_close(again[name], first[name]) for name in first)
+
+
+def _compared(
+    subject: Subject,
+    output: int,
+    label: str,
+    given: Cotangents,
+    want: dict[str, Tensor | None],
+    told_of: set[str],
+) -> Iterator[Finding]:
+    example = subject.small_given
+    run = subject.run(example)
+    which = f"of output {output} " if len(run.live) > 1 else ""
+    inputs = f"{example.words(subject.names)}; cotangent {which}{label}"
+    try:
+        have = run.pull(given)
+    except BackwardFailedError as failure:
+        if "raised" not in told_of and not is_lazy(label):
+            told_of.add("raised")
+            yield subject.finding(
+                RULE,
+                at=f"backward, for a cotangent {which}that is {label}",
+                expected="the gradients that a dense cotangent gives",
+                got=told(failure.error),
+                inputs=inputs,
+                fix="take `grad.contiguous()`, or `reshape` in the place of `view`",
+                severity=Severity.FRAGILE,
+            )
+        return
+    for name, got in have.items():
+        if name in told_of or is_close(got, want[name]):
+            continue
+        told_of.add(name)
+        yield subject.finding(
+            RULE,
+            inputs=inputs,
+            **_words(name, got, want[name], label),
+            fix="read the cotangent by its own strides and offset, or take `grad.contiguous()` "
+            "(for a conjugate or negative view: `resolve_conj()`, `resolve_neg()`) first",
+        )
+
+
+def _words(name: str, got: Tensor | None, want: Tensor | None, label: str) -> dict[str, str]:
+    if got is None or want is None or got.shape != want.shape:
+        return {
+            "at": f"gradient of `{name}`",
+            "expected": "None" if want is None else f"a gradient of shape {list(want.shape)}",
+            "got": "None" if got is None else f"a gradient of shape {list(got.shape)}",
+        }
+    index, have, expected = worst_of(got, want)
+    return {
+        "at": f"gradient of `{name}` at {list(index)}",
+        "expected": f"{expected}, as for the dense cotangent",
+        "got": f"{have}, for the cotangent {label}",
+    }

@@ -1,0 +1,199 @@
+"""Outputs and gradients must not depend on how the inputs lie in memory.
+
+What it checks
+    Each input with the same values as a dense one, but transposed, sliced, at an offset,
+    channels-last, expanded with stride 0, or as a conjugate or negative view: outputs and gradients
+    are those of the dense one, and neither `view` in forward nor backward raises.
+
+Why it matters
+    Queries, keys and values are slices of one projection, images come channels-last, biases are
+    expanded. Kernels that take a pointer and assume dense memory compute with the wrong numbers
+    (FlashAttention#2541, optimized-fused-ssim#1).
+
+Fails
+    flat = torch.as_strided(x, (x.numel(),), (1,))
+
+Passes
+    flat = x.contiguous().view(-1)
+
+Cannot see
+    A forward that refuses a layout by an error of its own: that is its right. Outputs that are
+    wrong for stride 0 only: some of PyTorch's own operators are (`median` in 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.inputs.layouts import LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
+from pullback.check.run import Run, seeded
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    each,
+    is_close,
+    told,
+    worst_of,
+)
+
+RULE = Rule(code="Y402", name="input-layout", group="layout", profile="standard")
+
+# What PyTorch says where a `view` cannot be taken: nobody's decision, so it is worth a finding.
+ACCIDENTS = ("view size is not compatible", "not viewable", "is not contiguous")
+
+# In these layouts each input is also tried alone: two kernels may agree on a wrong stride.
+ALONE = ("transposed in memory", "every other element of a wider tensor", "expanded with stride 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one call gave: outputs and gradients, or what was raised, and where."""
+
+    values: dict[str, Tensor | None]
+    refusal: str = ""
+    failure: str = ""
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per output or gradient that changes with the layout of an input."""
+    if subject.target.intent.nondeterministic:
+        yield Skip(RULE, "results may differ between runs, by declaration")
+        return
+    start = subject.small_given
+    once, again = _result(subject, start), _result(subject, start)
+    if once.refusal or once.failure:
+        yield Skip(RULE, f"the example itself fails: {once.refusal or once.failure}")
+        return
+    if any(not is_close(once.values[key], again.values.get(key)) for key in once.values):
+        yield Skip(RULE, "two runs on the same inputs differ")
+        return
+    if _is_random(subject):
+        yield Skip(RULE, "forward draws random numbers, in the order of memory")
+        return
+    told_of: set[str] = set()
+    for label, positions, variant, plain in each(_variants(start), subject):
+        want = _result(subject, plain) if is_expanded(label) else once
+        if not (want.refusal or want.failure):
+            yield from _compared(subject, label, positions, variant, want, told_of)
+
+
+def _variants(start: Example) -> Iterator[tuple[str, tuple[int, ...], Example, Example]]:
+    """All tensors in a layout at once, then each alone, with the dense twin of each variant."""
+    for label, change in LAYOUTS.items():
+        made: dict[int, Tensor] = {}
+        for i in start.tensors:
+            changed = change(start.args[i])
+            if changed is not None and not is_same_layout(changed, start.args[i]):
+                made[i] = changed
+        groups = [tuple(made)]
+        if len(made) > 1 and label in ALONE:
+            groups += [(i,) for i in made]
+        for group in groups:
+            if group:
+                variant = plain = start
+                for i in group:
+                    variant = variant.put(i, made[i], f"{label}")
+                    plain = plain.put(i, dense(made[i]), "dense")
+                yield label, group, variant, plain
+
+
+def _compared(
+    subject: Subject,
+    label: str,
+    positions: tuple[int, ...],
+    variant: Example,
+    want: Result,
+    told_of: set[str],
+) -> Iterator[Finding]:
+    have = _result(subject, variant)
+    if have.refusal and not any(text in have.refusal for text in ACCIDENTS):
+        return
+    same = _same_outputs(have, want)
+    if is_expanded(label) and not same:
+        return  # PyTorch's own `median` is wrong for stride 0 (2.13)
+    who = f"{subject.names_at(positions)} {label}"
+    if have.refusal or have.failure:
+        if "raised" not in told_of and not is_lazy(label):
+            told_of.add("raised")
+            yield subject.finding(
+                RULE,
+                example=variant,
+                at=f"{'forward' if have.refusal else 'backward'}, with {who}",
+                expected="what dense inputs of the same values give",
+                got=have.refusal or have.failure,
+                fix="take `.contiguous()`, or `reshape` in the place of `view`",
+                severity=Severity.FRAGILE,
+            )
+        return
+    for key, got in have.values.items():
+        expected = want.values.get(key)
+        if key in told_of or is_close(got, expected) or (not same and "gradient" in key):
+            continue  # gradients of another function say nothing
+        told_of.add(key)
+        severity = Severity.WRONG if "gradient" in key else Severity.FRAGILE
+        words = _words(key, got, expected, who)
+        yield subject.finding(RULE, example=variant, severity=severity, **words)
+
+
+def _result(subject: Subject, example: Example) -> Result:
+    try:
+        run = subject.run(example)
+    except ForwardRefusedError as refusal:
+        return Result({}, refusal=told(refusal.error))
+    values = _outputs(run)
+    try:
+        grads = run.pull([None if c is None else dense(c) for c in subject.cotangents(run)])
+    except BackwardFailedError as failure:
+        return Result(values, failure=told(failure.error))
+    return Result(values | {f"gradient of `{name}`": grad for name, grad in grads.items()})
+
+
+def _outputs(run: Run) -> dict[str, Tensor | None]:
+    return {f"output {i}": run.outputs[i].detach().clone() for i in run.live}
+
+
+def _is_random(subject: Subject) -> bool:
+    """Whether forward gives something else after another seed."""
+    found = []
+    for seed in (1, 2):
+        args = subject.small_given.fresh(needs=frozenset())
+        with torch.no_grad(), seeded(seed):
+            found.append(tensors_in(subject.target.call(*args)))
+    return any(
+        a.shape != b.shape or not is_close(a, b)
+        for a, b in zip(*found, strict=False)
+        if can_differ(a)
+    )
+
+
+def _same_outputs(have: Result, want: Result) -> bool:
+    keys = [key for key in have.values if key.startswith("output")]
+    return all(is_close(have.values[key], want.values.get(key)) for key in keys)
+
+
+def _words(key: str, got: Tensor | None, want: Tensor | None, who: str) -> dict[str, str]:
+    fix = "read the input by its own strides and offset, or take `.contiguous()` first"
+    if got is None or want is None or got.shape != want.shape:
+        return {
+            "at": key,
+            "expected": "None" if want is None else f"shape {list(want.shape)}",
+            "got": "None" if got is None else f"shape {list(got.shape)}",
+            "fix": fix,
+        }
+    index, have, expected = worst_of(got, want)
+    return {
+        "at": f"{key} at {list(index)}",
+        "expected": f"{expected}, as for dense inputs",
+        "got": f"{have}, with {who}",
+        "fix": fix,
+    }

@@ -1,0 +1,1 @@
+"""Backward is a linear map of the cotangent."""

@@ -1,0 +1,64 @@
+"""`backward` must run as often as the graph is kept.
+
+What it checks
+    Two calls of backward over one graph, the first with `retain_graph=True`: the second must run.
+
+Why it matters
+    A loss of several terms, or a gradient per sample, pulls more than once. A cache on ctx that is
+    cleared by the first backward makes the second fail (dgl#1046).
+
+Fails
+    kept = ctx.cache.pop()
+
+Passes
+    (kept,) = ctx.saved_tensors
+
+Cannot see
+    A third backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    told,
+)
+
+RULE = Rule(
+    code="B852",
+    name="backward-twice",
+    group="memory",
+    severity=Severity.FRAGILE,
+    profile="quick",
+)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding when the second backward fails."""
+    if subject.fails_at_base:
+        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if subject.target.intent.donates:
+        yield Skip(RULE, "an input is declared to be given away")
+        return
+    run = subject.run()
+    cotangents = subject.cotangents(run)
+    run.pull(cotangents, retain_graph=True)
+    try:
+        run.pull(cotangents)
+    except BackwardFailedError as failure:
+        yield subject.finding(
+            RULE,
+            example=subject.base,
+            at="the second backward over one graph, after retain_graph=True",
+            expected="the gradients again",
+            got=told(failure.error),
+            fix="keep tensors with ctx.save_for_backward, and clear nothing yourself",
+        )

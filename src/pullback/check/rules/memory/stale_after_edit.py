@@ -1,0 +1,97 @@
+"""A change of an input or output between forward and backward must be noticed.
+
+What it checks
+    Each input and each output is changed in place after forward. Backward must then raise, as it
+    does for what was saved with `save_for_backward`, or give the gradients it would have given.
+
+Why it matters
+    A tensor kept on a ctx attribute, or saved through `.data` or `.detach()`, has no version that is
+    looked at: after `x.mul_(10)` the gradient is ten times wrong, with no error.
+
+Fails
+    ctx.x = x
+
+Passes
+    ctx.save_for_backward(x)
+
+Cannot see
+    Changes made through `.data` or by a kernel, which PyTorch does not see either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pullback.check.run import Run
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Skip,
+    Subject,
+    is_close,
+    worst_of,
+)
+
+RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick")
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per tensor whose change goes unnoticed."""
+    if subject.fails_at_base:
+        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if subject.writes_inputs:
+        yield Skip(RULE, "forward itself changes its inputs")
+        return
+    usual = subject.pull()
+    for what in _editable(subject.run()):
+        run = subject.run()
+        cotangents = subject.cotangents(run)
+        if not _edit(_editable(run)[what]):
+            continue
+        try:
+            grads = run.pull(cotangents)
+        except BackwardFailedError:
+            continue
+        for name, got in grads.items():
+            expected = usual[name]
+            if is_close(got, expected, 100):
+                continue
+            if got is None or expected is None or got.shape != expected.shape:
+                continue
+            index, have, want = worst_of(got, expected)
+            yield subject.finding(
+                RULE,
+                example=subject.base,
+                at=f"gradient of `{name}` at {list(index)}, after {what} was changed in place",
+                expected=f"{want}, or an error",
+                got=have,
+                why="what backward reads is not watched for changes",
+                fix="keep it with ctx.save_for_backward, not on a ctx attribute or through .data",
+            )
+            break
+
+
+def _editable(run: Run) -> dict[str, Tensor]:
+    """The inputs and outputs that a caller may change, in words."""
+    found = {
+        f"input `{name}`": arg
+        for name, arg in zip(run.names, run.args, strict=False)
+        if isinstance(arg, Tensor) and arg.is_floating_point()
+    }
+    return found | {
+        f"output {i}": output for i, output in enumerate(run.outputs) if output.is_floating_point()
+    }
+
+
+def _edit(tensor: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            tensor.mul_(0.5).add_(0.25)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Nothing is written into that belongs to the caller."""

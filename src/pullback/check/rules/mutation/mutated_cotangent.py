@@ -1,0 +1,53 @@
+"""`backward` must not change the cotangents it receives.
+
+What it checks
+    Every cotangent holds the same numbers after backward as before.
+
+Why it matters
+    The engine hands the same tensor to other nodes and to hooks: they see the changed numbers
+    (apex#1430, apex#1587: a fused softmax that wrote into `grad_output`).
+
+Fails
+    return grad_output.mul_(y)
+
+Passes
+    return grad_output * y
+
+Cannot see
+    A change that writes back the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pullback.check.snapshot import Snapshot
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
+
+RULE = Rule(code="M702", name="mutated-cotangent", group="mutation", profile="quick")
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per cotangent that backward changes."""
+    for example in (subject.base, subject.given):
+        run = subject.run(example)
+        cotangents = subject.cotangents(run, 3)
+        named = [(f"{i}", c) for i, c in enumerate(cotangents) if c is not None]
+        snapshot = Snapshot(named)
+        try:
+            run.pull(cotangents)
+        except BackwardFailedError as failure:
+            yield Skip(RULE, f"backward fails: {failure}")
+            return
+        found = list(snapshot.changes())
+        for change in found:
+            yield subject.finding(
+                RULE,
+                example=example,
+                at=f"cotangent of output {change.name} at {list(change.index)}, after backward",
+                expected=f"{change.before}, as before backward",
+                got=change.after,
+                fix="compute into a new tensor: `g * y` in the place of `g.mul_(y)`",
+            )
+        if found:
+            return

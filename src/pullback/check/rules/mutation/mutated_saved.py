@@ -1,0 +1,92 @@
+"""`backward` must not change inputs, outputs or what was saved.
+
+What it checks
+    After backward the inputs and the outputs hold what they held before it, and a second backward
+    over the same graph gives the same gradients as the first.
+
+Why it matters
+    A saved tensor is the caller's own: unsloth#5002 overwrote the saved logits and returned them,
+    Liger#254 wrote into saved inputs and broke the op before it.
+
+Fails
+    (y,) = ctx.saved_tensors; return y.mul_(g)
+
+Passes
+    (y,) = ctx.saved_tensors; return y * g
+
+Cannot see
+    A change that writes back the same numbers. An input given away on purpose is declared:
+    `declares = {"donates": "x"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.example import tensors_in
+from pullback.check.snapshot import Snapshot
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Skip,
+    Subject,
+    is_close,
+    worst_of,
+)
+
+RULE = Rule(code="M703", name="mutated-saved", group="mutation", profile="quick")
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per tensor that backward changes, or for a second backward that differs."""
+    intent = subject.target.intent
+    run = subject.run()
+    named: list[tuple[str, Tensor]] = [
+        (f"input `{name}`", tensor)
+        for name, arg in zip(subject.names, run.passed, strict=False)
+        for tensor in tensors_in(arg)
+        if not intent.is_donated(name)
+    ]
+    named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
+    snapshot = Snapshot(named)
+    cotangents = subject.cotangents(run, 4)
+    try:
+        first = run.pull(cotangents, retain_graph=True)
+    except BackwardFailedError as failure:
+        yield Skip(RULE, f"backward fails: {failure}")
+        return
+    found = list(snapshot.changes())
+    for change in found:
+        yield subject.finding(
+            RULE,
+            example=subject.base,
+            at=f"{change.name} at {list(change.index)}, after backward",
+            expected=f"{change.before}, as before backward",
+            got=change.after,
+            fix="compute into a new tensor, or clone what was saved before writing into it",
+        )
+    if found or intent.donates:
+        return
+    kept = {name: None if g is None else g.detach().clone() for name, g in first.items()}
+    try:
+        second = run.pull(cotangents)
+    except BackwardFailedError:
+        return  # `backward-twice` tells of this
+    if intent.nondeterministic:
+        return
+    for name, one in kept.items():
+        two = second[name]
+        if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):
+            continue
+        index, have, want = worst_of(two, one)
+        yield subject.finding(
+            RULE,
+            example=subject.base,
+            at=f"gradient of `{name}` at {list(index)}, in a second backward over the same graph",
+            expected=f"{want}, as in the first",
+            got=have,
+            fix="let backward leave what was saved as it is",
+        )

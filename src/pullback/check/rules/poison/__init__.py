@@ -1,0 +1,1 @@
+"""Memory that nobody wrote is not read."""

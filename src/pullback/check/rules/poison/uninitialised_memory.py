@@ -1,0 +1,113 @@
+"""Results must not depend on memory that was never written.
+
+What it checks
+    Forward and backward run once more with fresh memory (`torch.empty`, `empty_like`, `new_empty`,
+    `empty_strided`, `resize_`) filled with NaN: outputs and gradients stay the same. At the example
+    and at other sizes, since it is the tail of a block that is forgotten.
+
+Why it matters
+    `empty` holds zeros most of the time, so tests pass. In a long run the allocator hands out a
+    page with NaN in it, and the loss is lost (FBGEMM#5754, flash-linear-attention#892).
+
+Fails
+    out = torch.empty_like(x); out[:n] = g[:n]; return out
+
+Passes
+    out = torch.zeros_like(x); out[:n] = g[:n]; return out
+
+Cannot see
+    Memory that a kernel or NumPy allocates by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from pullback.check.dispatch import Fill, poisoned
+from pullback.check.example import Example, can_differ
+from pullback.check.inputs.shapes import batches_of, sizes_of
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Skip,
+    Subject,
+    each,
+    is_close,
+    worst_of,
+)
+
+RULE = Rule(code="U001", name="uninitialised-memory", group="poison", profile="quick")
+
+SIZES = 24
+ORDINARY = 1.0
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding for the first result that changes."""
+    if subject.fails_at_base:
+        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    for example in each(_examples(subject), subject):
+        try:
+            with Fill(ORDINARY):  # what is there may be the NaN of an earlier try
+                usual = _results(subject, example)
+            with poisoned():
+                now = _results(subject, example)
+        except (ForwardRefusedError, BackwardFailedError):
+            continue
+        for words, expected in usual.items():
+            got = now.get(words)
+            if got is None or got.shape != expected.shape or _same(got, expected):
+                continue
+            index, have, want = worst_of(got, expected)
+            yield subject.finding(
+                RULE,
+                example=example,
+                at=f"{words} at {list(index)}, with fresh memory filled with NaN",
+                expected=want,
+                got=have,
+                why="an entry of a tensor made by `empty` is read or returned, and nobody wrote it",
+                fix="make the tensor with `zeros`, or write every entry of it",
+            )
+            return
+
+
+def _examples(subject: Subject) -> Iterator[Example]:
+    yield subject.base
+    if subject.small is not subject.base:
+        yield subject.small
+    yield from islice(_lengths(subject.small), 8)
+    if subject.profile != "quick":
+        yield from islice(sizes_of(subject.small), SIZES)
+        yield from islice(batches_of(subject.small), 3)
+
+
+def _lengths(example: Example) -> Iterator[Example]:
+    """Lists of counts with one of them smaller: rows that are not full."""
+    for position, arg in enumerate(example.args):
+        if isinstance(arg, (list, tuple)) and arg and all(type(n) is int for n in arg):
+            for k, count in enumerate(arg):
+                for less in (1, 2):
+                    if count > less:
+                        counts = type(arg)([*arg[:k], count - less, *arg[k + 1 :]])
+                        yield example.put(position, counts, f"count {k} smaller by {less}")
+
+
+def _results(subject: Subject, example: Example) -> dict[str, Tensor]:
+    """Outputs and gradients by what they are, in words."""
+    called = subject.run(example)
+    found = {f"output {i}": output.detach().clone() for i, output in enumerate(called.outputs)}
+    grads = called.pull(subject.cotangents(called)) if called.live else {}
+    return found | {f"gradient of `{n}`": g.detach().clone() for n, g in grads.items() if g is not None}
+
+
+def _same(got: Tensor, expected: Tensor) -> bool:
+    if not can_differ(expected) or not can_differ(got):
+        return torch.equal(got, expected)
+    return is_close(got, expected, 100)

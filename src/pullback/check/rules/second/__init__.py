@@ -1,0 +1,1 @@
+"""A gradient can be differentiated again, or says that it cannot."""

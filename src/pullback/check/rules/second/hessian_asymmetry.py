@@ -1,0 +1,117 @@
+"""Second derivatives must not depend on the order in which they are taken.
+
+What it checks
+    For random directions `u` and `v` over all inputs, `<v, H u>` is `<u, H v>`, where `H` is the
+    Hessian of `<g, forward(x)>` taken through backward twice.
+
+Why it matters
+    A Hessian is symmetric. Where it is not, Newton steps, conjugate gradients and influence
+    functions work with a matrix that belongs to no function. No reference is needed to see it, so
+    it also holds for functions that nothing else can differentiate.
+
+Fails
+    return ddx * e, ddy * grad * e           # a backward of backward that lacks one cross term
+
+Passes
+    return ddx * e + ddy * x * e, ddy * grad * e
+
+Cannot see
+    A second derivative that is wrong and symmetric; functions at whose example there is a kink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pullback.check.run import Run, cotangent_of
+from pullback.check.second_order import second_order
+from pullback.check.subject import Finding, Rule, Skip, Subject, told
+
+RULE = Rule(
+    code="H003",
+    name="hessian-asymmetry",
+    group="second",
+    profile="standard",
+    intent=("once_differentiable", "surrogate"),
+)
+
+PAIRS = 2
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding when the Hessian is not symmetric and no other rule has said why."""
+    outcome = second_order(subject)
+    if outcome.skip or outcome.defects:
+        if outcome.skip:
+            yield Skip(RULE, outcome.skip)
+        return
+    for pair in range(PAIRS):
+        called = subject.run(subject.small)
+        leaves = list(called.leaves.values())
+        u, v = ([cotangent_of(leaf, 700 + 2 * pair + k) for leaf in leaves] for k in (0, 1))
+        try:
+            along_u, along_v = (_product(subject, called, direction) for direction in (u, v))
+        except RuntimeError as error:
+            yield Skip(RULE, f"it refuses aloud: {told(error)}")
+            return
+        if along_u is None or along_v is None:
+            return
+        one, size = _inner(v, along_u)
+        two, other = _inner(u, along_v)
+        eps = subject.reference.noise_of(subject.small)
+        if abs(one - two) <= 1e4 * eps * (size + other) + 1e-10:
+            continue
+        yield subject.finding(
+            RULE,
+            example=subject.small,
+            at="the Hessian of a weighted sum of the outputs, along two random directions",
+            expected=f"<v, H u> = <u, H v> = {two:.6g}",
+            got=f"<v, H u> = {one:.6g}",
+            fix="derive the second backward from the first, or add @once_differentiable",
+        )
+        return
+
+
+def _product(
+    subject: Subject, called: Run, direction: list[Tensor | None]
+) -> list[Tensor | None] | None:
+    """`H direction`, None where the gradient has no history."""
+    leaves = list(called.leaves.values())
+    used = [
+        (output, cotangent)
+        for output, cotangent in zip(called.outputs, subject.cotangents(called), strict=True)
+        if cotangent is not None
+    ]
+    if not used or not leaves:
+        return None
+    first = torch.autograd.grad(
+        [output for output, _ in used],
+        leaves,
+        [cotangent for _, cotangent in used],
+        create_graph=True,
+        allow_unused=True,
+    )
+    terms = [
+        (w.conj() * g).sum()
+        for g, w in zip(first, direction, strict=True)
+        if g is not None and w is not None and g.requires_grad
+    ]
+    if not terms:
+        return None
+    total = torch.stack([term.real if term.is_complex() else term for term in terms]).sum()
+    return list(torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True))
+
+
+def _inner(a: list[Tensor | None], b: list[Tensor | None]) -> tuple[float, float]:
+    """`Re <a, b>` and the sum of the sizes of its terms."""
+    total = size = 0.0
+    for one, two in zip(a, b, strict=True):
+        if one is None or two is None:
+            continue
+        product = one.conj() * two.detach()
+        total += float((product.real if product.is_complex() else product).sum())
+        size += float(product.abs().sum())
+    return total, size

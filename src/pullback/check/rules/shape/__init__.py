@@ -1,0 +1,1 @@
+"""Gradients are right at every size and rank that forward accepts."""

@@ -1,0 +1,99 @@
+"""One tensor in two slots must get the sum of both gradients.
+
+What it checks
+    For each two inputs of one shape: the gradient of one tensor in both slots is the sum of those
+    of two equal copies, and nothing is raised that the copies do not raise.
+
+Why it matters
+    `f(x, x)` is everyday: tied weights, self-attention, a square as a product. A backward that asks
+    `a is b`, keys a cache by identity or writes into what it saved loses half (pytorch#181146).
+
+Fails
+    if a is b: return grad * b, None
+
+Passes
+    return grad * b, grad * a
+
+Cannot see
+    Tensors that overlap in memory without being the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.example import Example
+from pullback.check.inputs.arguments import doubled
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    each,
+    is_close,
+    told,
+    worst_of,
+)
+
+RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="standard")
+
+FIX = "return the gradient of each slot as if the others held other tensors"
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per pair of slots whose gradients do not add up."""
+    if subject.fails_at_base or subject.target.intent.has_surrogate or subject.writes_inputs:
+        return
+    for i, j, same, apart in each(doubled(subject.small), subject):
+        names = subject.names
+        try:
+            parts = subject.pull(apart)
+            again = subject.pull(apart)
+        except (ForwardRefusedError, BackwardFailedError):
+            continue
+        if not all(is_close(parts[name], again[name]) for name in parts):
+            continue
+        want = _sum(parts.get(names[i]), parts.get(names[j]))
+        at = f"gradient of the tensor that is both `{names[i]}` and `{names[j]}`"
+        try:
+            got = subject.pull(same).get(names[i])
+        except ForwardRefusedError:
+            continue
+        except BackwardFailedError as failure:
+            yield _raised(subject, same, at, told(failure.error))
+            continue
+        if is_close(got, want):
+            continue
+        if got is None or want is None or got.shape != want.shape:
+            index, have, expected = (), "None" if got is None else "a gradient", "the sum"
+        else:
+            index, have, expected = worst_of(got, want)
+        yield subject.finding(
+            RULE,
+            example=same,
+            at=f"{at}, at {list(index)}",
+            expected=f"{expected}, the sum over both slots",
+            got=have,
+            fix=FIX,
+        )
+
+
+def _raised(subject: Subject, example: Example, at: str, text: str) -> Finding:
+    return subject.finding(
+        RULE,
+        example=example,
+        at=at,
+        expected="the sum over both slots",
+        got=text,
+        fix=FIX,
+        severity=Severity.FRAGILE,
+    )
+
+
+def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    return two if one is None else one if two is None else one + two

@@ -1,0 +1,1 @@
+"""A call depends on its arguments alone."""

@@ -1,0 +1,184 @@
+"""One call of the user's function, and the pulls of cotangents through it.
+
+Every run starts from the same random numbers, on fresh copies of the arguments. What the user's
+code raises is kept apart by phase: a forward that refuses its arguments is no defect, a backward
+that fails after forward has accepted them is one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ, tensors_in
+
+SEED = 20_250_101
+
+
+class ForwardRefusedError(Exception):
+    """The user's forward raised: these arguments are outside of what it accepts."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(told(error))
+        self.error = error
+
+
+class BackwardFailedError(Exception):
+    """The user's backward raised, after forward had accepted the arguments."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(told(error))
+        self.error = error
+
+
+def told(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip().splitlines()
+    first = text[0] if text else ""
+    first = first if len(first) <= 160 else f"{first[:157]}..."
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+@dataclass(slots=True)
+class Run:
+    """A call that went through: its arguments, its outputs, and how to pull through it."""
+
+    example: Example
+    names: tuple[str, ...]
+    args: tuple[Any, ...]
+    passed: tuple[Any, ...]
+    result: Any
+    outputs: tuple[Tensor, ...] = field(init=False)
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.outputs = tuple(tensors_in(self.result))
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """The inputs that require grad, by name; one that stands in two places counts once."""
+        found: dict[str, Tensor] = {}
+        for name, arg in zip(self.names, self.args, strict=False):
+            if isinstance(arg, Tensor) and arg.requires_grad:
+                if any(arg is other for other in found.values()):
+                    continue
+                found[name] = arg
+        return found
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The positions of the outputs through which a gradient can flow."""
+        return tuple(i for i, t in enumerate(self.outputs) if t.requires_grad)
+
+    def pull(
+        self,
+        cotangents: Sequence[Tensor | None],
+        *,
+        wanted: Sequence[str] | None = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> dict[str, Tensor | None]:
+        """Run backward once: the gradient of each input by name, None where there is none.
+
+        `cotangents` has one entry per output; None leaves that output unused.
+        """
+        leaves = self.leaves
+        wanted = list(leaves) if wanted is None else list(wanted)
+        used = [
+            (output, cotangent)
+            for output, cotangent in zip(self.outputs, cotangents, strict=True)
+            if cotangent is not None and output.requires_grad
+        ]
+        if not used or not wanted:
+            return dict.fromkeys(wanted)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                grads = torch.autograd.grad(
+                    [output for output, _ in used],
+                    [leaves[name] for name in wanted],
+                    [cotangent for _, cotangent in used],
+                    retain_graph=retain_graph or create_graph,
+                    create_graph=create_graph,
+                    allow_unused=True,
+                )
+        except Exception as error:
+            raise BackwardFailedError(error) from error
+        return dict(zip(wanted, grads, strict=True))
+
+
+def run(
+    call: Callable[..., Any],
+    example: Example,
+    names: tuple[str, ...],
+    *,
+    needs: frozenset[int] | None = None,
+    through_clone: bool = False,
+    args: tuple[Any, ...] | None = None,
+) -> Run:
+    """Call `call` on fresh copies of the example's arguments, or raise `ForwardRefusedError`.
+
+    With `through_clone`, the function gets clones of the leaves, as it would inside a network: a
+    function that writes into its input can only be called so.
+    """
+    args = example.fresh(needs=needs) if args is None else args
+    passed = tuple(_clone(arg, through_clone) for arg in args)
+    try:
+        with warnings.catch_warnings(record=True) as caught, seeded():
+            warnings.simplefilter("always")
+            result = call(*passed)
+    except Exception as error:
+        raise ForwardRefusedError(error) from error
+    said = tuple(str(warning.message) for warning in caught)
+    return Run(example, names, args, passed, result, warnings=said)
+
+
+def _clone(arg: Any, through_clone: bool) -> Any:
+    if through_clone and can_differ(arg):
+        return arg.clone()
+    return arg
+
+
+@contextmanager
+def seeded(seed: int = SEED) -> Iterator[None]:
+    """The same random numbers each time; what the caller's generator would give is kept."""
+    state = torch.get_rng_state()
+    # `torch.manual_seed` formats a stack trace per absent device: 2 ms, ten times a small run.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def cotangents_of(outputs: Sequence[Tensor], draw: int) -> tuple[Tensor | None, ...]:
+    """The `draw`-th cotangent of each output, None for one that cannot have any.
+
+    Quarters between 1/4 and 9/4 of either sign: exact in every dtype, short to print, never zero.
+    """
+    return tuple(cotangent_of(output, 1000 * i + draw) for i, output in enumerate(outputs))
+
+
+def cotangent_of(output: Tensor, draw: int) -> Tensor | None:
+    """The `draw`-th cotangent of one output: see `cotangents_of`."""
+    if not can_differ(output):
+        return None
+    generator = torch.Generator().manual_seed(7919 * draw + 13)
+    values = _quarters(tuple(output.shape), generator)
+    if output.is_complex():
+        values = torch.complex(values, _quarters(tuple(output.shape), generator))
+    return values.to(device=output.device, dtype=output.dtype)
+
+
+def _quarters(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    size = torch.randint(1, 10, shape, generator=generator).double() / 4
+    sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return size * sign

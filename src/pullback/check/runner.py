@@ -1,0 +1,210 @@
+"""`pb.check`: a target, its inputs and the rules become a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pullback.check.example import Example, example_of
+from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.isolate import Died, can_fork, messages
+from pullback.check.report import Report
+from pullback.check.rules import selected
+from pullback.check.run import ForwardRefusedError, run
+from pullback.check.subject import Subject
+from pullback.check.target import Target, target_of
+from pullback.check.work import Job, Message, work
+from pullback.errors import ExamplesError, UnsoundError
+
+CRASH = Rule(
+    code="X901",
+    name="crash",
+    group="crash",
+    severity=Severity.WRONG,
+    profile="quick",
+    sentence="the function must not end, hang or exhaust the process it runs in",
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+def check(
+    target: Any,
+    inputs: Any = None,
+    *,
+    select: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    profile: str = "standard",
+    isolate: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """Try every rule on `target` at `inputs` and what can be generated from them.
+
+    `inputs` is a tuple of arguments, a list of such tuples, or a function without arguments that
+    gives one of these; left out, `target.examples` is asked.
+    """
+    known = target_of(target)
+    rules = selected(profile=profile, select=select, allow=allow)
+    examples = examples_from(known, inputs)
+    job = Job(known, examples, rules, profile)
+    start = time.monotonic()
+    collected = _Collected(job, progress)
+    why_not = can_fork() if isolate else "asked to"
+    try:
+        if why_not:
+            collected.notes.append(f"the rules ran in this process: {why_not}")
+            work(job, collected.take)
+        else:
+            collected.drive()
+    except KeyboardInterrupt:
+        collected.interrupted = True
+    return collected.report(time.monotonic() - start)
+
+
+def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
+    """Raise `UnsoundError` with every finding, if there is any: for tests."""
+    report = check(target, inputs, **options)
+    if not report.ok:
+        raise UnsoundError(
+            f"`{report.subject}` must have no finding",
+            got=f"{len(report.findings)}\n\n{report}",
+        )
+
+
+class _Collected:
+    """What the workers said so far."""
+
+    def __init__(self, job: Job, progress: Progress | None) -> None:
+        self.job = job
+        self.progress = progress
+        self.results: list[Finding | Skip] = []
+        self.tried: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.current = -1
+        self.interrupted = False
+
+    def drive(self) -> None:
+        """Workers one after the other, until every rule has been tried."""
+        first = 0
+        while first < len(self.job.rules):
+            try:
+                for message in messages(self.job, first):
+                    self.take(message)
+                return
+            except Died as death:
+                self._died(death)
+                first = max(self.current + 1, first + 1)
+
+    def take(self, message: Message) -> None:
+        """Note what a worker said."""
+        if message.kind == "begin":
+            self.current = message.rule
+            if self.progress is not None:
+                name = self.job.rules[message.rule].rule.name
+                self.progress(name, message.rule, len(self.job.rules))
+        self.results += message.results
+        for key, count in message.tried.items():
+            self.tried[key] = self.tried.get(key, 0) + count
+
+    def _died(self, death: Died) -> None:
+        target = self.job.target
+        rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
+        if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
+            self.results.append(Skip(rule, f"the process was lost here as well: {death.how}"))
+            return
+        found = Finding(
+            CRASH,
+            at=f"while `{rule.name}` was tried",
+            expected="a result or an exception",
+            got=death.how,
+            inputs=self.job.examples[0].words(target.names_of(len(self.job.examples[0].args))),
+            fix="raise an exception where the arguments cannot be served",
+        )
+        self.results.append(found.of(target.name, target.place("backward", "vjp", "forward")))
+
+    def report(self, seconds: float) -> Report:
+        """The report of all that was said."""
+        job = self.job
+        names = job.target.names_of(max(len(e.args) for e in job.examples))
+        return Report(
+            subject=job.target.name,
+            place=job.target.place("backward", "vjp", "forward"),
+            findings=tuple(_in_order(r for r in self.results if isinstance(r, Finding))),
+            skips=tuple(r for r in self.results if isinstance(r, Skip)),
+            tried=self.tried,
+            rules=tuple(r.rule.code for r in job.rules),
+            examples=tuple(example.words(names) for example in job.examples),
+            seconds=seconds,
+            profile=job.profile,
+            notes=tuple(self.notes),
+            interrupted=self.interrupted,
+        )
+
+
+def _in_order(findings: Any) -> list[Finding]:
+    order = list(Severity)
+    return sorted(findings, key=lambda f: (order.index(f.weight), f.rule.code))
+
+
+# ---- inputs ----
+
+
+def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
+    """The examples that the user's `inputs` are, each accepted by forward, or `ExamplesError`."""
+    if inputs is None:
+        inputs = getattr(target.function or target.thing, "examples", None)
+    if inputs is None:
+        raise ExamplesError(
+            f"`{target.name}` must come with inputs to check it with",
+            expected="a tuple of arguments, or `examples()` on the class that gives one",
+            got="none",
+            fix=f"pb.check({target.name}, (torch.randn(3, 4, requires_grad=True),))",
+        )
+    given = inputs() if callable(inputs) else inputs
+    tuples = _tuples(target, given)
+    examples = tuple(example_of(args) for args in tuples)
+    names = target.names_of(max(len(e.args) for e in examples))
+    for example in examples:
+        _require_accepted(target, example, names)
+    return examples
+
+
+def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
+    if isinstance(given, Tensor):
+        return [(given,)]
+    if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):
+        return given
+    if isinstance(given, tuple):
+        return [given]
+    raise ExamplesError(
+        f"the inputs of `{target.name}` must be arguments to call it with",
+        expected="a tuple of arguments, a list of such tuples, or a function that gives one",
+        got=f"{type(given).__name__}" + (" that is empty" if not given else ""),
+        fix="write (x,) for a single argument",
+    )
+
+
+def _require_accepted(target: Target, example: Example, names: tuple[str, ...]) -> None:
+    """Raise `ExamplesError` unless forward runs, be it only without grad."""
+    subject = Subject(target, (example,))
+    for needs in (None, frozenset[int]()):
+        try:
+            run(
+                target.call,
+                example,
+                names,
+                needs=needs,
+                through_clone=subject.writes_inputs,
+            )
+            return
+        except ForwardRefusedError as refusal:
+            last = refusal
+    raise ExamplesError(
+        f"`{target.name}` must accept the inputs it is checked with",
+        at=example.words(names),
+        got=str(last),
+        fix="give inputs for which forward runs",
+    ) from last.error

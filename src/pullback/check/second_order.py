@@ -1,0 +1,320 @@
+"""Whether the second derivatives of a Function are right, beyond doubt.
+
+`S = <backward(g), w>` is a number that depends on the inputs and on the cotangent `g`. Autograd
+differentiates it through the user's backward; the truth is the derivative of forward taken twice,
+and, whatever that says, differences of the user's own first-order gradient. A defect is believed
+only where the differences contradict the user and do not contradict the reference.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
+from pullback.check.example import Example, can_differ, mapped, tensors_in
+from pullback.check.mismatch import Tolerance, excess_of, index_of, number, tolerance_for
+from pullback.check.reference import STEP
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, cotangent_of, run, seeded
+from pullback.check.subject import Subject, told
+
+DOUBTS = 3
+SUBSETS = 4
+DRAW = 500  # the draws of the weights, apart from those of the cotangents
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One second derivative that is wrong: with respect to `of`, an input or a cotangent.
+
+    `name` is the input that `of` is, or the number of the output whose cotangent it is.
+    """
+
+    name: str
+    of: str
+    index: tuple[int, ...]
+    expected: str
+    got: str
+    is_cut: bool
+    example: Example
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is wrong with the second derivatives, or why they were not looked at."""
+
+    defects: tuple[Defect, ...] = ()
+    skip: str = ""
+
+
+def second_order(subject: Subject) -> Outcome:
+    """The second derivatives of a subject, looked at now or remembered."""
+    if "second order" not in subject.trials:
+        subject.trials["second order"] = [_looked_at(subject)]
+    outcome: Outcome = subject.trials["second order"][0]
+    return outcome
+
+
+def _looked_at(subject: Subject) -> Outcome:
+    target = subject.target
+    if target.is_once_differentiable:
+        return Outcome(skip="it is once differentiable, by decorator or declaration")
+    if target.intent.has_surrogate:
+        return Outcome(skip="its gradient is declared to be a surrogate")
+    if target.intent.nondeterministic:
+        return Outcome(skip="it is declared to be nondeterministic")
+    if subject.fails_at_base:
+        return Outcome(skip=f"backward fails at the example: {subject.fails_at_base}")
+    if subject.wrong_names:
+        return Outcome(skip="the first derivative is wrong already")
+    found: dict[str, Defect] = {}
+    skip = ""
+    for example, has_history in _ways(subject):
+        if subject.time_is_up:
+            break
+        point = Point(subject, example, has_history)
+        try:
+            for defect in point.defects():
+                found.setdefault(defect.name, defect)
+        except (BackwardFailedError, ForwardRefusedError, RuntimeError, NotImplementedError) as e:
+            skip = skip or f"it refuses aloud: {told(getattr(e, 'error', e))}"
+        if found:
+            break
+    return Outcome(tuple(found.values()), skip)
+
+
+def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
+    """With all inputs and the cotangent in the graph; the inputs alone; each input on its own."""
+    example = subject.small
+    yield example, True
+    yield example, False
+    if len(example.needs) > 1:
+        for i in sorted(example.needs)[:SUBSETS]:
+            label = f"only `{subject.names[i]}` requires grad"
+            yield example.need(frozenset({i}), label), True
+
+
+class Point:
+    """One example at which second derivatives are taken.
+
+    With `has_history` the cotangents require grad too, as they do inside a network.
+    """
+
+    def __init__(self, subject: Subject, example: Example, has_history: bool) -> None:
+        self.subject = subject
+        self.example = example
+        self.has_history = has_history
+        called = subject.run(example)
+        self.names = list(called.leaves)
+        self.positions = {name: subject.names.index(name) for name in self.names}
+        self.cotangents = subject.cotangents(called)
+        self.live = [k for k, c in enumerate(self.cotangents) if c is not None]
+        self.weights = [
+            cotangent_of(leaf, DRAW + i) for i, leaf in enumerate(called.leaves.values())
+        ]
+
+    # ---- derivatives by autograd ----
+
+    def of_user(self) -> list[Tensor | None]:
+        """The second derivatives through the user's backward; raises what it raises."""
+        called = self.subject.run(self.example)
+        return self._twice(list(called.outputs), list(called.leaves.values()))
+
+    def of_reference(self) -> list[Tensor | None] | None:
+        """The same through forward as plain PyTorch; None where autograd cannot tell."""
+        args = self.example.fresh()
+        leaves = [args[i] for i in self.positions.values()]
+        passed = tuple(mapped(arg, lambda t: t.clone() if t.requires_grad else t) for arg in args)
+        try:
+            with torch.enable_grad(), seeded(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outputs = tensors_in(self.subject.reference.program(*passed))
+                if len(outputs) != len(self.cotangents):
+                    return None
+                if not any(outputs[k].requires_grad for k in self.live):
+                    return None
+                return self._twice(outputs, leaves)
+        except Exception:
+            return None
+
+    def _twice(self, outputs: list[Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
+        given = [self._cotangent(k, outputs[k]) for k in self.live]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            used = [(outputs[k], g) for k, g in zip(self.live, given, strict=True)]
+            used = [(output, g) for output, g in used if output.requires_grad]
+            first = torch.autograd.grad(
+                [output for output, _ in used],
+                leaves,
+                [g for _, g in used],
+                create_graph=True,
+                allow_unused=True,
+            )
+            total = _weighted(first, self.weights)
+            sources = [*leaves, *(given if self.has_history else [])]
+            if total is None or not total.requires_grad:
+                return [None] * len(sources)
+            return list(torch.autograd.grad(total, sources, allow_unused=True))
+
+    def _cotangent(self, k: int, output: Tensor) -> Tensor:
+        cotangent = self.cotangents[k]
+        assert cotangent is not None
+        return cotangent.detach().to(output.dtype).requires_grad_(self.has_history)
+
+    # ---- derivatives by differences ----
+
+    def curve(self, source: int, along: Tensor) -> Callable[[float], float]:
+        """`t -> S` with the `source`-th variable moved by `t` times `along`."""
+        leaves = len(self.names)
+
+        def value(t: float) -> float:
+            args = list(self.example.fresh())
+            cotangents = list(self.cotangents)
+            if source < leaves:
+                position = self.positions[self.names[source]]
+                old = args[position]
+                new = (old.detach() + t * along.to(old.dtype)).requires_grad_()
+                args = [new if arg is old else arg for arg in args]
+            else:
+                k = self.live[source - leaves]
+                held = cotangents[k]
+                assert held is not None
+                cotangents[k] = held + t * along.to(held.dtype)
+            called = run(
+                self.subject.target.call,
+                self.example,
+                self.subject.names,
+                args=tuple(args),
+                through_clone=self.subject.writes_inputs,
+            )
+            grads = called.pull(cotangents)
+            total = _weighted([grads[name] for name in self.names], self.weights)
+            return 0.0 if total is None else float(total.detach())
+
+        return value
+
+    def slope(self, source: int, along: Tensor) -> Estimate:
+        """The derivative of S along one direction, unknown where S has a kink or a jump."""
+        curve = self.curve(source, along)
+        noise = self.subject.reference.noise_of(self.example)
+        try:
+            estimate = central(curve, STEP, noise)
+            if not estimate.is_known:
+                return UNKNOWN
+            left, right = (one_sided(curve, STEP, noise, sign) for sign in (-1, 1))
+        except Exception:
+            return UNKNOWN
+        if not (left.is_known and right.is_known):
+            return UNKNOWN
+        same = left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value) + 1e-9)
+        return estimate if same else UNKNOWN
+
+    # ---- the verdict ----
+
+    def defects(self) -> Iterator[Defect]:
+        """The second derivatives that are wrong."""
+        if not self.live or not self.names:
+            return
+        have = self.of_user()
+        want = self.of_reference()
+        if want is None:
+            yield from self._by_differences(have)
+            return
+        for source, (got, right) in enumerate(zip(have, want, strict=True)):
+            shape = self._shape(source)
+            right = torch.zeros(shape.shape, dtype=shape.dtype) if right is None else right
+            if got is not None and got.shape != right.shape:
+                continue
+            excess = excess_of(got, right, self._tolerance()).contiguous()
+            for _ in range(DOUBTS):
+                worst = int(excess.flatten().argmax()) if excess.numel() else -1
+                if worst < 0 or not float(excess.flatten()[worst]) > 0:
+                    break
+                defect = self._settled(source, worst, got, right)
+                if defect is not None:
+                    yield defect
+                    break
+                excess.view(-1)[worst] = -1.0
+
+    def _settled(
+        self, source: int, flat: int, got: Tensor | None, want: Tensor | None
+    ) -> Defect | None:
+        """A defect at one element, where differences prove it."""
+        like = self._shape(source)
+        for part in (1, 1j) if like.is_complex() else (1,):
+            along = torch.zeros(like.shape, dtype=like.dtype)
+            along.view(-1)[flat] = part
+            mine = 0.0 if got is None else _part(got.detach().flatten()[flat].item(), part)
+            said = None if want is None else _part(want.detach().flatten()[flat].item(), part)
+            estimate = self.slope(source, along)
+            tolerance = self._tolerance()
+            allowed = 10 * (tolerance.relative * abs(estimate.value) + tolerance.floor) + 1e-9
+            if not estimate.is_known or estimate.agrees(mine, allowed):
+                continue
+            if said is not None and not estimate.agrees(said, allowed + 0.05 * abs(said - mine)):
+                continue
+            return Defect(
+                self.names[source] if source < len(self.names) else str(source - len(self.names)),
+                self._words(source),
+                index_of(flat, like.shape),
+                number(estimate.value),
+                number(mine),
+                got is None or not bool((got != 0).any()),
+                self.example,
+            )
+        return None
+
+    def _by_differences(self, have: Sequence[Tensor | None]) -> Iterator[Defect]:
+        """Without a reference: the largest entries, and some others, by differences alone."""
+        for source, got in enumerate(have):
+            like = self._shape(source)
+            picks = list(range(min(like.numel(), 4)))
+            if got is not None and got.numel() > 4:
+                picks += [int(i) for i in got.detach().abs().flatten().topk(2).indices]
+            for flat in picks:
+                defect = self._settled(source, flat, got, None)
+                if defect is not None:
+                    yield defect
+                    break
+
+    def _shape(self, source: int) -> Tensor:
+        if source < len(self.names):
+            like = self.example.args[self.positions[self.names[source]]]
+        else:
+            like = self.cotangents[self.live[source - len(self.names)]]
+        wide = torch.complex128 if like.is_complex() else torch.float64
+        return torch.empty(like.shape, dtype=wide, device="meta")
+
+    def _tolerance(self) -> Tolerance:
+        eps = self.subject.reference.noise_of(self.example)
+        return tolerance_for(max(eps, 1e-14), 8.0)
+
+    def _words(self, source: int) -> str:
+        if source < len(self.names):
+            return f"`{self.names[source]}`"
+        k = self.live[source - len(self.names)]
+        return "the cotangent" if len(self.cotangents) == 1 else f"the cotangent of output {k}"
+
+
+def _weighted(
+    grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]
+) -> Tensor | None:
+    """`Re <w, grads>`, None where there is no gradient."""
+    total: Tensor | None = None
+    for grad, weight in zip(grads, weights, strict=True):
+        if grad is None or weight is None or not can_differ(grad) or grad.shape != weight.shape:
+            continue
+        term = (weight.conj() * grad).sum()
+        term = term.real if term.is_complex() else term
+        total = term if total is None else total + term
+    return total
+
+
+def _part(value: complex | float, part: complex | float) -> float:
+    if isinstance(value, complex):
+        return value.imag if part == 1j else value.real
+    return float(value)

@@ -1,0 +1,279 @@
+"""A target with its examples: everything a check may ask of it.
+
+A check asks the subject for runs, cotangents, judgements and variants, and yields `Finding` or
+`Skip`. It never holds tensors of the user's: the subject gives fresh copies each time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, words_of
+from pullback.check.finding import Finding as Finding
+from pullback.check.finding import Rule as Rule
+from pullback.check.finding import Severity as Severity
+from pullback.check.finding import Skip as Skip
+from pullback.check.inputs.shapes import smaller_of
+from pullback.check.judge import Judge
+from pullback.check.mismatch import Mismatch, index_of, number
+from pullback.check.patterns import Pattern, pattern_of
+from pullback.check.reference import Reference
+from pullback.check.run import (
+    BackwardFailedError as BackwardFailedError,
+)
+from pullback.check.run import (
+    ForwardRefusedError as ForwardRefusedError,
+)
+from pullback.check.run import Run, cotangents_of, run, told
+from pullback.check.target import Target
+
+LEAF_IN_PLACE = "a leaf Variable that requires grad"
+
+
+class Subject:
+    """A Function at its examples, with everything a check may ask of it."""
+
+    def __init__(
+        self, target: Target, examples: Sequence[Example], *, profile: str = "standard"
+    ) -> None:
+        self.target = target
+        self.examples = tuple(examples)
+        self.profile = profile
+        self.reference = Reference(target)
+        self.judge_of = Judge(self.reference)
+        self.tried: Counter[str] = Counter()
+        self.deadline = float("inf")
+        # Variants already tried, by family, and (group, input) pairs that a rule has reported.
+        self.trials: dict[str, list[Any]] = {}
+        self.blamed: set[tuple[str, str]] = set()
+
+    # ---- what there is ----
+
+    @property
+    def given(self) -> Example:
+        """The first example, as the user gave it."""
+        return self.examples[0]
+
+    @cached_property
+    def base(self) -> Example:
+        """The first example in float64 where forward accepts that, else as given."""
+        exact = self.given.double()
+        return exact if self.accepts(exact) else self.given
+
+    @cached_property
+    def small_given(self) -> Example:
+        """The first example, made smaller where it is large: for rules that run it often."""
+        return next((e for e in smaller_of(self.given) if self.accepts(e)), self.given)
+
+    @cached_property
+    def small(self) -> Example:
+        """`small_given` in float64 where forward accepts that."""
+        if self.small_given is self.given:
+            return self.base
+        exact = self.small_given.double()
+        return exact if self.accepts(exact) else self.small_given
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return self.target.names_of(max(len(e.args) for e in self.examples))
+
+    @cached_property
+    def writes_inputs(self) -> bool:
+        """Whether forward changes an input in place, so that it cannot be called with leaves."""
+        try:
+            run(self.target.call, self.given, self.names)
+        except ForwardRefusedError as refusal:
+            return LEAF_IN_PLACE in str(refusal.error)
+        return False
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether a long-running check should end here; it is asked between variants."""
+        return time.monotonic() > self.deadline
+
+    # ---- runs ----
+
+    def run(self, example: Example | None = None, *, needs: Iterable[int] | None = None) -> Run:
+        """Call the target on fresh copies; raises `ForwardRefusedError` where it refuses them."""
+        example = self.base if example is None else example
+        self.tried["runs"] += 1
+        wanted = None if needs is None else frozenset(needs)
+        through = self.writes_inputs
+        return run(self.target.call, example, self.names, needs=wanted, through_clone=through)
+
+    def run_with(self, example: Example, args: tuple[Any, ...]) -> Run:
+        """Call the target on these very arguments, made from `example`."""
+        self.tried["runs"] += 1
+        return run(self.target.call, example, self.names, args=args)
+
+    def accepts(self, example: Example) -> bool:
+        """Whether forward takes these arguments."""
+        try:
+            self.run(example)
+        except ForwardRefusedError:
+            return False
+        return True
+
+    def cotangents(self, run: Run, draw: int = 0) -> tuple[Tensor | None, ...]:
+        """The `draw`-th cotangents for the outputs of a run, None where there can be none."""
+        return tuple(
+            cotangent if output.requires_grad else None
+            for output, cotangent in zip(run.outputs, cotangents_of(run.outputs, draw), strict=True)
+        )
+
+    def pull(
+        self, example: Example | None = None, *, draw: int = 0, needs: Iterable[int] | None = None
+    ) -> dict[str, Tensor | None]:
+        """One run, one pull: the gradients by name."""
+        called = self.run(example, needs=needs)
+        return called.pull(self.cotangents(called, draw))
+
+    # ---- judgements ----
+
+    def judge(
+        self,
+        example: Example | None = None,
+        *,
+        draw: int = 0,
+        cotangents: Sequence[Tensor | None] | None = None,
+        needs: Iterable[int] | None = None,
+    ) -> list[Mismatch]:
+        """The gradients that are wrong, beyond doubt, in one run; declared surrogates left out.
+
+        Raises `ForwardRefusedError` or `BackwardFailedError` as the user's code does.
+        """
+        called = self.run(example, needs=needs)
+        if cotangents is None:
+            cotangents = self.cotangents(called, draw)
+        return self.mismatches(called, cotangents, called.pull(cotangents))
+
+    def mismatches(
+        self, called: Run, cotangents: Sequence[Tensor | None], grads: dict[str, Tensor | None]
+    ) -> list[Mismatch]:
+        """The gradients of a run that are wrong, beyond doubt; declared surrogates left out."""
+        self.tried["judged"] += 1
+        honest = {n: g for n, g in grads.items() if not self.target.intent.is_surrogate(n)}
+        return self.judge_of.mismatches(called, cotangents, honest)
+
+    @cached_property
+    def base_mismatches(self) -> list[Mismatch]:
+        """What is wrong at the examples themselves, over several cotangents; empty if it fails."""
+        found: dict[str, Mismatch] = {}
+        for example in (self.base, *(e.double() for e in self.examples[1:])):
+            try:
+                for draw in (0, 1):
+                    for mismatch in self.judge(example, draw=draw):
+                        found.setdefault(mismatch.name, mismatch)
+            except (ForwardRefusedError, BackwardFailedError):
+                continue
+        return list(found.values())
+
+    @cached_property
+    def patterns(self) -> dict[str, Pattern]:
+        """By what pattern each gradient is wrong at the examples, by the name of the input."""
+        wrong = self.base_mismatches
+        called = self.run()
+        return {mismatch.name: pattern_of(mismatch, wrong, called) for mismatch in wrong}
+
+    @cached_property
+    def wrong_names(self) -> frozenset[str]:
+        """The inputs whose gradient is wrong at the examples: further checks leave them alone."""
+        return frozenset(mismatch.name for mismatch in self.base_mismatches)
+
+    @cached_property
+    def fails_at_base(self) -> str:
+        """What backward raises at the examples themselves, in one line; empty if nothing."""
+        try:
+            self.pull()
+        except BackwardFailedError as failure:
+            return told(failure.error)
+        except ForwardRefusedError as refusal:
+            return told(refusal.error)
+        return ""
+
+    # ---- words ----
+
+    def finding(self, rule: Rule, *, example: Example | None = None, **facts: Any) -> Finding:
+        """A finding about this subject, with its name, place and inputs filled in."""
+        if example is not None:
+            facts.setdefault("inputs", example.words(self.names))
+        place = self.target.place("backward", "vjp", "forward")
+        return Finding(rule, **facts).of(self.target.name, place)
+
+    def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
+        """A finding about one wrong gradient."""
+        told = {
+            "at": mismatch.at,
+            "expected": number(mismatch.expected),
+            "got": number(mismatch.got),
+        }
+        return self.finding(rule, example=example, **{**told, **facts})
+
+    def names_at(self, positions: Iterable[int]) -> str:
+        """The names of arguments, in a row."""
+        return ", ".join(f"`{self.names[i]}`" for i in positions)
+
+
+def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
+    """Whether two gradients are the same up to rounding; None is zero."""
+    if a is None or b is None:
+        other = a if b is None else b
+        return other is None or not bool((other.detach().abs() > 0).any())
+    if a.shape != b.shape:
+        return False
+    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
+    one, two = a.detach().to(wide), b.detach().to(wide)
+    finite = two.abs()[torch.isfinite(two.abs())]
+    scale = float(finite.max()) if finite.numel() else 0.0
+    limit = factor * (1e3 * eps * two.abs() + 1e2 * eps * scale + 1e-12)
+    same = ((one - two).abs() <= limit) | (one == two) | (one.isnan() & two.isnan())
+    return bool(same.all())
+
+
+def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], str, str]:
+    """Where two tensors of one shape differ most: the index, and both numbers as text."""
+    apart = (a.detach().double() if not a.is_complex() else a.detach()) - b.detach().to(
+        torch.complex128 if a.is_complex() else torch.float64
+    )
+    size = torch.nan_to_num(apart.abs(), nan=float("inf"))
+    flat = int(size.flatten().argmax()) if size.numel() else 0
+    if not size.numel():
+        return (), "", ""
+    return (
+        index_of(flat, a.shape),
+        number(a.detach().flatten()[flat].item()),
+        number(b.detach().flatten()[flat].item()),
+    )
+
+
+def each(items: Iterable[Any], subject: Subject) -> Iterator[Any]:
+    """The items, until the subject's time is up."""
+    for item in items:
+        if subject.time_is_up:
+            return
+        yield item
+
+
+__all__ = [
+    "BackwardFailedError",
+    "Finding",
+    "ForwardRefusedError",
+    "Rule",
+    "Severity",
+    "Skip",
+    "Subject",
+    "each",
+    "is_close",
+    "told",
+    "words_of",
+    "worst_of",
+]

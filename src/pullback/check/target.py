@@ -1,0 +1,248 @@
+"""What is checked: a Function class, a callable or a custom op, with its names, places and intent.
+
+Declared intent stands on the class, as an attribute `declares` that needs nothing of ours:
+
+    declares = {"surrogate": "x"}          # this gradient is not forward's, on purpose
+    declares = {"surrogate": True}         # none of the gradients is
+    declares = {"donates": ("logits",)}    # this input may be overwritten
+    declares = {"once_differentiable": True}
+    declares = {"nondeterministic": 1e-6}  # results may differ by this much between runs
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.errors import DeclarationError, TargetError
+from pullback.function.function import Function
+from pullback.function.signature import has_setup_context
+
+ATTRIBUTE = "declares"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What the author declared: each entry silences exactly what it says."""
+
+    surrogate: frozenset[str] | bool = False
+    donates: frozenset[str] | bool = False
+    once_differentiable: bool = False
+    nondeterministic: float = 0.0
+
+    def is_surrogate(self, name: str) -> bool:
+        """Whether the gradient of input `name` is declared to be another than forward's."""
+        return name in self.surrogate if isinstance(self.surrogate, frozenset) else self.surrogate
+
+    def is_donated(self, name: str) -> bool:
+        """Whether input `name` may be overwritten."""
+        return name in self.donates if isinstance(self.donates, frozenset) else self.donates
+
+    @property
+    def has_surrogate(self) -> bool:
+        """Whether any gradient is a surrogate."""
+        return bool(self.surrogate)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The function under test, and what is known of it without running it."""
+
+    thing: Any
+    name: str
+    call: Callable[..., Any]
+    function: Any = None
+    intent: Intent = field(default_factory=Intent)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a Function class, whose `forward` and `backward` can be looked at."""
+        return self.function is not None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a `pullback.Function`, which closes some of the traps by itself."""
+        return self.is_function and issubclass(self.function, Function)
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is an op of the dispatcher."""
+        return type(self.thing).__name__ in ("OpOverload", "OpOverloadPacket", "CustomOpDef")
+
+    @property
+    def has_setup_context(self) -> bool:
+        """Whether the Function is in the style that `torch.func` needs."""
+        return self.is_function and bool(has_setup_context(self.function))
+
+    def method(self, name: str) -> Any:
+        """The user's own method `name`, or None where the class has none of its own."""
+        found = getattr(self.function, name, None) if self.is_function else None
+        module = getattr(found, "__module__", None) or ""
+        return None if module.startswith(("torch.autograd", "pullback.function")) else found
+
+    @property
+    def has_jvp(self) -> bool:
+        """Whether the user wrote a `jvp`."""
+        return self.method("jvp") is not None
+
+    @property
+    def has_vmap(self) -> bool:
+        """Whether the Function has a rule for `vmap`, written or generated."""
+        return self.method("vmap") is not None or self.generates_vmap
+
+    @property
+    def generates_vmap(self) -> bool:
+        """Whether PyTorch is asked to generate the rule for `vmap`."""
+        return self.is_function and bool(getattr(self.function, "generate_vmap_rule", False))
+
+    @property
+    def is_once_differentiable(self) -> bool:
+        """Whether second derivatives are refused, by the decorator or by declaration."""
+        if self.intent.once_differentiable:
+            return True
+        backward = self.method("backward") or self.method("vjp")
+        code = getattr(backward, "__code__", None)
+        return code is not None and code.co_filename.endswith(
+            os.path.join("torch", "autograd", "function.py")
+        )
+
+    def place(self, *methods: str) -> str:
+        """`file:line` of the first of `methods` that the user wrote, else of the target itself."""
+        for name in methods:
+            found = place_of(self.method(name))
+            if found:
+                return found
+        return place_of(self.thing)
+
+    def names_of(self, count: int) -> tuple[str, ...]:
+        """The names of the first `count` arguments, `arg3` where there is no name."""
+        names, rest = _parameters(self)
+        names = names[:count]
+        left = count - len(names)
+        extra = [f"{rest}[{i}]" if rest else f"arg{len(names) + i}" for i in range(left)]
+        return (*names, *extra)
+
+
+def target_of(thing: Any, name: str = "") -> Target:
+    """What `thing` is as a target, or `TargetError`."""
+    if isinstance(thing, Target):
+        return thing
+    function = None
+    call = thing
+    if isinstance(thing, type) and issubclass(thing, TorchFunction):
+        function, call = thing, thing.apply
+    elif _function_behind(thing) is not None:
+        function = _function_behind(thing)
+    elif not callable(thing):
+        raise TargetError(
+            f"`{name or thing!r}` must be something that can be called",
+            expected="a Function class, a callable, a custom op, or 'module:Name'",
+            got=f"{type(thing).__name__}",
+        )
+    name = name or getattr(function or thing, "__qualname__", "") or getattr(thing, "__name__", "")
+    name = (name or str(thing)).removeprefix("<locals>.")
+    name = name.rsplit("<locals>.", 1)[-1]
+    target = Target(thing, name, call, function)
+    intent = _intent_of(function if function is not None else thing, target)
+    return Target(thing, name, call, function, intent)
+
+
+def _function_behind(thing: Any) -> Any:
+    """The class of `Class.apply`, which is the same target as the class."""
+    owner = getattr(thing, "__self__", None)
+    is_apply = getattr(thing, "__name__", "") == "apply"
+    if is_apply and isinstance(owner, type) and issubclass(owner, TorchFunction):
+        return owner
+    return None
+
+
+def _parameters(target: Target) -> tuple[list[str], str]:
+    """The names of the positional parameters, and that of `*args` where there is one."""
+    thing = target.function.forward if target.is_function else target.thing
+    schema = getattr(getattr(thing, "_opoverload", thing), "_schema", None)
+    if schema is not None and not isinstance(schema, str):
+        return [argument.name for argument in schema.arguments], ""
+    try:
+        parameters = list(inspect.signature(thing).parameters.values())
+    except (TypeError, ValueError):
+        return [], ""
+    if target.is_function and not target.has_setup_context:
+        parameters = parameters[1:]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in kinds]
+    rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+    return names, rest[0] if rest else ""
+
+
+def place_of(thing: Any) -> str:
+    """`file:line` of what the user wrote, relative to here where that is shorter; else empty."""
+    thing = inspect.unwrap(thing) if callable(thing) else thing
+    code = getattr(thing, "__code__", None)
+    try:
+        if code is not None:
+            path, line = code.co_filename, code.co_firstlineno
+        else:
+            path, line = inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
+    except (TypeError, OSError):
+        return ""
+    if not path or path.startswith("<"):
+        return ""
+    try:
+        near = os.path.relpath(path)
+    except ValueError:
+        near = path
+    return f"{near if len(near) < len(path) else Path(path)}:{line}"
+
+
+# ---- declared intent ----
+
+
+def _intent_of(thing: Any, target: Target) -> Intent:
+    declared = getattr(thing, ATTRIBUTE, None)
+    if declared is None or callable(declared):
+        return Intent()
+    known = tuple(Intent.__dataclass_fields__)
+    if not isinstance(declared, Mapping) or any(key not in known for key in declared):
+        raise DeclarationError(
+            f"`{target.name}.{ATTRIBUTE}` must be a mapping from what is declared",
+            expected=f"keys out of {', '.join(known)}",
+            got=repr(declared),
+            fix=f'write for example {ATTRIBUTE} = {{"surrogate": "x"}}',
+        )
+    values = dict(declared)
+    for key in ("surrogate", "donates"):
+        if key in values:
+            values[key] = _names(values[key], key, target)
+    try:
+        values["nondeterministic"] = float(values.get("nondeterministic", 0.0))
+    except (TypeError, ValueError):
+        raise DeclarationError(
+            f"`{target.name}.{ATTRIBUTE}['nondeterministic']` must be a bound",
+            expected="a number: how far results may differ between runs",
+            got=repr(values["nondeterministic"]),
+        ) from None
+    return Intent(**values)
+
+
+def _names(value: Any, key: str, target: Target) -> frozenset[str] | bool:
+    if isinstance(value, bool):
+        return value
+    names = [value] if isinstance(value, str) else value
+    known, rest = _parameters(target)
+    if (
+        not isinstance(names, Iterable)
+        or not all(isinstance(name, str) for name in names)
+        or (known and not rest and not set(names) <= set(known))
+    ):
+        raise DeclarationError(
+            f"`{target.name}.{ATTRIBUTE}[{key!r}]` must be names of inputs, or True for all",
+            expected=f"out of {', '.join(known)}",
+            got=repr(value),
+        )
+    return frozenset(names)

@@ -1,0 +1,95 @@
+"""Variants of an example tried once, whatever number of rules asks for them.
+
+A trial is a variant that forward accepts, with the gradients that are wrong there or what backward
+raised. Rules of one group share the trials; each reports its own kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from pullback.check.example import Example
+from pullback.check.finding import Finding, Rule
+from pullback.check.mismatch import Mismatch
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, told
+from pullback.check.subject import Subject
+
+ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
+SLOW = 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A variant that forward accepted: what is wrong with the gradients, or why there are none."""
+
+    example: Example
+    mismatches: tuple[Mismatch, ...] = ()
+    failure: str = ""
+
+
+def trials(subject: Subject, family: str, variants: Iterable[Example]) -> list[Trial]:
+    """The trials of one family of variants, run now or remembered."""
+    if family not in subject.trials:
+        subject.trials[family] = list(_run(subject, variants))
+    return subject.trials[family]
+
+
+def _run(subject: Subject, variants: Iterable[Example]) -> Iterator[Trial]:
+    bad = slow = 0
+    for example in variants:
+        if subject.time_is_up or bad >= ENOUGH or slow >= ENOUGH:
+            return
+        start = time.perf_counter()
+        trial = trial_of(subject, example)
+        slow += time.perf_counter() - start > SLOW
+        if trial is not None:
+            bad += bool(trial.mismatches or trial.failure)
+            yield trial
+
+
+def trial_of(subject: Subject, example: Example) -> Trial | None:
+    """One variant tried; None where forward refuses it, or gives nothing that can be judged."""
+    try:
+        called = subject.run(example)
+    except ForwardRefusedError:
+        return None
+    if not called.live or not is_finite(called):
+        return None
+    cotangents = subject.cotangents(called)
+    try:
+        grads = called.pull(cotangents)
+    except BackwardFailedError as failure:
+        wanted = tuple(sorted(example.needs))
+        if subject.reference.gradients(example, cotangents, wanted) is None:
+            return None  # nor can PyTorch differentiate forward here
+        return Trial(example, failure=told(failure.error))
+    return Trial(example, tuple(subject.mismatches(called, cotangents, grads)))
+
+
+def is_finite(called: Run) -> bool:
+    """Whether every output through which a gradient flows is finite."""
+    return all(bool(torch.isfinite(called.outputs[i].detach()).all()) for i in called.live)
+
+
+def reported(
+    subject: Subject, rule: Rule, found: Iterable[Trial], fix: str, why: str = ""
+) -> Iterator[Finding]:
+    """One finding per input that is wrong in a trial, unless the group has reported it before."""
+    if subject.fails_at_base:
+        return
+    for trial in found:
+        for mismatch in trial.mismatches:
+            if is_new(subject, rule, mismatch.name):
+                yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why)
+
+
+def is_new(subject: Subject, rule: Rule, name: str) -> bool:
+    """Whether a defect of input `name` is news, for this group of rules; it no longer is then."""
+    if name in subject.wrong_names or (rule.group, name) in subject.blamed:
+        return False
+    subject.blamed.add((rule.group, name))
+    return True

@@ -1,0 +1,177 @@
+"""Small Functions, right and wrong, that the tests of the checker share."""
+
+import os
+import sys
+import time
+
+import torch
+from torch.autograd import Function
+
+
+class Square(Function):
+    """Right."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class HalfSquare(Square):
+    """Half of the gradient."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return x * g
+
+
+class Product(Function):
+    """Right, of two inputs."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class Swapped(Product):
+    """The gradients in the wrong order."""
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * a, g * b
+
+
+class Relu(Function):
+    """Right, with a kink, and the other choice of slope at it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x >= 0)
+
+
+class OneWrong(Function):
+    """One entry in a hundred thousand is half a percent off."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        grad = g * x.cos()
+        grad.view(-1)[grad.numel() // 3] *= 1.005
+        return grad
+
+
+class ThroughNumpy(Function):
+    """Right, with a forward that autograd cannot see into."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() ** 3)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * g
+
+
+class ThroughNumpyWrong(ThroughNumpy):
+    """The same, with the wrong power."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * g
+
+
+class Conjugate(Function):
+    """`x * x` of complex numbers, with the conjugate it needs."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 2 * x.conj()
+
+
+class NoConjugate(Conjugate):
+    """Without it."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 2 * x
+
+
+class Killed(Square):
+    """Ends the process in backward."""
+
+    @staticmethod
+    def backward(ctx, g):
+        os.kill(os.getpid(), 9)
+
+
+class Leaving(Square):
+    """Leaves the program in backward."""
+
+    @staticmethod
+    def backward(ctx, g):
+        sys.exit(3)
+
+
+class Hanging(Square):
+    """Never ends."""
+
+    @staticmethod
+    def backward(ctx, g):
+        while True:
+            time.sleep(0.01)
+
+
+class Greedy(Square):
+    """Asks for more memory than there is."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.ones(1 << 42).sum() * g
+
+
+class Surrogate(Function):
+    """Rounds, and lets the cotangent through, on purpose."""
+
+    declares = {"surrogate": "x"}
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g

@@ -1,0 +1,33 @@
+"""Subjects for the tests of rules, and the model of a rule's test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import example_of
+from pullback.check.subject import Finding, Skip, Subject
+from pullback.check.target import target_of
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers of a fixed seed, as a leaf that requires grad."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def subject(target: Any, *args: Any, profile: str = "standard") -> Subject:
+    """`target` at one example, in this process."""
+    return Subject(target_of(target), (example_of(args),), profile=profile)
+
+
+def findings(check: Any, target: Any, *args: Any) -> list[Finding]:
+    """What one rule finds, without the skips."""
+    return [r for r in check(subject(target, *args)) if isinstance(r, Finding)]
+
+
+def skips(check: Any, target: Any, *args: Any) -> list[Skip]:
+    """What one rule did not try."""
+    return [r for r in check(subject(target, *args)) if isinstance(r, Skip)]
