@@ -67,7 +67,7 @@ def control(
     methods = {"forward": staticmethod(run), "backward": staticmethod(pull)}
     about = {"__module__": __name__, "__qualname__": name, "__doc__": f"`{name}` of PyTorch."}
     globals()[name] = cls = type(name, (Function,), methods | about)
-    CASES.append(Case(name, cls, inputs, reference=op or forward))
+    CASES.append(Case(f"aten-{name}", cls, inputs, reference=op or forward))
 
 
 def _is_differentiable(y: Tensor) -> bool:
@@ -290,9 +290,18 @@ control(
 )
 control(
     "GroupNorm",
-    lambda x, w, b: aten.native_group_norm(x.contiguous(), w, b, *_groups(x, w, b), 2, 1e-5),
+    lambda x, w, b: aten.native_group_norm(
+        x.contiguous(), w.contiguous(), b.contiguous(), *_groups(x, w, b), 2, 1e-5
+    ),
     lambda g, x, w, b, _, mean, rstd: aten.native_group_norm_backward(
-        g.contiguous(), x.contiguous(), mean, rstd, w, *_groups(x, w, b), 2, [True, True, True]
+        g.contiguous(),
+        x.contiguous(),
+        mean,
+        rstd,
+        w.contiguous(),
+        *_groups(x, w, b),
+        2,
+        [True, True, True],
     ),
     lambda: (real(2, 4, 3), positive(4), real(4, seed=1)),
     keeps="both",

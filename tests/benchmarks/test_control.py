@@ -26,7 +26,7 @@ from tests.benchmarks.twin import (
 every_case = pytest.mark.parametrize("wrapped", CASES, ids=lambda c: c.name)
 
 # PyTorch writes 1/6 as a float32 number in this backward, whatever the dtype.
-ROUGH = {"Hardsigmoid": 1e-7, "Hardswish": 1e-7}
+ROUGH = {"aten-Hardsigmoid": 1e-7, "aten-Hardswish": 1e-7}
 
 
 def tolerance(wrapped):

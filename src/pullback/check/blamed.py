@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.patterns import REDUCTION, VALUES
+from pullback.check.reasons import Reason, reason_of, right_backward
 from pullback.check.subject import Subject
+
+# Patterns that say how a gradient is wrong and not why: the others are a reason already.
+UNEXPLAINED = (VALUES, REDUCTION)
+
+REPLACE = "return what the derived backward returns"
 
 
 def wrong_gradients(rule: Rule, subject: Subject, kind: str) -> Iterator[Finding | Skip]:
@@ -16,4 +23,14 @@ def wrong_gradients(rule: Rule, subject: Subject, kind: str) -> Iterator[Finding
     for mismatch in subject.base_mismatches:
         pattern = subject.patterns[mismatch.name]
         if pattern.kind == kind:
-            yield subject.mismatched(rule, mismatch, subject.base, why=pattern.why, fix=pattern.fix)
+            known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
+            backward = right_backward(subject)
+            yield subject.mismatched(
+                rule,
+                mismatch,
+                subject.base,
+                why=known.why or pattern.why,
+                fix=known.fix or pattern.fix or (REPLACE if backward else ""),
+                place=known.place,
+                facts={"backward": backward} if backward else {},
+            )

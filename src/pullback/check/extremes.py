@@ -198,15 +198,16 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
     }
     if not positions:
         return
+    pulled = {i: grad for i, name in positions.items() if (grad := grads[name]) is not None}
     wide = tuple(None if c is None else _wide(c) for c in cotangents)
     want = subject.reference.gradients(example, wide, tuple(positions)) or {}
     groups = [[i] for i in positions] if len(positions) == 1 else [list(positions)]
     groups += [[i] for i in positions] if len(positions) > 1 else []
     for group in groups:
         along = {i: torch.ones(called.args[i].shape, dtype=torch.float64) for i in group}
-        have = sum(float(_wide(grads[positions[i]]).sum()) for i in group)  # type: ignore[arg-type]
-        said = sum(float(_wide(g).sum()) for i in group if (g := want.get(i)) is not None)
-        size = sum(float(_wide(grads[positions[i]]).abs().sum()) for i in group)  # type: ignore[arg-type]
+        have = math.fsum(float(_wide(pulled[i]).sum()) for i in group)
+        said = math.fsum(float(_wide(g).sum()) for i in group if (g := want.get(i)) is not None)
+        size = math.fsum(float(_wide(pulled[i]).abs().sum()) for i in group)
         slack = 1e-4 * (size + abs(said)) + 1e-8
         if not abs(have - said) > slack:
             continue

@@ -11,6 +11,8 @@ from enum import Enum
 
 PROFILES = ("quick", "standard", "deep")
 
+INDENT = " " * 12  # where a fact begins, behind its label
+
 
 class Severity(str, Enum):
     """How bad a finding is: a wrong result, a call that may break, or work done in vain."""
@@ -71,15 +73,26 @@ class Finding:
         """The same finding, told of `subject`, whose backward stands at `place`."""
         return replace(self, subject=subject, place=self.place or place)
 
-    def __str__(self) -> str:
+    @property
+    def head(self) -> str:
+        """The first line: code, name and severity of the rule, and the rule as a sentence."""
         rule = self.rule
-        lines = [f"{rule.code} {rule.name} ({self.weight}): {rule.sentence}".rstrip(": ")]
+        return f"{rule.code} {rule.name} ({self.weight}): {rule.sentence}".rstrip(": ")
+
+    def told(self) -> list[tuple[str, str]]:
+        """What is known, label by label, in the order in which it is read."""
         facts = {"in": self.subject, "place": self.place, "at": self.at, "inputs": self.inputs}
         facts |= {"expected": self.expected, "got": self.got, "why": self.why, "fix": self.fix}
-        for label, fact in {**facts, **self.facts}.items():
-            lines += [f"  {label + ':':<10}{fact}".rstrip()] if fact else []
-        if self.repro:
-            lines += ["  repro:", *(f"    {line}".rstrip() for line in self.repro.splitlines())]
+        every = {**facts, **self.facts, "repro": self.repro}
+        return [(label, fact) for label, fact in every.items() if fact]
+
+    def __str__(self) -> str:
+        lines = [self.head]
+        for label, fact in self.told():
+            if "\n" in fact:
+                lines += [f"  {label}:", *(f"    {line}".rstrip() for line in fact.splitlines())]
+            else:
+                lines.append(f"  {label + ':':<10}{fact}".rstrip())
         return "\n".join(lines)
 
 

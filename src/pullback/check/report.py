@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pullback.check.finding import Finding, Severity, Skip
 
@@ -44,6 +44,10 @@ class Report:
     def of(self, severity: Severity | str) -> tuple[Finding, ...]:
         """The findings of one severity."""
         return tuple(f for f in self.findings if f.weight == Severity(severity))
+
+    def with_notes(self, *notes: str) -> Report:
+        """The same report with something more to note."""
+        return replace(self, notes=(*self.notes, *notes))
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)

@@ -58,6 +58,9 @@ def check(
             collected.notes.append(f"the rules ran in this process: {why_not}")
             work(job, collected.take)
         else:
+            for registered in rules:
+                if registered.prepare is not None:
+                    registered.prepare()
             collected.drive()
     except KeyboardInterrupt:
         collected.interrupted = True

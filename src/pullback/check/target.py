@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.check.naming import load
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
@@ -133,6 +134,8 @@ def target_of(thing: Any, name: str = "") -> Target:
     """What `thing` is as a target, or `TargetError`."""
     if isinstance(thing, Target):
         return thing
+    if isinstance(thing, str):
+        return target_of(load(thing), name)
     function = None
     call = thing
     if isinstance(thing, type) and issubclass(thing, TorchFunction):

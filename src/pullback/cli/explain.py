@@ -1,4 +1,4 @@
-"""`pullback explain`: the manual page of an error or warning."""
+"""`pullback explain`: the manual page of an error, a warning or a rule, or the list of them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,54 @@ from typing import Any
 import click
 
 from pullback import errors
+from pullback.check.rules import Registered, all_rules
 from pullback.errors import TargetError
 
 
 @click.command("explain")
-@click.argument("code", metavar="CODE")
-def command(code: str) -> None:
-    """Print what an error or warning means and what to do.
+@click.argument("code", metavar="[CODE]", required=False)
+def command(code: str | None) -> None:
+    """Print what an error, a warning or a rule of `pullback check` means and what to do.
+
+    Without CODE, all of them are listed.
 
     \b
-    Example:
+    Examples:
       pullback explain E103
+      pullback explain wrong-gradient
     """
-    classes: list[Any] = [cls for cls in vars(errors).values() if hasattr(cls, "code")]
-    known = {cls.code: cls for cls in classes if cls.code}
-    cls = known.get(code.upper())
-    if cls is None:
-        raise TargetError(
-            f"`{code}` must be the code of an error or warning",
-            expected=", ".join(sorted(known)),
-            got=repr(code),
-        )
-    click.echo(f"{cls.code} {cls.name}\n\n{inspect.getdoc(cls)}")
+    classes: list[Any] = [cls for cls in vars(errors).values() if getattr(cls, "code", "")]
+    rules = all_rules()
+    click.echo(_page(code, classes, rules) if code else _list(classes, rules))
+
+
+def _page(code: str, classes: list[Any], rules: tuple[Registered, ...]) -> str:
+    for cls in classes:
+        if code.upper() == cls.code or code.lower() == cls.name:
+            return f"{cls.code} {cls.name}\n\n{inspect.getdoc(cls)}"
+    for registered in rules:
+        rule = registered.rule
+        if code.upper() == rule.code or code.lower() == rule.name:
+            facts = f"{rule.severity}, group {rule.group}, from profile {rule.profile} on"
+            return f"{rule.code} {rule.name} ({facts})\n\n{registered.page}"
+    raise TargetError(
+        f"`{code}` must be the code or name of an error, a warning or a rule",
+        expected=", ".join(sorted(cls.code for cls in classes)) + ", or that of a rule",
+        got=repr(code),
+        fix="`pullback explain` lists them all",
+    )
+
+
+def _list(classes: list[Any], rules: tuple[Registered, ...]) -> str:
+    lines = ["Errors and warnings"]
+    for cls in sorted(classes, key=lambda cls: (cls.code[0] != "E", cls.code)):
+        lines.append(f"  {cls.code} {cls.name}")
+    group = ""
+    width = max(len(registered.rule.name) for registered in rules)
+    for registered in sorted(rules, key=lambda r: (r.rule.group, r.rule.code)):
+        rule = registered.rule
+        if rule.group != group:
+            group = rule.group
+            lines += ["", f"Rules: {group}"]
+        lines.append(f"  {rule.code} {rule.name:<{width}}  {rule.sentence}")
+    return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -62,7 +63,7 @@ SHIFTED: dict[str, Change] = {"values around 1e4": lambda t: t + 1e4}
 
 def _large(tensor: Tensor) -> float:
     """A number whose square is beyond the dtype, and itself far from it."""
-    return float(torch.finfo(tensor.dtype).max) ** 0.5 * 1e6
+    return math.sqrt(torch.finfo(tensor.dtype).max) * 1e6
 
 
 def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:

@@ -284,10 +284,7 @@ def _grown(
     for i in positions:
         old = example.args[i]
         shape = (2, size, *old.shape) if twice else (size, *old.shape)
-        if is_index(old):
-            new = old.expand(shape).clone()
-        else:
-            new = resampled(old, shape, 300 + i)
+        new = old.expand(shape).clone() if is_index(old) else resampled(old, shape, 300 + i)
         example = example.put(i, new, label)
     return example
 

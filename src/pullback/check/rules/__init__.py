@@ -29,6 +29,8 @@ class Registered:
     check: Check
     page: str
     module: str
+    # What must be loaded once, before the workers are forked; most rules need nothing.
+    prepare: Callable[[], None] | None = None
 
 
 @cache
@@ -53,7 +55,8 @@ def _registered(module: ModuleType) -> Registered:
     page = (module.__doc__ or "").strip()
     sentence = page.splitlines()[0].rstrip(".") if page else ""
     rule: Rule = replace(module.RULE, sentence=sentence)
-    return Registered(rule, module.check, page, module.__name__)
+    prepare = getattr(module, "prepare", None)
+    return Registered(rule, module.check, page, module.__name__, prepare)
 
 
 def selected(

@@ -28,11 +28,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import tensors_in
-from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Severity,
     Skip,
@@ -91,39 +89,24 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _out_of_sight(subject: Subject) -> Iterator[Finding]:
-    """Tensors on attributes of ctx; a `pullback.Function` saves those by itself."""
-    spy = None if subject.target.is_ours else spy_on(subject.target)
-    if spy is None:
+    """A tensor on an attribute of ctx; a `pullback.Function` saves those by itself."""
+    if subject.target.is_ours or not subject.target.is_function:
         return
-    kept: dict[str, Tensor] = {}
-    for word in _attributes(subject):
-        kept.update(word)
-    for name, tensor in kept.items():
+    run = subject.run()
+    nodes = [run.outputs[i].grad_fn for i in run.live]
+    for name, value in (item for node in nodes for item in getattr(node, "__dict__", {}).items()):
+        sizes = [tensor.numel() for tensor in tensors_in(value) if tensor.numel() > 1]
+        if name.startswith("_") or not sizes:
+            continue
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"`ctx.{name}`, {tensor.numel()} numbers",
+            at=f"`ctx.{name}`, {sum(sizes)} numbers",
             expected="no tensor on an attribute of ctx",
             got="one, which no saved-tensor hook sees",
             fix=f"ctx.save_for_backward instead of ctx.{name}",
         )
         return
-
-
-def _attributes(subject: Subject) -> Iterator[dict[str, Tensor]]:
-    try:
-        run = subject.run()
-    except ForwardRefusedError:
-        return
-    for i in run.live:
-        node = run.outputs[i].grad_fn
-        held = getattr(node, "__dict__", {})
-        for name, value in held.items():
-            if name.startswith("_"):
-                continue
-            for tensor in tensors_in(value):
-                if tensor.numel() > 1:
-                    yield {name: tensor}
 
 
 def _pack(tensor: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ Cannot see
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,8 +29,8 @@ import torch
 from torch import Tensor
 
 from pullback.check.dispatch import in_turns
-from pullback.check.example import Example
-from pullback.check.run import seeded
+from pullback.check.draws import draws
+from pullback.check.example import Example, tensors_in
 from pullback.check.subject import (
     Finding,
     Rule,
@@ -46,7 +45,6 @@ from pullback.check.subject import (
 RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="standard")
 
 THREADS = 3
-OPERATORS = 200
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -54,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
-    if subject.target.intent.nondeterministic or _draws(subject):
+    if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
         return
     found = _moved(subject)
@@ -110,8 +108,6 @@ def _job(subject: Subject, example: Example) -> Callable[[], dict[str, Tensor | 
     cotangents = subject.cotangents(subject.run(example))
 
     def job() -> dict[str, Tensor | None]:
-        from pullback.check.example import tensors_in
-
         outputs = tensors_in(subject.target.call(*passed))
         used = [
             (output, cotangent)
@@ -161,18 +157,6 @@ def _compared(
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
         )
     return None
-
-
-def _draws(subject: Subject) -> bool:
-    """Whether forward or backward takes numbers from a generator that all threads share."""
-    with seeded():
-        before = torch.get_rng_state(), random.getstate()
-        args = subject.base.fresh()
-        if subject.writes_inputs:
-            args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
-        subject.target.call(*args)
-        after = torch.get_rng_state(), random.getstate()
-    return not torch.equal(before[0], after[0]) or before[1] != after[1]
 
 
 def _shifted(example: Example, k: int) -> Example:

@@ -5,8 +5,8 @@ What it checks
     kink any slope between its sides is right.
 
 Why it matters
-    Padding, masked rows, dead units and fresh biases are zeros. `y / x` for a product and `x / norm`
-    give NaN there, and one NaN in one gradient ends a training.
+    Padding, masked rows, dead units and fresh biases are zeros. `y / x` for a product and
+    `x / norm` give NaN there, and one NaN in one gradient ends a training.
 
 Fails
     return grad * y / x  # of a product over rows

@@ -20,9 +20,8 @@ Cannot see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import time
+from collections.abc import Iterator
 
 import torch
 

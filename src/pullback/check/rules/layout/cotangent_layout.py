@@ -17,13 +17,14 @@ Passes
     flat = grad.contiguous().view(-1)
 
 Cannot see
-    A refusal of conjugate and negative views, which NumPy refuses as well; a layout that none of the above is; a backward whose reading of foreign memory happens to give
-    the right numbers.
+    A refusal of conjugate and negative views, which NumPy refuses as well; a layout that none of
+    the above is; a backward whose reading of foreign memory happens to give the right numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -129,7 +130,7 @@ def _compared(
         )
 
 
-def _words(name: str, got: Tensor | None, want: Tensor | None, label: str) -> dict[str, str]:
+def _words(name: str, got: Tensor | None, want: Tensor | None, label: str) -> dict[str, Any]:
     if got is None or want is None or got.shape != want.shape:
         return {
             "at": f"gradient of `{name}`",

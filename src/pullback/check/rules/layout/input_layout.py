@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,7 +182,7 @@ def _same_outputs(have: Result, want: Result) -> bool:
     return all(is_close(have.values[key], want.values.get(key)) for key in keys)
 
 
-def _words(key: str, got: Tensor | None, want: Tensor | None, who: str) -> dict[str, str]:
+def _words(key: str, got: Tensor | None, want: Tensor | None, who: str) -> dict[str, Any]:
     fix = "read the input by its own strides and offset, or take `.contiguous()` first"
     if got is None or want is None or got.shape != want.shape:
         return {

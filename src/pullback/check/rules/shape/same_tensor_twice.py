@@ -69,9 +69,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             continue
         if is_close(got, want):
             continue
-        if got is None or want is None or got.shape != want.shape:
-            index, have, expected = (), "None" if got is None else "a gradient", "the sum"
-        else:
+        index: tuple[int, ...] = ()
+        have, expected = "None" if got is None else "a gradient", "another one"
+        if got is not None and want is not None and got.shape == want.shape:
             index, have, expected = worst_of(got, want)
         yield subject.finding(
             RULE,

@@ -1,0 +1,106 @@
+"""A call made another way, compared with the ordinary one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ
+from pullback.check.run import BackwardFailedError, Run, run
+from pullback.check.subject import Subject, is_close, worst_of
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The outputs of a call, and its gradients by name."""
+
+    outputs: tuple[Tensor, ...]
+    grads: dict[str, Tensor | None]
+
+
+def results_of(
+    subject: Subject, example: Example, call: Call | None = None, *, by_field: bool = False
+) -> Results:
+    """Outputs and gradients of a call on fresh copies; raises as the user's code does.
+
+    With `by_field`, the gradients are taken from `.grad`, after `torch.autograd.backward`.
+    """
+    subject.tried["runs"] += 1
+    called = run(
+        call or subject.target.call,
+        example,
+        subject.names,
+        through_clone=subject.writes_inputs,
+    )
+    outputs = tuple(output.detach().clone() for output in called.outputs)
+    if not called.live:
+        return Results(outputs, {})
+    cotangents = subject.cotangents(called)
+    return Results(outputs, _fields(called, cotangents) if by_field else called.pull(cotangents))
+
+
+def _fields(called: Run, cotangents: Sequence[Tensor | None]) -> dict[str, Tensor | None]:
+    """The gradients that `torch.autograd.backward` leaves in the fields of the inputs."""
+    used = [(called.outputs[i], cotangents[i]) for i in called.live]
+    used = [(output, cotangent) for output, cotangent in used if cotangent is not None]
+    try:
+        torch.autograd.backward([output for output, _ in used], [given for _, given in used])
+    except Exception as error:
+        raise BackwardFailedError(error) from error
+    return {name: leaf.grad for name, leaf in called.leaves.items()}
+
+
+def difference(got: Results, usual: Results, factor: float = 1000.0) -> tuple[str, str, str] | None:
+    """Where two calls differ first: the place in words, what was expected, what came."""
+    if len(got.outputs) != len(usual.outputs):
+        return "the outputs", f"{len(usual.outputs)} tensors", f"{len(got.outputs)} tensors"
+    for i, (one, two) in enumerate(zip(got.outputs, usual.outputs, strict=True)):
+        found = _apart(f"output {i}", one, two, factor)
+        if found is not None:
+            return found
+    for name, two in usual.grads.items():
+        one = got.grads.get(name)
+        where = f"gradient of `{name}`"
+        if one is None or two is None:
+            if not is_close(one, two):
+                return where, _there(two), _there(one)
+            continue
+        found = _apart(where, one, two, factor)
+        if found is not None:
+            return found
+    return None
+
+
+def _apart(where: str, got: Tensor, usual: Tensor, factor: float) -> tuple[str, str, str] | None:
+    if got.shape != usual.shape:
+        return where, f"shape {list(usual.shape)}", f"shape {list(got.shape)}"
+    if not can_differ(usual) or not can_differ(got):
+        return None if torch.equal(got, usual) else (where, "the same numbers", "others")
+    if is_close(got, usual, factor):
+        return None
+    index, have, want = worst_of(got, usual)
+    return f"{where} at {list(index)}", want, have
+
+
+def _there(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"shape {list(tensor.shape)}"
+
+
+def wrapped(call: Call) -> Call:
+    """The call as a plain Python function, which compilers and transforms take."""
+
+    def function(*args: Any) -> Any:
+        return call(*args)
+
+    return function
+
+
+def positions_of(example: Example) -> Sequence[int]:
+    """The positions of the arguments that require grad, in order."""
+    return sorted(example.needs)

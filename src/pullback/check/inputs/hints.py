@@ -1,0 +1,155 @@
+"""Inputs for a function that came without: guessed from its type hints, by a rule of one screen.
+
+A parameter gets, by its hint:
+
+    Tensor                  float32 numbers of shape [3, 4], then of the shapes below
+    list or tuple of those  two of them
+    Optional[...]           None, unless it is an Optional[Tensor] and None is refused
+    bool, int, float, str   the default, else True, 2, 0.5, ""
+    no hint                 the default, else as Tensor; as 0.5 where no shape is accepted
+
+The first arguments that forward accepts are taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import example_of
+from pullback.check.run import ForwardRefusedError, run
+from pullback.check.target import Target
+
+# All tensors of one shape, then the shapes of products, of rows, of images with kernels.
+SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((3, 4),),
+    ((4,),),
+    ((2, 3, 4),),
+    ((3, 4), (4, 5)),
+    ((3, 4), (5, 4), (5,)),
+    ((3, 4), (4,)),
+    ((2, 3, 4), (2, 4, 5)),
+    ((4, 4),),
+    ((2, 3, 8, 8),),
+    ((2, 3, 8, 8), (4, 3, 3, 3), (4,)),
+    ((),),
+)
+NUMBERS: dict[Any, Any] = {bool: True, int: 2, float: 0.5, str: "", complex: 0.5 + 0.5j}
+UNKNOWN = inspect.Parameter.empty
+
+
+def guessed(target: Target) -> tuple[Any, ...] | None:
+    """The first arguments, made from the hints, that `target` accepts; None where there is none."""
+    parameters = _parameters(target)
+    if not parameters:
+        return None
+    for args in _candidates(parameters):
+        if _is_accepted(target, args):
+            return args
+    return None
+
+
+def _parameters(target: Target) -> list[tuple[Any, Any]]:
+    """The hint and the default of each positional parameter."""
+    forward = target.function.forward if target.is_function else target.thing
+    schema = getattr(getattr(forward, "_opoverload", forward), "_schema", None)
+    packet = getattr(forward, "default", None)
+    schema = schema or getattr(packet, "_schema", None)
+    if schema is not None and not isinstance(schema, str):
+        return [(_of_schema(a.type), a.default_value) for a in schema.arguments]
+    try:
+        found = list(inspect.signature(forward).parameters.values())
+        hints = _hints(forward)
+    except (TypeError, ValueError):
+        return []
+    skipped = 1 if target.is_function and not target.has_setup_context else 0
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [p for p in found[skipped:] if p.kind in kinds]
+    return [(hints.get(p.name, UNKNOWN), p.default) for p in wanted]
+
+
+def _hints(forward: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(forward)
+    except Exception:  # a hint that names what is not there at run time
+        return {}
+
+
+def _of_schema(kind: Any) -> Any:
+    """The hint that a type of an op's schema stands for."""
+    named = {"Tensor": Tensor, "int": int, "float": float, "bool": bool, "str": str}
+    named |= {"number": float, "SymInt": int, "Tensor?": Tensor | None, "Tensor[]": list[Tensor]}
+    text = str(kind)
+    if text.startswith("Optional["):
+        return None if text != "Optional[Tensor]" else Tensor | None
+    return named.get(text, list[Tensor] if text == "List[Tensor]" else UNKNOWN)
+
+
+def _candidates(parameters: list[tuple[Any, Any]]) -> Iterator[tuple[Any, ...]]:
+    for with_optional in (False, True):
+        for shapes in SHAPES:
+            yield _made(parameters, shapes, with_optional=with_optional, as_number=False)
+        if not any(_has_choice(hint) for hint, _ in parameters):
+            break
+    if sum(hint is UNKNOWN and default is UNKNOWN for hint, default in parameters) > 1:
+        for shapes in SHAPES:
+            yield _made(parameters, shapes, with_optional=False, as_number=True)
+
+
+def _made(
+    parameters: list[tuple[Any, Any]],
+    shapes: tuple[tuple[int, ...], ...],
+    *,
+    with_optional: bool,
+    as_number: bool,
+) -> tuple[Any, ...]:
+    """One candidate: tensors in the order of `shapes`, whose last one is for all that follow."""
+    count = 0
+
+    def tensor() -> Tensor:
+        nonlocal count
+        shape = shapes[min(count, len(shapes) - 1)]
+        generator = torch.Generator().manual_seed(count)
+        count += 1
+        return torch.randn(shape, generator=generator).requires_grad_()
+
+    def value(hint: Any, default: Any) -> Any:
+        if _has_choice(hint) and with_optional:
+            return tensor()
+        if default is not UNKNOWN and (default is not None or hint is not Tensor):
+            return default
+        if hint is UNKNOWN:
+            return 0.5 if as_number and count else tensor()
+        if hint is Tensor or hint is torch.nn.Parameter:
+            return tensor()
+        if typing.get_origin(hint) in (list, tuple):
+            inner = [a for a in typing.get_args(hint) if a is not Ellipsis] or [UNKNOWN]
+            items = [value(a, UNKNOWN) for a in (inner * 2)[:2]]
+            return items if typing.get_origin(hint) is list else tuple(items)
+        return NUMBERS.get(hint)
+
+    return tuple(value(hint, default) for hint, default in parameters)
+
+
+def _has_choice(hint: Any) -> bool:
+    """Whether a hint is `Optional[Tensor]`."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return is_union and Tensor in typing.get_args(hint) and type(None) in typing.get_args(hint)
+
+
+def _is_accepted(target: Target, args: tuple[Any, ...]) -> bool:
+    example = example_of(args)
+    for through_clone in (False, True):
+        try:
+            names = target.names_of(len(args))
+            called = run(target.call, example, names, through_clone=through_clone)
+        except ForwardRefusedError:
+            continue
+        return bool(called.live)
+    return False

@@ -1,0 +1,119 @@
+"""Why a gradient is wrong, and the backward that is right: asked once for each subject.
+
+The reason comes from `derive.blame`, the backward from `derive` itself. Both are extras to a
+finding that stands without them: they have a limit in seconds by profile, and what they raise is
+not told.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from pullback.check.subject import Subject
+from pullback.derive.backward import derive
+from pullback.derive.blame import UNKNOWN, blame
+from pullback.derive.fault import Fault
+from pullback.derive.plain import program_of
+
+# Seconds to search for a reason, by profile.
+SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
+
+LONGEST = 24  # lines of a backward that is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What is known about one wrong gradient: each part empty where it is not."""
+
+    why: str = ""
+    fix: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    reasons: dict[str, Reason]
+    backward: str
+
+
+_known: WeakKeyDictionary[Subject, _Known] = WeakKeyDictionary()
+
+
+def reason_of(subject: Subject, name: str) -> Reason:
+    """Why the gradient of input `name` is wrong at the examples."""
+    return _of(subject).reasons.get(name, Reason())
+
+
+def right_backward(subject: Subject) -> str:
+    """The source of the backward that forward implies, or nothing where it cannot be derived."""
+    return _of(subject).backward
+
+
+def _of(subject: Subject) -> _Known:
+    if subject not in _known:
+        seconds = SECONDS[subject.profile]
+        known = _Known({}, "")
+        if seconds and subject.target.is_function:
+            # First the backward: it imports what both need, so that the search has all its time.
+            backward = _backward(subject, seconds)
+            known = _Known(_reasons(subject, seconds), backward)
+        _known[subject] = known
+    return _known[subject]
+
+
+def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:
+    """The reasons by the name of the input; those that `blame` cannot name are left out."""
+    args = subject.small.fresh()
+    try:
+        faults = blame(subject.target.function, *args, seconds=seconds)
+    except Exception:  # an odd patient: the finding stands without a reason
+        return {}
+    return {fault.input: _reason(subject, fault) for fault in faults}
+
+
+def _reason(subject: Subject, fault: Fault) -> Reason:
+    why = "" if fault.pattern.startswith(UNKNOWN) else fault.pattern
+    edit = fault.edit.text if fault.edit is not None and fault.edit.is_small else ""
+    return Reason(why, edit, _whole_place(subject, fault.place))
+
+
+def _whole_place(subject: Subject, place: str) -> str:
+    """The line that `blame` names, in the file as the target names it."""
+    file, _, line = place.rpartition(":")
+    ours = subject.target.place("backward", "vjp")
+    path = ours.rpartition(":")[0]
+    return f"{path}:{line}" if file and path.endswith(file) and line.isdigit() else ""
+
+
+def _backward(subject: Subject, seconds: float) -> str:
+    """The derived backward as a method; only where deriving it takes no longer than `seconds`."""
+    args = subject.small.fresh()
+    start = time.monotonic()
+    try:
+        with torch.enable_grad():
+            source = derive(_named(subject), *args).source()
+    except Exception:
+        return ""
+    lines = source.partition("    def backward(")[2].rstrip().splitlines()
+    if time.monotonic() - start > seconds or not 0 < len(lines) <= LONGEST:
+        return ""
+    return textwrap.dedent("\n".join([f"    def backward({lines[0]}", *lines[1:]]))
+
+
+def _named(subject: Subject) -> Callable[..., Any]:
+    """Forward as a program whose parameters have the user's names."""
+    program = program_of(subject.target.function)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [name for name in subject.names if name.isidentifier()]
+    if len(names) == len(subject.names):
+        parameters = [inspect.Parameter(name, kind) for name in names]
+        program.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return program

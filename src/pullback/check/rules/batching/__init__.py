@@ -1,0 +1,1 @@
+"""A rule for `vmap` gives what a loop gives."""

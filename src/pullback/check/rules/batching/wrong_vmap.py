@@ -1,0 +1,166 @@
+"""`vmap` of the function must give what a loop over the samples gives.
+
+What it checks
+    For each subset of the tensor inputs that is batched, and for the batch as first and as last
+    dimension: `torch.vmap` gives the outputs of a loop. Only where the class has a `vmap` or sets
+    `generate_vmap_rule`. A rule that raises where PyTorch itself can batch forward is fragile.
+
+Why it matters
+    A rule is told in `in_dims` where the batch of each input is, and it is easily written for the
+    case that all are batched in front. Per-sample gradients and ensembles use the others.
+
+Fails
+    return MyFunction.apply(x, w), 0                  # whatever in_dims says
+
+Passes
+    x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.unsqueeze(0)
+
+Cannot see
+    Nested `vmap`, and batches of another size than three.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.draws import draws
+from pullback.check.elsewhere import Results, difference
+from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.inputs.values import resampled
+from pullback.check.run import seeded
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
+
+RULE = Rule(code="N001", name="wrong-vmap", group="batching", profile="standard")
+
+BATCH = 3
+WAYS = 12
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding for the first way of batching that differs from the loop."""
+    if not subject.target.has_vmap:
+        yield Skip(RULE, "it has no rule for vmap")
+        return
+    if draws(subject):
+        yield Skip(RULE, "it draws random numbers, which a loop draws in another order")
+        return
+    refusals: list[str] = []
+    ways = list(_ways(subject.small))[:WAYS]
+    for in_dims in each(ways, subject):
+        samples = _samples(subject.small, in_dims)
+        try:
+            with torch.no_grad(), seeded():
+                wanted = _stacked([tensors_in(subject.target.call(*s)) for s in samples])
+        except Exception as error:
+            refusals.append(told(error))
+            continue
+        try:
+            got = _batched(subject.target.call, samples, in_dims)
+        except Exception as error:
+            if not _takes(subject, samples, in_dims):
+                refusals.append(told(error))
+                continue
+            yield _finding(subject, in_dims, "vmap", "the outputs of a loop", told(error))
+            return
+        apart = difference(Results(tuple(got), {}), Results(tuple(wanted), {}))
+        if apart is not None:
+            where, expected, have = apart
+            yield _finding(subject, in_dims, where, f"{expected}, as by a loop", have)
+            return
+    if refusals:
+        yield Skip(RULE, f"not every batch could be tried: {refusals[0]}")
+
+
+def _finding(
+    subject: Subject, in_dims: tuple[int | None, ...], where: str, expected: str, got: str
+) -> Finding:
+    raised = where == "vmap"
+    return subject.finding(
+        RULE,
+        example=subject.small,
+        severity=Severity.FRAGILE if raised else Severity.WRONG,
+        at=f"{where}, for in_dims={in_dims}, {BATCH} samples",
+        expected=expected,
+        got=got,
+        place=subject.target.place("vmap", "setup_context"),
+        fix="move each batch dimension to the front, as in_dims says, and say so in out_dims",
+    )
+
+
+def _ways(example: Example) -> Iterator[tuple[int | None, ...]]:
+    """`in_dims`: every subset of the inputs in front; then in the last place; then mixed."""
+    tensors = [i for i in example.tensors if can_differ(example.args[i])]
+    for place in (0, -1):
+        for chosen in product((True, False), repeat=min(len(tensors), 3)):
+            if any(chosen):
+                yield _dims(example, dict(zip(tensors, chosen, strict=False)), place)
+    if len(tensors) > 1:
+        mixed = {i: True for i in tensors}
+        yield _dims(example, mixed, 0, other=-1)
+        yield _dims(example, mixed, -1, other=0)
+
+
+def _dims(
+    example: Example, chosen: dict[int, bool], place: int, other: int | None = None
+) -> tuple[int | None, ...]:
+    dims: list[int | None] = [None] * len(example.args)
+    for k, (i, is_batched) in enumerate(chosen.items()):
+        if is_batched:
+            here = place if other is None or k % 2 == 0 else other
+            dims[i] = 0 if here == 0 else example.args[i].dim()
+    return tuple(dims)
+
+
+def _samples(example: Example, in_dims: tuple[int | None, ...]) -> list[tuple[Any, ...]]:
+    """The arguments of each sample; what is not batched is the same in all."""
+    found = []
+    for number in range(BATCH):
+        args = list(example.fresh(needs=frozenset()))
+        for i, dim in enumerate(in_dims):
+            if dim is not None and number:
+                args[i] = resampled(args[i], tuple(args[i].shape), 50 * i + number)
+        found.append(tuple(args))
+    return found
+
+
+def _batched(
+    call: Any, samples: list[tuple[Any, ...]], in_dims: tuple[int | None, ...]
+) -> list[Tensor]:
+    """The outputs of `vmap`, the batch in front."""
+    args = [
+        samples[0][i] if dim is None else torch.stack([s[i] for s in samples], dim)
+        for i, dim in enumerate(in_dims)
+    ]
+
+    def function(*values: Any) -> Any:
+        full = list(args)
+        for i, value in zip(places, values, strict=True):
+            full[i] = value
+        return tuple(tensors_in(call(*full)))
+
+    places = [i for i, dim in enumerate(in_dims) if dim is not None]
+    with torch.no_grad(), warnings.catch_warnings(), seeded():
+        warnings.simplefilter("ignore")
+        mapped = torch.vmap(function, in_dims=tuple(in_dims[i] for i in places))
+        return list(mapped(*(args[i] for i in places)))
+
+
+def _takes(
+    subject: Subject, samples: list[tuple[Any, ...]], in_dims: tuple[int | None, ...]
+) -> bool:
+    """Whether PyTorch can batch forward by itself."""
+    try:
+        _batched(subject.reference.program, samples, in_dims)
+    except Exception:
+        return False
+    return True
+
+
+def _stacked(samples: list[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack(list(outputs)) for outputs in zip(*samples, strict=True)]

@@ -1,0 +1,1 @@
+"""Other callers give the same: compilers, `torch.func`, checkpointing, autocast."""

@@ -1,0 +1,132 @@
+"""Backward must fit a forward that ran under autocast.
+
+What it checks
+    Forward runs under `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where
+    autograd can differentiate the same forward so, the gradients are near those of an ordinary call.
+    A backward that raises is a finding only where `custom_fwd` or `custom_bwd` promise autocast.
+
+Why it matters
+    Under autocast some operators of forward give bfloat16 and the cotangent does too, while backward
+    runs without autocast and meets both dtypes (flash-linear-attention#70, scattermoe#17).
+
+Fails
+    scale = 0.125 if torch.is_autocast_enabled("cpu") else 1.0      # in backward
+
+Passes
+    ctx.scale = scale                      # in forward, or @torch.amp.custom_fwd and @custom_bwd
+
+Cannot see
+    Other devices' autocast, which has other lists of operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.elsewhere import Results, results_of
+from pullback.check.example import Example
+from pullback.check.run import run
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    worst_of,
+)
+
+RULE = Rule(code="P004", name="autocast-differs", group="compile", profile="standard")
+
+NEAR = 0.1  # of the largest entry: bfloat16 has eight bits
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding when backward fails or is far off."""
+    if subject.fails_at_base or subject.target.intent.nondeterministic:
+        yield Skip(RULE, subject.fails_at_base or "declared to be nondeterministic")
+        return
+    example = subject.small_given.to(torch.float32)
+    try:
+        usual = results_of(subject, example)
+        called = _cast(subject.target.call)
+        run(called, example, subject.names, through_clone=subject.writes_inputs)
+    except (ForwardRefusedError, BackwardFailedError) as refusal:
+        yield Skip(RULE, f"it refuses float32 or autocast: {refusal}")
+        return
+    plain = _plain(subject, example)
+    eager = _plain(subject, example, cast=True)
+    if plain is None or eager is None:
+        yield Skip(RULE, "autograd itself cannot differentiate forward under autocast")
+        return
+    try:
+        got = results_of(subject, example, called)
+    except BackwardFailedError as failure:
+        if not _is_decorated(subject):
+            yield Skip(RULE, f"backward refuses what autocast gives: {failure}")
+            return
+        yield subject.finding(
+            RULE,
+            example=example,
+            severity=Severity.FRAGILE,
+            at="backward, after a forward under autocast",
+            expected="gradients near those of an ordinary call",
+            got=str(failure),
+            fix="decorate both forward and backward: torch.amp.custom_fwd and custom_bwd",
+        )
+        return
+    for name, one in got.grads.items():
+        two = usual.grads.get(name)
+        if one is None or two is None or one.shape != two.shape or one.numel() == 0:
+            continue
+        slack = NEAR * float(two.abs().max()) + 4 * _apart(eager.get(name), plain.get(name))
+        if not bool(torch.isfinite(two.abs()).all()) or _apart(one, two) <= slack:
+            continue
+        index, have, want = worst_of(one, two)
+        yield subject.finding(
+            RULE,
+            example=example,
+            at=f"gradient of `{name}` at {list(index)}, after a forward under autocast",
+            expected=f"near {want}, as without autocast",
+            got=have,
+            fix="let backward do the same whether or not autocast is on while it runs",
+        )
+
+
+def _is_decorated(subject: Subject) -> bool:
+    """Whether the author has promised to serve autocast, by PyTorch's decorators."""
+    methods = [subject.target.method(name) for name in ("forward", "backward")]
+    codes = [getattr(method, "__code__", None) for method in methods]
+    return any(code is not None and "autocast_mode" in code.co_filename for code in codes)
+
+
+def _cast(call: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(*args)
+
+    return function
+
+
+def _plain(
+    subject: Subject, example: Example, *, cast: bool = False
+) -> dict[str, Tensor | None] | None:
+    """The gradients of forward as plain PyTorch, under autocast or not."""
+    program = subject.reference.program
+    try:
+        found: Results = results_of(subject, example, _cast(program) if cast else program)
+    except (ForwardRefusedError, BackwardFailedError):
+        return None
+    return found.grads
+
+
+def _apart(one: Tensor | None, two: Tensor | None) -> float:
+    if one is None or two is None or one.numel() == 0:
+        return 0.0
+    apart = (one.detach() - two.detach()).abs()
+    return float(torch.nan_to_num(apart, nan=float("inf")).max())

@@ -1,0 +1,127 @@
+"""A checkpointed call must give what an ordinary call gives.
+
+What it checks
+    The function runs under `torch.utils.checkpoint`, which runs forward once more before backward:
+    the second forward gives the outputs of the first, and the gradients are those of an ordinary
+    call. With `use_reentrant` False and True.
+
+Why it matters
+    Checkpointing replays PyTorch's generators and nothing else. A mask from Python's generator, from
+    the clock or from a counter is another one the second time, and the gradient belongs to outputs
+    that nobody saw.
+
+Fails
+    mask = torch.tensor([random.random() > p for _ in range(n)])
+
+Passes
+    mask = torch.rand(n) > p
+
+Cannot see
+    Forwards that differ the second time only now and then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from pullback.check.elsewhere import Results, difference, results_of
+from pullback.check.example import tensors_in
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+
+RULE = Rule(
+    code="P003",
+    name="checkpoint-differs",
+    group="compile",
+    severity=Severity.FRAGILE,
+    profile="standard",
+)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding for the first way in which a checkpointed call differs."""
+    if subject.fails_at_base or subject.writes_inputs:
+        yield Skip(RULE, subject.fails_at_base or "forward changes its inputs")
+        return
+    if subject.target.intent.nondeterministic:
+        yield Skip(RULE, "declared to be nondeterministic")
+        return
+    if subject.target.intent.donates:
+        yield Skip(RULE, "an input is declared to be given away")
+        return
+    usual = _seeded(lambda: results_of(subject, subject.base))
+    for reentrant in (False, True):
+        twice = Twice(subject.target.call)
+        try:
+            got = _checkpointed(subject, twice, reentrant)
+        except (ForwardRefusedError, BackwardFailedError) as failure:
+            yield Skip(RULE, f"torch.utils.checkpoint refuses it: {failure}")
+            continue
+        apart = twice.difference() or difference(got, usual)
+        if apart is not None:
+            where, expected, have = apart
+            yield subject.finding(
+                RULE,
+                example=subject.base,
+                at=f"{where}, under checkpoint(use_reentrant={reentrant})",
+                expected=f"{expected}, as in the first run",
+                got=have,
+                fix="draw with PyTorch's generators, which checkpointing replays, and keep no state",
+            )
+            return
+
+
+class Twice:
+    """The function, with what it gave each time it ran."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.given: list[tuple[Tensor, ...]] = []
+
+    def __call__(self, *args: Any) -> Any:
+        """Run forward, and note its outputs."""
+        result = self.call(*args)
+        self.given.append(tuple(t.detach().clone() for t in tensors_in(result)))
+        return result
+
+    def difference(self) -> tuple[str, str, str] | None:
+        """Where the second run gave other outputs than the first."""
+        if len(self.given) < 2:
+            return None
+        return difference(Results(self.given[1], {}), Results(self.given[0], {}))
+
+
+def _checkpointed(subject: Subject, twice: Twice, reentrant: bool) -> Results:
+    call = _under(twice, reentrant)
+    # The reentrant kind works with `backward()` only, not with `torch.autograd.grad`.
+    return _seeded(lambda: results_of(subject, subject.base, call, by_field=reentrant))
+
+
+def _under(twice: Twice, reentrant: bool) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with set_checkpoint_early_stop(False):
+            return checkpoint(twice, *args, use_reentrant=reentrant)
+
+    return call
+
+
+def _seeded(work: Callable[[], Results]) -> Results:
+    """With the same numbers of Python's generator each time."""
+    state = random.getstate()
+    random.seed(20_250_101)
+    try:
+        return work()
+    finally:
+        random.setstate(state)

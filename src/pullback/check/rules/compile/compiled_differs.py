@@ -1,0 +1,153 @@
+"""Compiled code must give what eager code gives.
+
+What it checks
+    The function runs under `torch.compile(backend="aot_eager")`, at the example, then through the
+    same compiled function at other sizes and with other plain values: outputs and gradients are
+    eager's. In the deep profile `inductor` runs too.
+
+Why it matters
+    A branch on `torch.compiler.is_compiling()`, a size or a value that became a constant of the
+    graph, or a backward that is not the one that runs, give other numbers only where the function
+    is used, not where it is tested (pytorch#193279, #184113).
+
+Fails
+    if torch.compiler.is_compiling(): return x * grad       # lacks the factor of two
+
+Passes
+    return 2 * x * grad
+
+Cannot see
+    What the compiler refuses or leaves to eager, which is no defect, and what other backends do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch.autograd import Function
+
+from pullback.check.draws import draws
+from pullback.check.elsewhere import difference, results_of, wrapped
+from pullback.check.example import Example
+from pullback.check.inputs.shapes import batches_of
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Skip,
+    Subject,
+    each,
+)
+
+RULE = Rule(code="P001", name="compiled-differs", group="compile", profile="standard")
+
+
+class _Warm(Function):
+    """What is compiled once before the workers are made: the first time costs seconds."""
+
+    @staticmethod
+    def forward(ctx, x, k):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+        """`x * k`."""
+        ctx.k = k
+        return x * k
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+        """`g * k`."""
+        return g * ctx.k, None
+
+
+def prepare() -> None:
+    """Load the compiler, so that forked workers find it warm."""
+    if not _is_warm:
+        _is_warm.append(True)
+        try:
+            with _quiet():
+                compiled = torch.compile(lambda x, k: _Warm.apply(x, k), backend="aot_eager")
+                for n in (2, 3):
+                    compiled(torch.ones(n, requires_grad=True), 2.0).sum().backward()
+                torch.compiler.reset()
+        except Exception:
+            return
+
+
+_is_warm: list[bool] = []
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding for the first result that differs."""
+    if subject.fails_at_base:
+        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if subject.target.intent.nondeterministic or draws(subject):
+        yield Skip(RULE, "it draws random numbers, which a compiler may draw in another order")
+        return
+    if subject.writes_inputs:
+        yield Skip(RULE, "forward writes into its input, which PyTorch's compiler mistraces")
+        return
+    backends = ["aot_eager", "inductor"] if subject.profile == "deep" else ["aot_eager"]
+    for backend in backends:
+        yield from _compared(subject, backend)
+
+
+def _compared(subject: Subject, backend: str) -> Iterator[Finding | Skip]:
+    torch.compiler.reset()
+    compiled = torch.compile(wrapped(subject.target.call), backend=backend)
+    try:
+        for example in each(_examples(subject), subject):
+            try:
+                usual = results_of(subject, example)
+            except (ForwardRefusedError, BackwardFailedError):
+                continue
+            with _quiet():
+                got = results_of(subject, example, compiled)
+            apart = difference(got, usual)
+            if apart is not None:
+                if difference(results_of(subject, example), usual) is not None:
+                    yield Skip(RULE, "eager mode itself does not give the same twice")
+                    return
+                where, expected, have = apart
+                yield subject.finding(
+                    RULE,
+                    example=example,
+                    at=f"{where}, under torch.compile(backend={backend!r})",
+                    expected=f"{expected}, as in eager mode",
+                    got=have,
+                    fix="let the result depend on the arguments alone, not on who calls",
+                )
+                return
+    except (ForwardRefusedError, BackwardFailedError) as refusal:
+        yield Skip(RULE, f"{backend} refuses it: {refusal}")
+    finally:
+        torch.compiler.reset()
+
+
+def _examples(subject: Subject) -> Iterator[Example]:
+    """The example; the same with other plain values; one more size of the leading dimension."""
+    yield subject.small
+    yield from islice(_other_values(subject.small), 1)
+    sizes = [e for e in batches_of(subject.small) if subject.accepts(e)]
+    yield from sizes[1:2] or sizes[:1]
+
+
+def _other_values(example: Example) -> Iterator[Example]:
+    """The example with one float argument changed: a value that could become a constant."""
+    for position, arg in enumerate(example.args):
+        if isinstance(arg, float):
+            yield example.put(position, 0.75 * arg, f"argument {position} as {0.75 * arg}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log of the compiler."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

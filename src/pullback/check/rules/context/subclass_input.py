@@ -1,0 +1,98 @@
+"""A wrapper subclass as input must be served as a plain tensor is, or be refused.
+
+What it checks
+    Inputs and cotangents are wrapped in a tensor subclass that holds another tensor, as sharded and
+    quantised ones do. Where forward accepts them, outputs and gradients have the same values, and
+    the gradients are of the subclass too.
+
+Why it matters
+    A gradient that comes back as a plain tensor is taken for the whole of a sharded one, or fails
+    far away, in the optimiser (pytorch#173123).
+
+Fails
+    scratch = torch.zeros(x.shape); torch.mul(g, w, out=scratch); return scratch
+
+Passes
+    return g * w
+
+Cannot see
+    Functions whose forward refuses every wrapper, which is said as a skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pullback.check.boxes import Box, boxed, opened
+from pullback.check.example import mapped
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    is_close,
+    worst_of,
+)
+
+RULE = Rule(code="Q003", name="subclass-input", group="context", severity=Severity.FRAGILE)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per gradient that is lost, wrong or unwrapped."""
+    if subject.fails_at_base or subject.writes_inputs:
+        yield Skip(RULE, subject.fails_at_base or "forward changes its inputs")
+        return
+    plain = subject.run(subject.small)
+    usual = plain.pull(subject.cotangents(plain))
+    args = tuple(
+        mapped(arg, lambda t: boxed(t).requires_grad_(t.requires_grad))
+        for arg in subject.small.fresh()
+    )
+    try:
+        called = subject.run_with(subject.small, args)
+    except ForwardRefusedError as refusal:
+        yield Skip(RULE, f"forward refuses a wrapper subclass: {refusal}")
+        return
+    if not all(isinstance(called.outputs[i], Box) for i in called.live) or not called.live:
+        yield Skip(RULE, "forward gives plain tensors for wrapped ones")
+        return
+    cotangents = [None if c is None else boxed(c) for c in subject.cotangents(plain)]
+    try:
+        grads = called.pull(cotangents)
+    except BackwardFailedError as failure:
+        yield Skip(RULE, f"backward refuses a wrapper subclass: {failure}")
+        return
+    for name, got in grads.items():
+        expected = usual.get(name)
+        if got is None or expected is None:
+            continue
+        if not isinstance(got, Box):
+            yield _finding(subject, f"gradient of `{name}`", "a wrapped tensor", "a plain tensor")
+        elif got.shape == expected.shape and not is_close(opened(got), expected, 100):
+            index, have, want = worst_of(_dense(opened(got)), _dense(expected))
+            where = f"gradient of `{name}` at {list(index)}, with wrapped inputs"
+            yield _finding(subject, where, want, have, Severity.WRONG)
+
+
+def _finding(
+    subject: Subject, at: str, expected: str, got: str, severity: Severity = Severity.FRAGILE
+) -> Finding:
+    return subject.finding(
+        RULE,
+        example=subject.small,
+        at=at,
+        expected=expected,
+        got=got,
+        severity=severity,
+        fix="make new tensors from those given: x.new_zeros(...), torch.zeros_like(x)",
+    )
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().to_dense() if tensor.layout != torch.strided else tensor

@@ -1,0 +1,1 @@
+"""A `jvp` of the user is the forward derivative."""

@@ -1,0 +1,80 @@
+"""`jvp` must be linear in the tangents it receives.
+
+What it checks
+    For random tangents `v`: `jvp(s v)` is `s jvp(v)` for large, small and negative `s`, and
+    `jvp(u + v)` is `jvp(u) + jvp(v)`.
+
+Why it matters
+    A derivative is a linear map. A tangent that is clipped, or that is a difference of two values of
+    forward, agrees with it at the size that was tested, and nowhere else.
+
+Fails
+    return forward(x + tangent) - forward(x)
+
+Passes
+    return tangent * slope
+
+Cannot see
+    A `jvp` that is linear and is some other map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.forward_mode import pushed, tangents_of
+from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told, worst_of
+
+RULE = Rule(code="F002", name="nonhomogeneous-jvp", group="forward", profile="standard")
+
+SCALES = (-1.0, 64.0, 1 / 64)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding for the first output whose tangent is not linear."""
+    if not subject.target.has_jvp:
+        yield Skip(RULE, "it has no jvp of its own")
+        return
+    example = subject.small
+    try:
+        one = pushed(subject, example, tangents_of(example, 0))
+        for scale in SCALES:
+            got = pushed(subject, example, tangents_of(example, 0, scale))
+            want = [None if t is None else scale * t for t in one]
+            found = _compared(subject, got, want, f"for a tangent {scale:g} times as large")
+            if found is not None:
+                yield found
+                return
+        other = pushed(subject, example, tangents_of(example, 1))
+        first, second = tangents_of(example, 0), tangents_of(example, 1)
+        both = pushed(subject, example, {i: first[i] + second[i] for i in first})
+    except Exception as error:
+        yield Skip(RULE, f"forward mode refuses it: {told(error)}")
+        return
+    want = [None if a is None or b is None else a + b for a, b in zip(one, other, strict=True)]
+    found = _compared(subject, both, want, "for the sum of two tangents")
+    if found is not None:
+        yield found
+
+
+def _compared(
+    subject: Subject, got: list[Tensor | None], want: list[Tensor | None], words: str
+) -> Finding | None:
+    for i, (have, right) in enumerate(zip(got, want, strict=True)):
+        if have is None or right is None or have.shape != right.shape:
+            continue
+        if is_close(have, right, 1000):
+            continue
+        index, mine, expected = worst_of(have, right)
+        return subject.finding(
+            RULE,
+            example=subject.small,
+            at=f"tangent of output {i} at {list(index)}, {words}",
+            expected=expected,
+            got=mine,
+            place=subject.target.place("jvp"),
+            fix="return an expression that is linear in the tangents",
+        )
+    return None

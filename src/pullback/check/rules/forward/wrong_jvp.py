@@ -1,0 +1,86 @@
+"""`jvp` must be the derivative that `backward` is the transpose of.
+
+What it checks
+    For random tangents `v`, of all inputs and of each alone, and cotangents `u`: `<u, jvp(v)>` is
+    `<backward(u), v>`, and where it is not, differences of forward say which of the two is wrong.
+
+Why it matters
+    Forward mode is rarely tested, since training never runs it; Hessian-vector products, flow
+    models and `torch.func.jvp` do.
+
+Fails
+    return -tangent * torch.cos(x)         # for sin
+
+Passes
+    return tangent * torch.cos(x)
+
+Cannot see
+    Functions without a `jvp` of their own, which PyTorch refuses in forward mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.forward_mode import inner, pushed, tangents_of
+from pullback.check.subject import Finding, Rule, Skip, Subject, told
+
+RULE = Rule(code="F001", name="wrong-jvp", group="forward", profile="standard")
+
+DRAWS = 2
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose tangent is wrong."""
+    if not subject.target.has_jvp:
+        yield Skip(RULE, "it has no jvp of its own")
+        return
+    if subject.target.intent.has_surrogate:
+        yield Skip(RULE, "its gradient is declared to be a surrogate")
+        return
+    for draw in range(DRAWS):
+        tangents = tangents_of(subject.small, draw)
+        try:
+            found = next(
+                (f for only in _groups(tangents) if (f := _judged(subject, only, draw))), None
+            )
+        except Exception as error:
+            yield Skip(RULE, f"forward mode refuses it: {told(error)}")
+            return
+        if found is not None:
+            yield found
+            return
+
+
+def _groups(tangents: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
+    """Each input's tangent alone, then all together."""
+    for i, tangent in tangents.items():
+        yield {i: tangent}
+    if len(tangents) > 1:
+        yield tangents
+
+
+def _judged(subject: Subject, tangents: dict[int, Tensor], draw: int) -> Finding | None:
+    called = subject.run(subject.small)
+    cotangents = subject.cotangents(called, draw)
+    got, size = inner(cotangents, pushed(subject, subject.small, tangents))
+    estimate = subject.reference.slope(subject.small, cotangents, tangents)
+    eps = subject.reference.noise_of(subject.small)
+    slack = max(1e-6, 1e4 * eps) * (size + abs(estimate.value)) + 1e-9
+    if not estimate.is_known or estimate.agrees(got, slack):
+        return None
+    left, right = subject.reference.sides(subject.small, cotangents, tangents)
+    if not (left.is_known and right.is_known and left.agrees(right.value, 4 * right.error + slack)):
+        return None
+    names = subject.names_at(tangents)
+    return subject.finding(
+        RULE,
+        example=subject.small,
+        at=f"jvp along {names}, summed with random weights over the outputs",
+        expected=f"{estimate.value:.6g}, the slope of forward",
+        got=f"{got:.6g}",
+        place=subject.target.place("jvp"),
+        fix=f"return the derivative of forward along the tangent of {names}",
+    )

@@ -1,0 +1,225 @@
+"""`pullback check`: every rule on Functions, by name or by file, and what was found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.check.finding import PROFILES
+from pullback.check.inputs.hints import guessed
+from pullback.check.naming import OPS, load, module_of
+from pullback.check.report import Report
+from pullback.check.runner import check
+from pullback.check.target import Target, target_of
+from pullback.cli.target import value_of
+from pullback.errors import ExamplesError, PullbackError, TargetError
+from pullback.report import github, json, text
+
+FOUND, COULD_NOT_RUN = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What holds for every target of one command."""
+
+    select: tuple[str, ...]
+    allow: tuple[str, ...]
+    profile: str
+    expressions: tuple[str, ...]
+
+
+@click.command("check")
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.option(
+    "--example",
+    "expressions",
+    multiple=True,
+    metavar="EXPR",
+    help="A Python expression for one argument; repeat it for each.",
+)
+@click.option(
+    "--load",
+    "libraries",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A library with ops to load first (torch.ops.load_library).",
+)
+@click.option("--select", multiple=True, metavar="RULE", help="Only these: name, code or group.")
+@click.option("--allow", multiple=True, metavar="RULE", help="Not these: name, code or group.")
+@click.option(
+    "--profile",
+    type=click.Choice(PROFILES),
+    default="standard",
+    show_default=True,
+    help="How much to try.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON document.")
+@click.option("--github", "is_github", is_flag=True, help="Print annotations of a workflow.")
+def command(
+    targets: tuple[str, ...],
+    expressions: tuple[str, ...],
+    libraries: tuple[str, ...],
+    select: tuple[str, ...],
+    allow: tuple[str, ...],
+    profile: str,
+    is_json: bool,
+    is_github: bool,
+) -> None:
+    """Check custom autograd functions: is every gradient right, everywhere it will be used?
+
+    A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name, or
+    torch.ops.namespace.op. Its inputs are those of --example, else what `examples()` on the class
+    gives, else they are made from the type hints of forward.
+
+    Exit code 0: nothing was found. 1: something was. 2: it could not be checked.
+
+    \b
+    Examples:
+      pullback check my_ops.py
+      pullback check my_ops:Swish --example "torch.randn(8, requires_grad=True)"
+      pullback check torch.ops.my.op --load my_ops.so --profile quick
+    """
+    options = Options(select, allow, profile, expressions)
+    for library in libraries:
+        torch.ops.load_library(library)
+    console = Console(highlight=False)
+    is_text = not (is_json or is_github)
+    reports: list[Report] = []
+    errors: list[str] = []
+    for name, target in _found(targets, errors):
+        report = _checked(name, target, options, errors)
+        if report is not None:
+            reports.append(report)
+            if is_text:
+                text.show(report, console)
+                console.print()
+        if report is not None and report.interrupted:
+            break
+    if is_json:
+        click.echo(json.render(reports, errors))
+    elif is_github:
+        click.echo(github.render(reports, errors))
+    elif len(reports) > 1:
+        click.echo(_total(reports))
+    for error in errors:
+        click.echo(error, err=True)
+    click.get_current_context().exit(_code(reports, errors))
+
+
+def _code(reports: Sequence[Report], errors: Sequence[str]) -> int:
+    if any(report.findings for report in reports):
+        return FOUND
+    is_cut = any(report.interrupted for report in reports)
+    return COULD_NOT_RUN if errors or is_cut or not reports else 0
+
+
+def _total(reports: Sequence[Report]) -> str:
+    wrong = [report.subject for report in reports if not report.ok]
+    told = f": {', '.join(wrong)}" if wrong else ""
+    return f"{len(reports)} Functions checked, {len(wrong)} with findings{told}."
+
+
+# ---- targets ----
+
+
+def _found(targets: Sequence[str], errors: list[str]) -> Iterator[tuple[str, Target]]:
+    """Each target with its name; what cannot be found goes to `errors`."""
+    for name in targets:
+        try:
+            yield from _of_name(name)
+        except PullbackError as error:
+            errors.append(str(error))
+
+
+def _of_name(name: str) -> Iterator[tuple[str, Target]]:
+    is_one = name.startswith(OPS) or (":" in name and not Path(name).exists())
+    if is_one:
+        yield name, target_of(load(name))
+        return
+    module = module_of(name)
+    functions = list(functions_in(module))
+    if not functions:
+        raise TargetError(
+            f"`{name}` must define a Function to check",
+            expected="a subclass of torch.autograd.Function, at the top of the module",
+            got="none",
+            fix=f"name what to check: {name}:name",
+        )
+    for cls in functions:
+        yield f"{name}:{cls.__name__}", target_of(cls)
+
+
+def functions_in(module: ModuleType) -> Iterator[Any]:
+    """The Function classes that a module defines, in the order of its lines."""
+    for value in list(vars(module).values()):
+        if not (isinstance(value, type) and issubclass(value, TorchFunction)):
+            continue
+        if value.__module__ == module.__name__ and target_of(value).method("forward") is not None:
+            yield value
+
+
+# ---- one target ----
+
+
+def _checked(name: str, target: Target, options: Options, errors: list[str]) -> Report | None:
+    """The report on one target; what keeps it from being checked goes to `errors`."""
+    try:
+        inputs, note = _inputs(name, target, options.expressions)
+        with _progress(target.name) as progress:
+            report = check(
+                target,
+                inputs,
+                select=options.select,
+                allow=options.allow,
+                profile=options.profile,
+                progress=progress,
+            )
+    except PullbackError as error:
+        errors.append(str(error))
+        return None
+    return report.with_notes(note) if note else report
+
+
+def _inputs(name: str, target: Target, expressions: tuple[str, ...]) -> tuple[Any, str]:
+    """The inputs to check with, None for the target's own, and a note on where they are from."""
+    if expressions:
+        return tuple(value_of(expression) for expression in expressions), ""
+    if getattr(target.function or target.thing, "examples", None) is not None:
+        return None, ""
+    args = guessed(target)
+    if args is None:
+        raise ExamplesError(
+            f"`{name}` must come with inputs that its forward accepts",
+            expected="--example for each argument, `examples()` on the class, or type hints",
+            got="none, and no guess was accepted",
+            fix=f'pullback check {name} --example "torch.randn(3, requires_grad=True)"',
+        )
+    return args, "the inputs are guessed from the type hints of forward"
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Any]:
+    """A line that says which rule is tried, on a terminal; gone when the check is done."""
+    console = Console(stderr=True)
+    if not console.is_terminal or not sys.stdout.isatty():
+        yield None
+        return
+    columns = (TextColumn("{task.fields[subject]}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as p:
+        task = p.add_task("", subject=name, total=None)
+
+        def tell(rule: str, number: int, total: int) -> None:
+            p.update(task, description=rule, completed=number, total=total)
+
+        yield tell

@@ -1,0 +1,40 @@
+"""Findings as annotations of a GitHub workflow: `::error file=ops.py,line=41,title=...::...`.
+
+A wrong result is an error, a fragile call a warning, work in vain a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pullback.check.finding import Finding, Severity
+from pullback.check.report import Report
+
+SUFFIX = ".github.txt"
+
+LEVELS = {Severity.WRONG: "error", Severity.FRAGILE: "warning", Severity.WASTEFUL: "notice"}
+
+
+def render(reports: Sequence[Report], errors: Sequence[str] = ()) -> str:
+    """One line for each finding, and for each target that could not be checked."""
+    lines = [_annotation(finding) for report in reports for finding in report.findings]
+    lines += [f"::error title=pullback could not run::{_data(error)}" for error in errors]
+    return "\n".join(lines)
+
+
+def _annotation(finding: Finding) -> str:
+    file, _, line = finding.place.rpartition(":")
+    where = {"file": file, "line": line} if line.isdigit() else {"file": finding.place}
+    title = f"{finding.rule.code} {finding.rule.name}: {finding.subject}"
+    properties = {**where, "title": title}
+    told = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{LEVELS[finding.weight]} {told}::{_data(str(finding))}"
+
+
+def _data(text: str) -> str:
+    """Text as a workflow command holds it: see `escapeData` of GitHub's toolkit."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

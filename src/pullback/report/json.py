@@ -1,0 +1,134 @@
+"""Reports for other programs: one JSON document in a form that is documented and has a version.
+
+`SCHEMA` is the JSON Schema of the document; `docs/check-schema.json` is made from it. A field may
+be added without a new version; one that goes or changes its meaning makes a new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pullback.check.finding import PROFILES, Finding, Rule, Severity
+from pullback.check.report import Report
+
+SUFFIX = ".json"
+VERSION = "pullback.check/1"
+
+_TEXT = {"type": "string"}
+_COUNT = {"type": "integer", "minimum": 0}
+_TEXTS = {"type": "array", "items": _TEXT}
+
+
+def _object(**fields: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": sorted(fields),
+        "additionalProperties": True,
+    }
+
+
+_RULE = _object(code=_TEXT, name=_TEXT, group=_TEXT, sentence=_TEXT)
+_FINDING = _object(
+    rule=_RULE,
+    severity={"enum": [severity.value for severity in Severity]},
+    subject=_TEXT,
+    file=_TEXT,
+    line=_COUNT,
+    at=_TEXT,
+    inputs=_TEXT,
+    expected=_TEXT,
+    got=_TEXT,
+    why=_TEXT,
+    fix=_TEXT,
+    repro=_TEXT,
+    facts={"type": "object", "additionalProperties": _TEXT},
+)
+_REPORT = _object(
+    subject=_TEXT,
+    file=_TEXT,
+    line=_COUNT,
+    ok={"type": "boolean"},
+    interrupted={"type": "boolean"},
+    profile={"enum": list(PROFILES)},
+    seconds={"type": "number", "minimum": 0},
+    findings={"type": "array", "items": _FINDING},
+    skips={"type": "array", "items": _object(rule=_RULE, reason=_TEXT)},
+    rules=_TEXTS,
+    tried={"type": "object", "additionalProperties": _COUNT},
+    examples=_TEXTS,
+    notes=_TEXTS,
+    blind=_TEXTS,
+)
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "What `pullback check --json` prints",
+    **_object(
+        schema={"const": VERSION},
+        ok={"type": "boolean"},
+        reports={"type": "array", "items": _REPORT},
+        errors=_TEXTS,
+    ),
+}
+
+
+def render(reports: Sequence[Report], errors: Sequence[str] = ()) -> str:
+    """The document as text; `errors` are targets that could not be checked, in words."""
+    return json.dumps(document(reports, errors), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def document(reports: Sequence[Report], errors: Sequence[str] = ()) -> dict[str, Any]:
+    """The document as plain values."""
+    return {
+        "schema": VERSION,
+        "ok": all(report.ok and not report.interrupted for report in reports) and not errors,
+        "reports": [_report(report) for report in reports],
+        "errors": list(errors),
+    }
+
+
+def _report(report: Report) -> dict[str, Any]:
+    return {
+        "subject": report.subject,
+        **_place(report.place),
+        "ok": report.ok,
+        "interrupted": report.interrupted,
+        "profile": report.profile,
+        "seconds": round(report.seconds, 3),
+        "findings": [_finding(finding) for finding in report.findings],
+        "skips": [{"rule": _rule(skip.rule), "reason": skip.reason} for skip in report.skips],
+        "rules": list(report.rules),
+        "tried": dict(report.tried),
+        "examples": list(report.examples),
+        "notes": list(report.notes),
+        "blind": list(report.blind),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": _rule(finding.rule),
+        "severity": finding.weight.value,
+        "subject": finding.subject,
+        **_place(finding.place),
+        "at": finding.at,
+        "inputs": finding.inputs,
+        "expected": finding.expected,
+        "got": finding.got,
+        "why": finding.why,
+        "fix": finding.fix,
+        "repro": finding.repro,
+        "facts": dict(finding.facts),
+    }
+
+
+def _rule(rule: Rule) -> dict[str, str]:
+    return {"code": rule.code, "name": rule.name, "group": rule.group, "sentence": rule.sentence}
+
+
+def _place(place: str) -> dict[str, Any]:
+    """`file` and `line`, empty and 0 where the place is not known."""
+    file, _, line = place.rpartition(":")
+    return {"file": file, "line": int(line)} if line.isdigit() else {"file": place, "line": 0}

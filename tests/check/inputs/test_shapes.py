@@ -1,0 +1,73 @@
+"""Sizes are symbols: what is equal changes together, and what follows a size follows."""
+
+import torch
+
+from pullback.check.example import example_of
+from pullback.check.inputs.shapes import (
+    loosened,
+    many_of,
+    ranks_of,
+    resized,
+    shares,
+    smaller_of,
+    untied,
+)
+
+
+def shapes(example):
+    return [tuple(arg.shape) for arg in example.args if isinstance(arg, torch.Tensor)]
+
+
+def test_equal_sizes_change_together():
+    example = example_of((torch.randn(3, 4), torch.randn(4, 5)))
+
+    assert shapes(resized(example, {4: 7}, "")) == [(3, 7), (7, 5)]
+
+
+def test_integers_and_lengths_follow_a_size():
+    example = example_of((torch.randn(7, 5), 7, [3, 2, 2]))
+    _, number, lengths = resized(example, {7: 12}, "").args
+
+    assert (number, sum(lengths), len(lengths)) == (12, 12, 3)
+
+
+def test_indices_stay_below_the_new_size():
+    example = example_of((torch.randn(6, 2), torch.tensor([5, 0, 3])))
+    _, index = resized(example, {6: 2}, "").args
+
+    assert int(index.max()) < 2
+
+
+def test_shares_sum_to_the_total():
+    assert sum(shares(11, 4, [3, 2])) == 11
+
+
+def test_a_square_is_made_oblong():
+    example = example_of((torch.randn(4, 4),))
+
+    assert (4, 7) in [shapes(variant)[0] for variant in untied(example)]
+
+
+def test_only_a_tensor_that_broadcasts_gets_size_one():
+    broad = example_of((torch.randn(4, 5), torch.randn(5)))
+    equal = example_of((torch.randn(4, 5), torch.randn(4, 5)))
+
+    assert [(4, 5), (1,)] in [shapes(variant) for variant in loosened(broad)]
+    assert all(1 not in s for variant in loosened(equal) for s in shapes(variant))
+
+
+def test_ranks_grow_shrink_and_vanish():
+    found = [shapes(variant)[0] for variant in ranks_of(example_of((torch.randn(3, 4),)))]
+
+    assert {(2, 3, 4), (4,), ()} <= set(found)
+
+
+def test_many_has_the_elements_asked_for():
+    (variant,) = many_of(example_of((torch.randn(5),)), 1000)
+
+    assert variant.args[0].numel() >= 1000
+
+
+def test_small_example_is_not_made_smaller():
+    assert list(smaller_of(example_of((torch.randn(3, 4),)))) == []
+    assert next(smaller_of(example_of((torch.randn(300, 4),)))).size < 300

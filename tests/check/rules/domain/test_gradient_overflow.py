@@ -1,0 +1,63 @@
+"""Sound functions pass `gradient-overflow`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.domain.gradient_overflow import check
+from tests.check.subjects import findings, normal
+
+
+def made(forward, backward):
+    """A Function of these two, whose backward gets the inputs and the cotangent."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
+SOUND = {
+    "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
+    "softplus": (
+        made(torch.nn.functional.softplus, lambda x, g: g * x.sigmoid()),
+        lambda: (normal(4, 5, dtype=torch.float32),),
+    ),
+}
+PLANTED = {
+    "inf over inf": (
+        made(torch.nn.functional.softplus, lambda x, g: g * x.exp() / (1 + x.exp())),
+        lambda: (normal(4, 5),),
+        "gradient of `args[0]`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"gradient-overflow"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = PLANTED["inf over inf"]
+
+    assert torch.autograd.gradcheck(target.apply, args())

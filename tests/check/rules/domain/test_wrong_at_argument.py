@@ -1,0 +1,70 @@
+"""Sound functions pass `wrong-at-argument`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.domain.wrong_at_argument import check
+from tests.check.subjects import findings, normal
+
+
+def made(forward, backward):
+    """A Function of these two, whose backward gets the inputs and the cotangent."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
+def mean(x, mask):
+    """The mean over the kept entries."""
+    return (x * mask).sum(-1) / mask.sum(-1)
+
+
+def args():
+    """Rows, and a mask that keeps everything."""
+    return normal(3, 4), torch.ones(3, 4, dtype=torch.float64)
+
+
+SOUND = {
+    "counted": (
+        made(mean, lambda x, m, g: ((g / m.sum(-1))[:, None] * m, None)),
+        args,
+    ),
+    "power": (
+        made(lambda x, n: x**n, lambda x, n, g: (n * x ** (n - 1) * g, None)),
+        lambda: (normal(4), 3),
+    ),
+}
+PLANTED = {
+    "length": (
+        made(mean, lambda x, m, g: ((g / m.shape[-1])[:, None] * m, None)),
+        args,
+        "gradient of `args[0]`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-at-argument"}
+    assert any(where in f.at for f in found)

@@ -1,0 +1,74 @@
+"""Sound functions pass `wrong-at-zero`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.domain.wrong_at_zero import check
+from tests.check.subjects import findings, normal
+
+
+def made(forward, backward):
+    """A Function of these two, whose backward gets the inputs and the cotangent."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
+def cube_root_guard(x, grad):
+    """x / |x|, NaN at zero."""
+    return grad * 3 * x * x.abs() * x / x
+
+
+SOUND = {
+    "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
+    "corner": (made(torch.abs, lambda x, g: g * x.sign()), lambda: (normal(4, 5),)),
+    "corner, slope 1": (
+        made(torch.abs, lambda x, g: torch.where(x >= 0, g, -g)),
+        lambda: (normal(4, 5),),
+    ),
+}
+PLANTED = {
+    "0/0": (
+        made(lambda x: x.abs() ** 3, cube_root_guard),
+        lambda: (normal(4, 5),),
+        "gradient of `args[0]`",
+    ),
+    "product": (
+        made(lambda x: x.prod(-1), lambda x, g: (g * x.prod(-1))[..., None] / x),
+        lambda: (normal(4, 5),),
+        "gradient of `args[0]`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-at-zero"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = PLANTED["product"]
+
+    assert torch.autograd.gradcheck(target.apply, args())

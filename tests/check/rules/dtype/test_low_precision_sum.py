@@ -1,0 +1,64 @@
+"""Sound functions pass `low-precision-sum`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.dtype.low_precision_sum import check
+from tests.check.subjects import findings, normal
+
+
+def made(forward, backward):
+    """A Function of these two, whose backward gets the inputs and the cotangent."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
+def running(x, b, grad):
+    """The gradient of a bias, row by row in its own dtype."""
+    total = torch.zeros_like(b)
+    for row in grad:
+        total = total + row
+    return grad, total
+
+
+def args():
+    """Rows and a bias."""
+    return normal(6, 3), normal(3, seed=1)
+
+
+SOUND = {"sum": (made(lambda x, b: x + b, lambda x, b, g: (g, g.sum(0))), args)}
+PLANTED = {"running": (made(lambda x, b: x + b, running), args, "gradient of `args[1]`")}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"low-precision-sum"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = PLANTED["running"]
+
+    assert torch.autograd.gradcheck(target.apply, args())

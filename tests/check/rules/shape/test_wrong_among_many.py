@@ -1,0 +1,65 @@
+"""Sound functions pass `wrong-among-many`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.shape.wrong_among_many import check
+from tests.check.subjects import findings, normal
+
+
+def made(forward, backward):
+    """A Function of these two, whose backward gets the inputs and the cotangent."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
+def one_wrong(x, grad):
+    """One entry beyond the first 70,000 with the wrong sign."""
+    out = 2 * x * grad
+    if out.numel() > 70_001:
+        out.view(-1)[70_000] *= -1
+    return out
+
+
+SOUND = {
+    "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
+    "product": (
+        made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
+        lambda: (normal(4, 5), normal(4, 5, seed=1)),
+    ),
+}
+PLANTED = {"sign": (made(lambda x: x * x, one_wrong), lambda: (normal(4, 5),), "1 of ")}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-among-many"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = PLANTED["sign"]
+
+    assert torch.autograd.gradcheck(target.apply, args())
