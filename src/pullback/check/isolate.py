@@ -8,6 +8,7 @@ system, or a GPU already in use by this process), the rules run here, and the re
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,7 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _limit_memory()
+        gc.freeze()  # what the parent holds is not looked at by the collections of the rules
         work(job, pipe.send, first)
         pipe.close()
     except MemoryError:

@@ -124,7 +124,7 @@ class Reference:
         def value(t: float) -> float:
             args = list(example.fresh(needs=frozenset()))
             for i, along in direction.items():
-                args[i] = args[i] + t * along.to(args[i].dtype)
+                args[i] = args[i] + t * along.to(args[i])
             with torch.no_grad(), warnings.catch_warnings(), seeded():
                 warnings.simplefilter("ignore")
                 outputs = tensors_in(self.target.call(*args))

@@ -72,7 +72,14 @@ class Report:
             f"{self.tried.get('runs', 0)} runs, profile {self.profile}, {self.seconds:.1f} s."
         ]
         lines += [f"  note: {note}" for note in self.notes]
-        lines += [f"  not tried: {skip}" for skip in self.skips]
+        lines += [f"  not tried: {who}: {why}" for why, who in self._reasons().items()]
         if self.interrupted:
             lines.append("  interrupted: the rules after this were not tried")
         return "\n".join(lines)
+
+    def _reasons(self) -> dict[str, str]:
+        """Why rules were not tried, each reason once, with the codes of its rules."""
+        found: dict[str, list[str]] = {}
+        for skip in self.skips:
+            found.setdefault(skip.reason, []).append(skip.rule.code)
+        return {why: ", ".join(codes) for why, codes in found.items()}

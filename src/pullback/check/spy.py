@@ -1,14 +1,18 @@
-"""A Function watched from inside: what its backward was given, asked and returned.
+"""A Function watched from inside: what its methods were given, marked and returned.
 
-The engine mends what a backward returns (it casts, sums and drops), so the raw values are only seen
-by standing between. A subclass with a wrapped `backward` does so and changes nothing else.
+The engine mends what a backward returns (it casts, sums and drops) and forgets what a forward
+marked, so both are only seen by standing between. A subclass with wrapped methods does so and
+changes nothing else.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from pullback.check.target import Target
 
@@ -38,12 +42,15 @@ def spy_on(target: Target) -> Spy | None:
     if method is None:
         return None
     calls: list[Call] = []
-    watched = type(target.function)(
-        target.function.__name__,
-        (target.function,),
-        {name: staticmethod(_watched(method, calls)), "__module__": target.function.__module__},
-    )
-    return Spy(replace(target, thing=watched, function=watched, call=watched.apply), calls)
+    return Spy(_twin(target, {name: _watched(method, calls)}), calls)
+
+
+def _twin(target: Target, methods: dict[str, Callable[..., Any]]) -> Target:
+    """The same Function with some of its methods wrapped."""
+    body: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
+    body["__module__"] = target.function.__module__
+    watched = type(target.function)(target.function.__name__, (target.function,), body)
+    return replace(target, thing=watched, function=watched, call=watched.apply)
 
 
 def _watched(method: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
@@ -55,3 +62,93 @@ def _watched(method: Callable[..., Any], calls: list[Call]) -> Callable[..., Any
         return returned
 
     return backward
+
+
+# ---- marks ----
+
+
+@dataclass(slots=True)
+class Marks:
+    """What one forward marked: the positions of the arguments, and which of them it wrote into.
+
+    `written` holds the positions whose version moved: written into by an operator of PyTorch.
+    """
+
+    dirty: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Marking:
+    """A target whose forward is watched, and the marks it made."""
+
+    target: Target
+    marks: list[Marks] = field(default_factory=list)
+
+
+def marking_of(target: Target) -> Marking | None:
+    """A twin of a Function that tells what forward marks; None where there is none to stand in."""
+    forward = target.method("forward")
+    if forward is None:
+        return None
+    notes = Marking(target)
+    if target.has_setup_context:
+        setup = target.method("setup_context")
+        if setup is None:
+            return None
+        wrapped = {
+            "forward": _versions_noted(forward, notes),
+            "setup_context": _marks_noted(setup, notes),
+        }
+    else:
+        wrapped = {"forward": _both_noted(forward, notes)}
+    notes.target = _twin(target, wrapped)
+    return notes
+
+
+def _both_noted(forward: Callable[..., Any], notes: Marking) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def watched(ctx: Any, *args: Any) -> Any:
+        before = _versions(args)
+        result = forward(ctx, *args)
+        notes.marks.append(Marks(_dirty(ctx, args), _moved(before, _versions(args))))
+        return result
+
+    return watched
+
+
+def _versions_noted(forward: Callable[..., Any], notes: Marking) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def watched(*args: Any) -> Any:
+        before = _versions(args)
+        result = forward(*args)
+        notes.marks.append(Marks(written=_moved(before, _versions(args))))
+        return result
+
+    return watched
+
+
+def _marks_noted(setup: Callable[..., Any], notes: Marking) -> Callable[..., Any]:
+    @functools.wraps(setup)
+    def watched(ctx: Any, inputs: Any, output: Any) -> Any:
+        result = setup(ctx, inputs, output)
+        if notes.marks:
+            notes.marks[-1].dirty = _dirty(ctx, inputs)
+        return result
+
+    return watched
+
+
+def _dirty(ctx: Any, args: tuple[Any, ...]) -> frozenset[int]:
+    marked = getattr(ctx, "dirty_tensors", None) or ()
+    return frozenset(i for i, arg in enumerate(args) if any(arg is tensor for tensor in marked))
+
+
+def _versions(args: tuple[Any, ...]) -> list[int | None]:
+    known = [isinstance(arg, Tensor) and not arg.is_inference() for arg in args]
+    return [arg._version if is_known else None for arg, is_known in zip(args, known, strict=True)]
+
+
+def _moved(before: list[int | None], after: list[int | None]) -> frozenset[int]:
+    pairs = enumerate(zip(before, after, strict=True))
+    return frozenset(i for i, (old, new) in pairs if old != new)

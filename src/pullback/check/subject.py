@@ -199,6 +199,15 @@ class Subject:
             return told(refusal.error)
         return ""
 
+    @cached_property
+    def is_steady(self) -> bool:
+        """Whether a call, made again with the same random numbers, gives the same gradients."""
+        try:
+            first, *others = (self.pull() for _ in range(3))
+        except (BackwardFailedError, ForwardRefusedError):
+            return True
+        return all(is_close(o[name], one, 100) for o in others for name, one in first.items())
+
     # ---- words ----
 
     def finding(self, rule: Rule, *, example: Example | None = None, **facts: Any) -> Finding:

@@ -148,6 +148,8 @@ def target_of(thing: Any, name: str = "") -> Target:
             expected="a Function class, a callable, a custom op, or 'module:Name'",
             got=f"{type(thing).__name__}",
         )
+    if not name and type(thing).__name__ in ("OpOverload", "OpOverloadPacket"):
+        name = str(thing)
     name = name or getattr(function or thing, "__qualname__", "") or getattr(thing, "__name__", "")
     name = (name or str(thing)).removeprefix("<locals>.")
     name = name.rsplit("<locals>.", 1)[-1]

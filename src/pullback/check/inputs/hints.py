@@ -8,7 +8,7 @@ A parameter gets, by its hint:
     bool, int, float, str   the default, else True, 2, 0.5, ""
     no hint                 the default, else as Tensor; as 0.5 where no shape is accepted
 
-The first arguments that forward accepts are taken.
+The first arguments that forward and backward accept are taken, else the first that forward does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import example_of
-from pullback.check.run import ForwardRefusedError, run
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, cotangents_of, run
 from pullback.check.target import Target
 
 # All tensors of one shape, then the shapes of products, of rows, of images with kernels.
@@ -45,14 +45,19 @@ UNKNOWN = inspect.Parameter.empty
 
 
 def guessed(target: Target) -> tuple[Any, ...] | None:
-    """The first arguments, made from the hints, that `target` accepts; None where there is none."""
-    parameters = _parameters(target)
-    if not parameters:
-        return None
-    for args in _candidates(parameters):
-        if _is_accepted(target, args):
-            return args
-    return None
+    """The best arguments, made from the hints, that `target` accepts; None where there are none."""
+    first = None
+    for args in _candidates(_parameters(target)):
+        called = _called(target, args)
+        if called is None:
+            continue
+        try:
+            called.pull(cotangents_of(called.outputs, 0))
+        except BackwardFailedError:
+            first = args if first is None else first
+            continue
+        return args
+    return first
 
 
 def _parameters(target: Target) -> list[tuple[Any, Any]]:
@@ -92,6 +97,8 @@ def _of_schema(kind: Any) -> Any:
 
 
 def _candidates(parameters: list[tuple[Any, Any]]) -> Iterator[tuple[Any, ...]]:
+    if not parameters:
+        return
     for with_optional in (False, True):
         for shapes in SHAPES:
             yield _made(parameters, shapes, with_optional=with_optional, as_number=False)
@@ -143,7 +150,8 @@ def _has_choice(hint: Any) -> bool:
     return is_union and Tensor in typing.get_args(hint) and type(None) in typing.get_args(hint)
 
 
-def _is_accepted(target: Target, args: tuple[Any, ...]) -> bool:
+def _called(target: Target, args: tuple[Any, ...]) -> Run | None:
+    """The call with `args`; None where it is refused, or no gradient flows through it."""
     example = example_of(args)
     for through_clone in (False, True):
         try:
@@ -151,5 +159,5 @@ def _is_accepted(target: Target, args: tuple[Any, ...]) -> bool:
             called = run(target.call, example, names, through_clone=through_clone)
         except ForwardRefusedError:
             continue
-        return bool(called.live)
-    return False
+        return called if called.live else None
+    return None

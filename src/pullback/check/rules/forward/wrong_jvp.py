@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.forward_mode import inner, pushed, tangents_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told
 
 RULE = Rule(code="F001", name="wrong-jvp", group="forward", profile="standard")
 
@@ -50,8 +50,18 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield Skip(RULE, f"forward mode refuses it: {told(error)}")
             return
         if found is not None:
-            yield found
+            if _is_homogeneous(subject):  # else it is not linear, which another rule says
+                yield found
             return
+
+
+def _is_homogeneous(subject: Subject) -> bool:
+    """Whether a tangent 64 times as large gives one 64 times as large."""
+    example = subject.small
+    one, large = (pushed(subject, example, tangents_of(example, 0, s)) for s in (1.0, 64.0))
+    return all(
+        is_close(b, None if a is None else 64 * a, 1000) for a, b in zip(one, large, strict=True)
+    )
 
 
 def _groups(tangents: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:

@@ -2,7 +2,8 @@
 
 What it checks
     Which of the saved tensors backward touches at all, be it only their shape, with every input
-    requiring grad and every output used.
+    requiring grad and every output used, in a first and a second derivative. One that it does not
+    touch gets other numbers: only if no gradient changes it is reported.
 
 Why it matters
     Activations are most of the memory of a training step.
@@ -14,19 +15,20 @@ Passes
     ctx.save_for_backward(y)
 
 Cannot see
-    Saved tensors that are read but could be recomputed cheaply.
+    Saved tensors that are read but could be recomputed cheaply, and single numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.example import Example, tensors_in
+from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -39,22 +41,27 @@ from pullback.check.subject import (
 
 RULE = Rule(code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL)
 
+# These run backward inside, so the mode has to stay on for what they call.
+ENGINE = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per saved tensor that backward never touches."""
     if not subject.target.is_function or subject.fails_at_base:
         return
+    if not subject.is_steady:
+        yield Skip(RULE, "the gradients differ from run to run")
+        return
     for example in (subject.base.need(frozenset(subject.base.differentiable)), subject.base):
         try:
-            saved = _touched(subject, example)
+            kept, unread = _unread(subject, example)
             break
         except (ForwardRefusedError, BackwardFailedError):
             continue
     else:
         return
-    for i, (tensor, is_touched) in enumerate(saved):
-        if is_touched or tensor.numel() == 0:
-            continue
+    for i in unread:
+        tensor = kept.tensors[i]
         yield subject.finding(
             RULE,
             example=example,
@@ -63,6 +70,27 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             got=f"{tensor.numel() * tensor.element_size()} bytes kept, and never touched",
             fix=f"leave tensor {i} out of ctx.save_for_backward",
         )
+
+
+@dataclass(slots=True)
+class Kept:
+    """The saved tensors of one run, and what is handed out in their place."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    changes: dict[int, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    given: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def pack(self, tensor: Tensor) -> int:
+        """Keep a copy, and give its number."""
+        self.tensors.append(tensor.detach().clone())
+        return len(self.tensors) - 1
+
+    def unpack(self, number: int) -> Tensor:
+        """The copy of that number, changed where that was asked."""
+        tensor = self.tensors[number]
+        tensor = self.changes[number](tensor) if number in self.changes else tensor.clone()
+        self.given.append((number, tensor))
+        return tensor
 
 
 class Uses(TorchFunctionMode):
@@ -76,6 +104,9 @@ class Uses(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note the tensors among the arguments, and go on."""
+        if func in ENGINE:
+            with self:
+                return func(*args, **(kwargs or {}))
         for tensor in tensors_in([list(args), kwargs or {}]):
             self.note(tensor)
         return func(*args, **(kwargs or {}))
@@ -86,19 +117,57 @@ class Uses(TorchFunctionMode):
             self.addresses.add(tensor.untyped_storage().data_ptr())
 
 
-def _touched(subject: Subject, example: Example) -> list[tuple[Tensor, bool]]:
-    """The saved tensors of one run, and whether backward touched each."""
-    saved: list[Tensor] = []
+def _unread(subject: Subject, example: Example) -> tuple[Kept, list[int]]:
+    """The saved tensors of a run, and the numbers of those that no backward reads."""
+    kept, usual, unread = _touched(subject, example, create_graph=False)
+    if unread:
+        try:
+            unread &= _touched(subject, example, create_graph=True)[2]
+        except BackwardFailedError:
+            pass  # no second derivative, so nothing is kept for one
+    return kept, [i for i in sorted(unread) if _makes_no_difference(subject, example, i, usual)]
 
-    def pack(tensor: Tensor) -> int:
-        saved.append(tensor.detach().clone())
-        return len(saved) - 1
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda number: saved[number]):
+def _touched(
+    subject: Subject, example: Example, *, create_graph: bool
+) -> tuple[Kept, dict[str, Tensor | None], set[int]]:
+    """The saved tensors and the gradients of one run, and which of the tensors stay untouched."""
+    kept = Kept()
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
         run = subject.run(example)
-    with Uses() as uses:
-        grads = run.pull(subject.cotangents(run))
+    uses = Uses()
+    with uses:
+        grads = run.pull(subject.cotangents(run), create_graph=create_graph)
     for gradient in grads.values():
         if gradient is not None:
             uses.note(gradient)
-    return [(t, t.untyped_storage().data_ptr() in uses.addresses) for t in saved]
+    read = {i for i, t in kept.given if t.untyped_storage().data_ptr() in uses.addresses}
+    large = {i for i, t in enumerate(kept.tensors) if t.numel() > 1 and t.layout == torch.strided}
+    return kept, grads, large - read
+
+
+def _makes_no_difference(
+    subject: Subject, example: Example, number: int, usual: dict[str, Tensor | None]
+) -> bool:
+    """Whether every gradient stays as it is when saved tensor `number` holds other numbers."""
+    kept = Kept(changes={number: _other})
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        run = subject.run(example)
+    try:
+        grads = run.pull(subject.cotangents(run))
+    except BackwardFailedError:
+        return False
+    return all(_is_equal(grads[name], gradient) for name, gradient in usual.items())
+
+
+def _other(tensor: Tensor) -> Tensor:
+    """Other numbers of the same kind: not one entry stays as it was."""
+    if tensor.dtype == torch.bool:
+        return ~tensor
+    return tensor * 1.75 + 0.5 if can_differ(tensor) else tensor + 1
+
+
+def _is_equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())

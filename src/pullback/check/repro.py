@@ -1,0 +1,432 @@
+"""A repro: a few lines that run without us, and fail.
+
+Each form below writes a program; the first one that fails when it is tried here is the repro. A
+wrong gradient is held against the slope of forward itself, so that nobody's word has to be taken;
+where a slope is not sharp enough, against the number that the check found. A result that changes
+with the layout or the dtype is held against the dense or the float64 one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ
+from pullback.check.finding import Finding
+from pullback.check.inputs.layouts import LAYOUTS
+from pullback.check.mismatch import Mismatch, index_of
+from pullback.check.run import Run, cotangent_of, seeded
+from pullback.check.spelling import LARGEST, UnspeakableError, imported, spelled
+
+if TYPE_CHECKING:
+    from pullback.check.subject import Subject
+
+GROUPS = ("gradient", "shape", "layout", "dtype", "domain", "contract")
+
+_NAME = re.compile(r"gradient of `([^`]+)`")
+_RAISED = re.compile(r"^[A-Za-z_.]*(?:Error|Exception|Warning|Interrupt)\b")
+_OUTPUTS = re.compile(r"only (output \d+(?: and output \d+)*) of the outputs used")
+_NEEDED = re.compile(r"when only ((?:`[^`]+`(?:, )?)+)")
+
+
+def repro_of(subject: Subject, finding: Finding, example: Example | None) -> str:
+    """The repro of a finding at `example`, or nothing where none of the forms fails."""
+    if finding.rule.group not in GROUPS:
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _first(subject, finding, example)
+    except Exception:  # the finding stands without a repro
+        return ""
+
+
+def _first(subject: Subject, finding: Finding, example: Example | None) -> str:
+    head, call = imported(subject.target)
+    where = subject.small_given if example is None else example
+    for variant in _spellable(where, is_free=finding.rule.group == "gradient"):
+        scene = _scene(subject, finding, variant, call)
+        if scene is None:
+            continue
+        for form in _forms(finding):
+            body = form(scene)
+            if body and _fails(body, scene):
+                return "\n".join(line for line in ("import torch", head, "", body) if line != head or line)
+    return ""
+
+
+# ---- what a repro is made of ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """A call to show: its arguments as code, its outputs, and what was found there."""
+
+    subject: Subject
+    finding: Finding
+    example: Example
+    run: Run
+    call: str
+    names: tuple[str, ...]
+    needed: tuple[int, ...]
+    used: tuple[int, ...]
+    is_random: bool
+
+    @property
+    def name(self) -> str:
+        """The input whose gradient is wrong; empty where none is named."""
+        found = _NAME.search(self.finding.at)
+        return found.group(1) if found else ""
+
+    @property
+    def position(self) -> int:
+        """The place of that input."""
+        return self.run.names.index(self.name)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the call, as code; clones where forward writes into them."""
+        clone = ".clone()" if self.subject.writes_inputs else ""
+        args = zip(self.names, self.example.args, strict=False)
+        return ", ".join(f"{n}{clone}" if can_differ(arg) else n for n, arg in args)
+
+    def settings(self, *, leaves: bool = True) -> list[str]:
+        """The lines that make the arguments."""
+        lines = []
+        for i, (name, arg) in enumerate(zip(self.names, self.example.args, strict=False)):
+            twin = next((j for j in range(i) if self.example.args[j] is arg), None)
+            needs = ".requires_grad_()" if leaves and i in self.needed else ""
+            is_twin = twin is not None and isinstance(arg, Tensor)
+            lines.append(f"{name} = {self.names[twin or 0] if is_twin else spelled(arg) + needs}")
+        return lines
+
+    def cotangents(self) -> list[Tensor]:
+        """A cotangent for each output in use."""
+        found = [cotangent_of(self.run.outputs[i], 1000 * i) for i in self.used]
+        return [_short(c) for c in found if c is not None]
+
+    def result(self) -> tuple[list[str], str]:
+        """The lines that call, and the expression of the sum of outputs times cotangents."""
+        seed = ["torch.manual_seed(0)"] if self.is_random else []
+        if isinstance(self.run.result, Tensor):
+            return [*seed, f"out = {self.call}({self.arguments})"], "(out * g).sum()"
+        lines = [f"outs = {self.call}({self.arguments})"]
+        parts = [f"(outs[{i}] * g{i}).sum()" for i in self.used]
+        return [*seed, *lines], " + ".join(parts)
+
+    def weights(self) -> list[str]:
+        """The lines that make the cotangents."""
+        is_one = isinstance(self.run.result, Tensor)
+        pairs = zip(self.used, self.cotangents(), strict=True)
+        return [f"{'g' if is_one else f'g{i}'} = {_spelled(c)}" for i, c in pairs]
+
+
+def _scene(subject: Subject, finding: Finding, example: Example, call: str) -> _Scene | None:
+    needed = tuple(sorted(example.needs))
+    chosen = _NEEDED.search(finding.at)
+    if chosen:
+        names = re.findall(r"`([^`]+)`", chosen.group(1))
+        needed = tuple(i for i in needed if subject.names[i] in names)
+    run = subject.run(example, needs=needed)
+    if not isinstance(run.result, (Tensor, tuple, list)):
+        return None
+    if not isinstance(run.result, Tensor) and any(not isinstance(o, Tensor) for o in run.result):
+        return None
+    used = run.live
+    told = _OUTPUTS.search(finding.at)
+    if told:
+        used = tuple(int(i) for i in re.findall(r"\d+", told.group(1)))
+    names = tuple(_identifier(name, i) for i, name in enumerate(subject.names))
+    is_random = _is_random(subject, example)
+    return _Scene(subject, finding, example, run, call, names, needed, used, is_random)
+
+
+def _identifier(name: str, position: int) -> str:
+    """A name for an argument that nothing else in a repro has."""
+    taken = ("g", "out", "outs", "loss", "step", "slope", "got", "expected", "torch", "sys")
+    is_free = name.isidentifier() and name not in taken and not hasattr(builtins, name)
+    return name if is_free else f"arg{position}"
+
+
+def _is_random(subject: Subject, example: Example) -> bool:
+    found = []
+    for seed in (1, 2):
+        with torch.no_grad(), seeded(seed):
+            out = subject.target.call(*example.fresh(needs=frozenset()))
+        found.append(out)
+    first, second = (o if isinstance(o, Tensor) else o[0] for o in found)
+    return first.shape != second.shape or not torch.equal(first, second)
+
+
+def _short(cotangent: Tensor) -> Tensor:
+    """The cotangent, or one that can be spelled where it is large."""
+    if cotangent.numel() <= LARGEST or cotangent.is_complex():
+        return cotangent
+    return _ramp(cotangent)
+
+
+def _ramp(like: Tensor) -> Tensor:
+    steps = torch.arange(like.numel(), device=like.device) % 7 - 3.25
+    return steps.reshape(like.shape).to(like.dtype)
+
+
+def _spelled(cotangent: Tensor) -> str:
+    if cotangent.numel() <= LARGEST:
+        return spelled(cotangent)
+    kind = "" if cotangent.dtype == torch.float32 else f".to({cotangent.dtype})"
+    shape = tuple(cotangent.shape)
+    return f"(torch.arange({cotangent.numel()}) % 7 - 3.25).reshape({shape}){kind}"
+
+
+def _spellable(example: Example, *, is_free: bool) -> Iterator[Example]:
+    """The example with short numbers where its values do not matter, then as it is."""
+    if is_free:
+        yield example.map(_rounded, example.label)
+    yield example
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Values of two decimals, in the same layout."""
+    if not can_differ(tensor) or tensor.is_complex() or not bool(torch.isfinite(tensor).all()):
+        return tensor
+    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+    return copy.copy_((copy.double() * 100).round() / 100)
+
+
+# ---- forms ----
+
+Form = Callable[[_Scene], str]
+
+
+def _forms(finding: Finding) -> Sequence[Form]:
+    if _RAISED.match(finding.got):
+        return (_raises, _raises_for_layout)
+    if finding.rule.name == "cotangent-layout":
+        return (_cotangent_layout,)
+    if finding.rule.group == "layout":
+        return (_input_layout,)
+    if finding.rule.group == "dtype":
+        return (_slope, _number, _precision)
+    return (_slope, _number)
+
+
+def _raises(scene: _Scene) -> str:
+    """Forward and backward: what it raises is the failure."""
+    lines, total = scene.result()
+    last = f"({total}).backward()  # {scene.finding.got}"
+    return "\n".join([*scene.settings(), *scene.weights(), *lines, last])
+
+
+def _slope(scene: _Scene) -> str:
+    """The gradient against the slope of forward, in float64."""
+    mismatch = _mismatch(scene)
+    if mismatch is None or mismatch.index is None or scene.example.args[mismatch.position].is_complex():
+        return ""
+    if scene.example.args[mismatch.position].dtype != torch.float64:
+        return ""
+    name = scene.names[mismatch.position]
+    at = _index(mismatch.index)
+    lines, total = scene.result()
+    body = [
+        *scene.settings(),
+        *scene.weights(),
+        "",
+        f"def loss({name}):",
+        *(f"    {line}" for line in lines),
+        f"    return {total}",
+        "",
+        f"loss({name}).backward()",
+        f"got = 0.0 if {name}.grad is None else {name}.grad{at}",
+        f"step = torch.zeros_like({name})",
+        f"step{at or '[()]'} = 1e-6",
+        f"slope = (loss({name} + step) - loss({name} - step)) / 2e-6",
+        'assert abs(got - slope) <= 1e-4 * abs(slope) + 1e-5, f"{got=}, {slope=}"',
+    ]
+    text = "\n".join(body)
+    found = _executed(text, scene)[1].get("slope")
+    return text if _is_near(found, mismatch.expected) else ""
+
+
+def _number(scene: _Scene) -> str:
+    """The gradient against the number that it must be."""
+    mismatch = _mismatch(scene)
+    if mismatch is None:
+        return ""
+    index = mismatch.index if mismatch.index is not None else _worst(mismatch.want)
+    name, at = scene.names[mismatch.position], _index(index)
+    expected = mismatch.want[index].item() if mismatch.index is None else mismatch.expected
+    lines, total = scene.result()
+    if any(scene.run.outputs[i].is_complex() for i in scene.used):
+        return ""
+    size = max(abs(expected), 1e-6)
+    limit = size * (1e-2 if scene.example.args[mismatch.position].dtype != torch.float64 else 1e-4)
+    return "\n".join(
+        [
+            *scene.settings(),
+            *scene.weights(),
+            *lines,
+            f"({total}).backward()",
+            f"got = 0.0 if {name}.grad is None else {name}.grad{at}",
+            f"expected = {expected:.6g}  # forward, differentiated",
+            f'assert abs(got - expected) <= {limit:.1e}, f"{{got=}}, {{expected=}}"',
+        ]
+    )
+
+
+def _precision(scene: _Scene) -> str:
+    """The gradient in a low dtype against that in float64, at the same values."""
+    if not scene.name:
+        return ""
+    example = scene.example
+    dtype = example.args[scene.position].dtype
+    lines, total = scene.result()
+    name = scene.names[scene.position]
+    floats = [n for n, a in zip(scene.names, example.args, strict=False) if can_differ(a)]
+    needed = [scene.names[i] for i in scene.needed]
+    weights = [line.partition(" = ") for line in scene.weights()]
+    body = [
+        *scene.settings(leaves=False),
+        *(f"{left} = {right}" for left, _, right in weights),
+        "",
+        "def gradient(dtype):",
+        f"    {_row(floats)} = {_row(f'{n}.detach().to(dtype)' for n in floats_of(floats))}",
+        *(f"    {n}.requires_grad_()" for n in needed),
+        *(f"    {line}" for line in lines),
+        f"    ({total.replace('g)', 'g.to(dtype))')}).backward()",
+        f"    return {name}.grad.double()",
+        "",
+        f"got, expected = gradient({dtype}), gradient(torch.float64)",
+        f"limit = 20 * torch.finfo({dtype}).eps * expected.abs().max()",
+        'assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
+    ]
+    renamed = "\n".join(body).replace("__in", "")
+    return renamed
+
+
+def _row(names: Any) -> str:
+    return ", ".join(names)
+
+
+def floats_of(names: list[str]) -> list[str]:
+    """The outer names of the arguments that are cast."""
+    return [f"{name}_" for name in names]
+
+
+def _input_layout(scene: _Scene) -> str:
+    """Results for the laid-out inputs against those for dense ones."""
+    laid = [
+        n
+        for n, a in zip(scene.names, scene.example.args, strict=False)
+        if isinstance(a, Tensor) and (not a.is_contiguous() or a.storage_offset())
+    ]
+    lines, total = scene.result()
+    needed = [scene.names[i] for i in scene.needed]
+    outs = "out" if isinstance(scene.run.result, Tensor) else _row(f"outs[{i}]" for i in scene.used)
+    body = [
+        *scene.settings(leaves=False),
+        *scene.weights(),
+        "",
+        f"def results({_row(laid)}):",
+        *([f"    global {_row(n for n in needed if n not in laid)}"] if set(needed) - set(laid) else []),
+        *(f"    {n} = {n}.detach().requires_grad_()" for n in needed),
+        *(f"    {line}" for line in lines),
+        f"    ({total}).backward()",
+        f"    return [{_row([outs, *(f'{n}.grad' for n in needed)])}]",
+        "",
+        f"for got, expected in zip(results({_row(laid)}), "
+        f"results({_row(f'{n}.clone(memory_format=torch.contiguous_format)' for n in laid)})):",
+        '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"',
+    ]
+    return "\n".join(body) if laid else ""
+
+
+def _cotangent_layout(scene: _Scene) -> str:
+    """Gradients for a laid-out cotangent against those for a dense one."""
+    return _with_cotangent(scene, is_raise=False)
+
+
+def _raises_for_layout(scene: _Scene) -> str:
+    if scene.finding.rule.name != "cotangent-layout":
+        return ""
+    return _with_cotangent(scene, is_raise=True)
+
+
+def _with_cotangent(scene: _Scene, *, is_raise: bool) -> str:
+    found = [label for label in LAYOUTS if f"cotangent {label}" in scene.finding.inputs]
+    if not found or not isinstance(scene.run.result, Tensor):
+        return ""
+    laid = LAYOUTS[max(found, key=len)](scene.cotangents()[0])
+    if laid is None:
+        return ""
+    lines, _ = scene.result()
+    leaves = _row(scene.names[i] for i in scene.needed)
+    dense = "g.clone(memory_format=torch.contiguous_format)"
+    pull = f"torch.autograd.grad(out, [{leaves}], "
+    body = [*scene.settings(), f"g = {spelled(laid)}", *lines]
+    if is_raise:
+        body += [f"{pull}{dense}, retain_graph=True)", f"{pull}g)  # {scene.finding.got}"]
+        return "\n".join(body)
+    body += [
+        f"wanted = {pull}{dense}, retain_graph=True)",
+        f"for got, expected in zip({pull}g), wanted):",
+        '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"',
+    ]
+    return "\n".join(body)
+
+
+# ---- parts ----
+
+
+def _mismatch(scene: _Scene) -> Mismatch | None:
+    """What is wrong with the gradient that the finding names, for the cotangents of the scene."""
+    run = scene.subject.run(scene.example, needs=scene.needed)
+    given: list[Tensor | None] = [None] * len(run.outputs)
+    for i, cotangent in zip(scene.used, scene.cotangents(), strict=True):
+        given[i] = cotangent
+    found = scene.subject.mismatches(run, given, run.pull(given))
+    return next((m for m in found if m.name == scene.name), None)
+
+
+def _index(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]" if index else ""
+
+
+def _worst(tensor: Tensor) -> tuple[int, ...]:
+    return index_of(int(tensor.abs().argmax()), tensor.shape)
+
+
+def _is_near(found: Any, expected: complex | float | None) -> bool:
+    if not isinstance(found, Tensor) or expected is None:
+        return False
+    apart = abs(found.item() - expected)
+    return bool(apart <= 1e-5 * abs(expected) + 1e-6)
+
+
+def _fails(body: str, scene: _Scene) -> bool:
+    """Whether the program fails, by its assertion or as the finding says."""
+    error = _executed(body, scene)[0]
+    if isinstance(error, AssertionError):
+        return True
+    return error is not None and type(error).__name__ == scene.finding.got.partition(":")[0]
+
+
+def _executed(body: str, scene: _Scene) -> tuple[Exception | None, dict[str, Any]]:
+    """What the body of a repro raises here, and the names that it made."""
+    head = scene.call.removesuffix(".apply")
+    target = scene.subject.target
+    space: dict[str, Any] = {"torch": torch}
+    if not head.startswith("torch."):
+        space[head] = target.function if target.is_function else target.thing
+    try:
+        with seeded():
+            exec(compile(body, "<repro>", "exec"), space)
+    except Exception as error:
+        return error, space
+    return None, space

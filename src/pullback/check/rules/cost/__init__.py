@@ -1,0 +1,1 @@
+"""Backward costs what it must, and not more."""

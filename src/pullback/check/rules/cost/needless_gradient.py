@@ -1,0 +1,93 @@
+"""A gradient that nobody asked for must not be computed.
+
+What it checks
+    For each input that can be frozen: where autograd over forward saves a good part of its products
+    of matrices and convolutions, the function must not do as many as before.
+
+Why it matters
+    Fine-tuning freezes most weights. A backward that does not look at `ctx.needs_input_grad` pays
+    for their gradients all the same, and PyTorch throws them away: a fifth of the step (apex#1517),
+    gigabytes (Liger#1441).
+
+Fails
+    return grad @ weight, grad.t() @ x
+
+Passes
+    dweight = grad.t() @ x if ctx.needs_input_grad[1] else None
+
+Cannot see
+    Work other than products of matrices and convolutions: a needless pointwise gradient costs less
+    than asking. Work inside kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pullback.check.dispatch import Work
+from pullback.check.run import run
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+
+RULE = Rule(
+    code="C002",
+    name="needless-gradient",
+    group="cost",
+    severity=Severity.WASTEFUL,
+    profile="standard",
+)
+
+SAVED = 0.7  # PyTorch does at most this share of its products when the input is frozen
+SAME = 0.95
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient is computed whether or not it is asked for."""
+    needs = subject.small.needs
+    if subject.fails_at_base or len(needs) < 2:
+        yield Skip(RULE, subject.fails_at_base or "fewer than two inputs require grad")
+        return
+    call, plain = subject.target.call, subject.reference.program
+    try:
+        everything = _products(subject, call, needs)[0]
+        usual = _products(subject, plain, needs)[1]
+        if not everything or not usual:
+            return
+        for frozen in sorted(needs):
+            rest = needs - {frozen}
+            now = _products(subject, call, rest)[0]
+            least = _products(subject, plain, rest)[1]
+            if now < SAME * everything or least > SAVED * usual:
+                continue
+            yield subject.finding(
+                RULE,
+                example=subject.small,
+                at=f"multiplications of products, with `{subject.names[frozen]}` frozen",
+                expected=f"fewer than {everything}, by about {usual - least}",
+                got=f"{now}",
+                fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
+            )
+    except (ForwardRefusedError, BackwardFailedError) as refusal:
+        yield Skip(RULE, f"not every subset of the inputs is accepted: {refusal}")
+
+
+def _products(
+    subject: Subject, call: Callable[..., Any], needs: frozenset[int]
+) -> tuple[int, int]:
+    """The multiplications of forward and backward, and of backward alone."""
+    with Work() as forward:
+        called = run(
+            call, subject.small, subject.names, needs=needs, through_clone=subject.writes_inputs
+        )
+    with Work() as backward:
+        if called.live:
+            called.pull(subject.cotangents(called))
+    return forward.products + backward.products, backward.products

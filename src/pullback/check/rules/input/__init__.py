@@ -1,0 +1,1 @@
+"""Arguments that cannot be served are refused in forward."""

@@ -1,0 +1,97 @@
+"""Tensors must be kept with `save_for_backward`, not on an attribute of ctx.
+
+What it checks
+    Whether an attribute of ctx holds an input or an output (or its memory), or more than a few
+    numbers that are still there after backward has freed the graph, while the output lives.
+
+Why it matters
+    What lies on ctx is not freed by backward, is not seen when it is changed in place, does not go
+    through saved-tensor hooks (offloading, checkpointing), is a constant to double backward, and an
+    output there makes a cycle that only the garbage collector ends (pytorch#25340).
+
+Fails
+    ctx.x = x
+
+Passes
+    ctx.save_for_backward(x)
+
+Cannot see
+    Tensors inside objects on ctx other than lists, tuples and dicts. A `pullback.Function` saves
+    such attributes by itself, so nothing is said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pullback.check.example import tensors_in
+from pullback.check.run import Run
+from pullback.check.snapshot import share_memory
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+
+RULE = Rule(
+    code="B855", name="tensor-on-ctx", group="memory", severity=Severity.FRAGILE, profile="quick"
+)
+
+FEW = 1  # so many numbers on ctx are a flag or a seed, no matter where they are kept
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield at most one finding, about the first attribute that holds a tensor of weight."""
+    if not subject.target.is_function or subject.target.is_ours:
+        return
+    run = subject.run()
+    node = next((run.outputs[i].grad_fn for i in run.live), None)
+    if node is None:
+        yield Skip(RULE, "no output can have a gradient")
+        return
+    before = _attributes(node)
+    told = {attribute: _held(run, tensors) for attribute, tensors in before.items()}
+    try:
+        run.pull(subject.cotangents(run))
+    except BackwardFailedError:
+        pass  # what is kept is kept all the same
+    after = _attributes(node)
+    found = [name for name in before if told[name] or name in after]
+    for name in before:
+        subject.blamed.add((RULE.group, f"ctx.{name}"))
+    for name in found[:1]:
+        size = sum(t.numel() * t.element_size() for t in before[name])
+        yield subject.finding(
+            RULE,
+            example=subject.base,
+            at=" and ".join(f"`ctx.{attribute}`" for attribute in found),
+            expected="tensors kept with ctx.save_for_backward, and freed by backward",
+            got=told[name] or f"{size} bytes that stay after backward, while the output lives",
+            fix=f"ctx.save_for_backward instead of ctx.{name}",
+        )
+
+
+def _attributes(node: object) -> dict[str, list[Tensor]]:
+    """The tensors of some size on the attributes of a ctx that the user has set."""
+    found = {
+        name: [t for t in tensors_in(value) if t.numel() > FEW]
+        for name, value in getattr(node, "__dict__", {}).items()
+        if not name.startswith("_")
+    }
+    return {name: tensors for name, tensors in found.items() if tensors}
+
+
+def _held(run: Run, tensors: list[Tensor]) -> str:
+    """Which input or output is among them, in words."""
+    named = [(f"input `{n}`", a) for n, a in zip(run.names, run.passed, strict=False)]
+    named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
+    for words, value in named:
+        for other in tensors_in(value):
+            if any(t is other or share_memory(t, other) for t in tensors):
+                return f"{words}, which no version check and no hook sees there"
+    return ""

@@ -1,0 +1,79 @@
+"""Which rules find which planted fault: a gold table, so that a change in what is caught shows.
+
+One line per fault of `benchmarks/faults`, with the names of the rules that find it at the inputs an
+ordinary author would pass. The default run looks at every twelfth; the slow one at all of them, and
+writes the table anew with `--update-gold`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import pullback as pb
+from benchmarks.faults.case import planted, sound
+from pullback.check.rules import all_rules
+
+GOLD = Path(__file__).parent / "gold" / "matrix.txt"
+CASES = {case.name: case for case in planted()}
+SAMPLE = sorted(CASES)[::12]
+
+# Faults that show by chance or by the machine: which rules meet them differs between runs.
+BY_CHANCE = {"crash", "hang", "eats-memory", "exits", "endless-recursion"}
+
+
+def found(name):
+    """The names of the rules that find a fault."""
+    report = pb.check(CASES[name].target, CASES[name].inputs)
+    return sorted({finding.rule.name for finding in report.findings})
+
+
+def table():
+    """The gold table: the rules by the name of the fault."""
+    lines = GOLD.read_text().splitlines()
+    return {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
+
+
+def test_table_has_a_line_for_each_fault():
+    assert sorted(table()) == sorted(CASES)
+
+
+def test_table_names_rules_that_there_are():
+    known = {registered.rule.name for registered in all_rules()} | {"crash"}
+
+    assert {rule for rules in table().values() for rule in rules} <= known
+
+
+def test_nearly_every_fault_is_found():
+    missed = [name for name, rules in table().items() if not rules]
+
+    assert len(missed) <= 0.02 * len(CASES)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_fault_is_found_by_the_same_rules(name):
+    if CASES[name].fault in BY_CHANCE:
+        assert found(name)
+        return
+
+    assert found(name) == table()[name]
+
+
+@pytest.mark.slow
+def test_whole_table_is_unchanged(request):
+    now = "".join(f"{name}: {' '.join(found(name))}".rstrip() + "\n" for name in sorted(CASES))
+    if request.config.getoption("--update-gold"):
+        GOLD.parent.mkdir(exist_ok=True)
+        GOLD.write_text(now)
+
+    assert now == GOLD.read_text()
+
+
+@pytest.mark.parametrize("case", sound()[::12], ids=lambda case: case.name)
+def test_sound_function_has_no_finding(case):
+    assert pb.check(case.target, case.inputs).findings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sound(), ids=lambda case: case.name)
+def test_every_sound_function_has_no_finding(case):
+    assert pb.check(case.target, case.inputs).findings == ()
