@@ -1,16 +1,21 @@
 """Write the pages of `docs/` that are made from the code: run `python -m docs.generate`.
 
-One text, many readers: an error's page is its class docstring, and the page of PyTorch's own
-failures is the table that the tests pin.
+One text, many readers: an error's page is its class docstring, a rule's that of its
+file, and the page of PyTorch's own failures is the table that the tests pin.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import textwrap
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from pullback import errors
+from pullback.check.rules import Registered, all_rules
+from pullback.report.json import SCHEMA
 
 HERE = Path(__file__).resolve().parent
 
@@ -62,15 +67,85 @@ def torch_failures_page() -> str:
     return "\n".join([*lines, ""])
 
 
+# ---- the rules of check ----
+
+SECTIONS = ("What it checks", "Why it matters", "Fails", "Passes", "Cannot see")
+CODE = ("Fails", "Passes")
+
+
+def own_rules() -> list[Registered]:
+    """The rules of this repository; those of other packages have pages elsewhere."""
+    return [r for r in all_rules() if r.module.startswith("pullback.")]
+
+
+def rule_page(registered: Registered) -> str:
+    """The manual page of one rule."""
+    rule = registered.rule
+    path = f"src/{registered.module.replace('.', '/')}.py"
+    lines = [
+        f"# {rule.code} {rule.name}",
+        "",
+        f"{rule.sentence}.",
+        "",
+        f"Severity *{rule.severity}*, group [{rule.group}](README.md#{rule.group}), from profile "
+        f"*{rule.profile}* on. Made by `python -m docs.generate` from `{path}`.",
+    ]
+    for title, text in sections_of(registered.page):
+        body = ["```py", text, "```"] if title in CODE else [text]
+        lines += ["", f"## {title}", "", *body]
+    return "\n".join([*lines, ""])
+
+
+def sections_of(page: str) -> Iterator[tuple[str, str]]:
+    """The sections of a rule's docstring: title and text."""
+    title, body = "", list[str]()
+    for line in [*page.splitlines()[1:], "end"]:
+        if line and not line.startswith(" "):
+            if title:
+                yield title, textwrap.dedent("\n".join(body)).strip()
+            title, body = line, []
+        else:
+            body.append(line)
+
+
+def rules_index() -> str:
+    """Every rule in a table, by group."""
+    lines = [
+        "# The rules of `pullback check`",
+        "",
+        "Made by `python -m docs.generate` from the files in `src/pullback/check/rules/`: do not",
+        "edit by hand. `pullback explain CODE` prints the same pages.",
+    ]
+    for group, rules in groupby(
+        sorted(own_rules(), key=lambda r: (r.rule.group, r.rule.code)), lambda r: r.rule.group
+    ):
+        lines += ["", f"## {group}", "", "| rule | severity | profile | what must hold |"]
+        lines.append("|---|---|---|---|")
+        for registered in rules:
+            rule = registered.rule
+            link = f"[{rule.code} {rule.name}]({rule.name}.md)"
+            lines.append(f"| {link} | {rule.severity} | {rule.profile} | {rule.sentence} |")
+    return "\n".join([*lines, ""])
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated page and its text."""
     yield HERE / "errors.md", errors_page()
     yield HERE / "torch-failures.md", torch_failures_page()
+    yield HERE / "check-schema.json", json.dumps(SCHEMA, indent=2) + "\n"
+    yield HERE / "rules" / "README.md", rules_index()
+    for registered in own_rules():
+        yield HERE / "rules" / f"{registered.rule.name}.md", rule_page(registered)
 
 
 def main() -> None:
-    """Write every page."""
-    for path, text in pages():
+    """Write every page, and remove those of rules that are gone."""
+    (HERE / "rules").mkdir(exist_ok=True)
+    current = dict(pages())
+    for old in (HERE / "rules").glob("*.md"):
+        if old not in current:
+            old.unlink()
+    for path, text in current.items():
         path.write_text(text, encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """What pullback does, in a minute: `python -m examples.demo`.
 
-Exits with 0 when every right Function agrees with PyTorch's own derivative and both published
-mistakes are found, else with 1.
+Exits with 0 when every right Function agrees with PyTorch's own derivative, `pb.check` finds both
+published mistakes with their reasons and nothing on the others, else with 1.
 """
 
 import sys
@@ -28,6 +28,7 @@ from examples import (
     roi_align,
 )
 from examples.compare import Difference, Inputs, compare, pull, text_of, worst_of
+from pullback.report import text
 
 # Rounding of float64 stays far below the first; the published mistakes are far above the second.
 AGREES, IS_WRONG = 1e-12, 1e-2
@@ -185,11 +186,48 @@ def _show_mistake(console: Console, exhibit: Exhibit) -> bool:
     return found
 
 
+def show_checked(console: Console) -> bool:
+    """Show what the checker says of all of them; whether it is right each time."""
+    say(
+        console,
+        "[bold]3. The same, by pb.check: it knows neither the formula nor the plain twin[/]",
+        "   Every rule of the quick profile on the right ones:",
+        "",
+    )
+    results = [_show_verdict(console, exhibit) for exhibit in RIGHT]
+    say(console, "", "   And on the published ones, with the reason and the right backward:", "")
+    results += [_show_finding(console, exhibit) for exhibit in PUBLISHED]
+    return all(results)
+
+
+def _show_verdict(console: Console, exhibit: Exhibit) -> bool:
+    report = pb.check(exhibit.apply, tuple(exhibit.inputs().values()), profile="quick")
+    told = "[green]nothing found[/]" if report.ok else "[red]FINDINGS[/]"
+    tried = f"{len(report.rules)} rules, {report.tried.get('runs', 0)} runs"
+    say(console, f"   {exhibit.name:<18}{told}, {tried}")
+    if not report.ok:
+        text.show(report, console)
+    return bool(report.ok)
+
+
+def _show_finding(console: Console, exhibit: Exhibit) -> bool:
+    # "deep" gives the search for the reason all the time that it needs.
+    inputs = tuple(exhibit.inputs().values())
+    report = pb.check(exhibit.apply, inputs, select=["gradient"], profile="deep")
+    text.show(report, console)
+    say(console, "")
+    if len(report.findings) != 1:
+        say(console, f"   {exhibit.name}: [red]NOT FOUND WRONG[/]", "")
+        return False
+    (finding,) = report.findings
+    return bool(finding.why and finding.fix and finding.facts.get("backward"))
+
+
 def show_derived(console: Console) -> bool:
     """Show the right backwards of the two, derived from their forwards; whether they agree."""
     say(
         console,
-        "[bold]3. The right backwards, derived from the same forwards: pb.derive[/]",
+        "[bold]4. The right backwards, derived from the same forwards: pb.derive[/]",
         "   PyTorch's own derivatives, as source in your variables that needs only torch.",
         "",
     )
@@ -224,7 +262,7 @@ def show_in_place(console: Console) -> bool:
     refused = _refuses_backward(square)
     say(
         console,
-        "[bold]4. A change in place is known to autograd: MyFunction[/]",
+        "[bold]5. A change in place is known to autograd: MyFunction[/]",
         f"   x before the call                            {old}",
         f"   x after the call                             {x.tolist()}",
         f"   the output is the tensor x itself            {_yes(same)}",
@@ -257,7 +295,7 @@ def show_operator(console: Console) -> bool:
     passed = all(result == "SUCCESS" for result in checks.values())
     say(
         console,
-        "[bold]5. A kernel of its own behind a Function: ROIAlignFunction[/]",
+        "[bold]6. A kernel of its own behind a Function: ROIAlignFunction[/]",
         f"   its second derivative equals finite differences       {_yes(twice)}",
         f"   PyTorch's operator check: schema, autograd, compile   {_yes(passed)}",
         "",
@@ -279,7 +317,14 @@ def main(console: Console | None = None) -> int:
     """Walk through the examples; 0 when everything is as it should be, else 1."""
     console = console or Console(highlight=False)
     say(console, "pullback: custom autograd functions for PyTorch, right and fast", "")
-    shows = (show_right, show_published, show_derived, show_in_place, show_operator)
+    shows = (
+        show_right,
+        show_published,
+        show_checked,
+        show_derived,
+        show_in_place,
+        show_operator,
+    )
     results = [show(console) for show in shows]
     ok = all(results)
     say(

@@ -6,6 +6,7 @@ the formula of `derivatives.yaml`. A finding of severity "wrong" on one of them 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,8 @@ def control(
     Arguments:
         name: of the class, which is put into this module.
         forward: the operator, of tensors alone.
-        backward: from the cotangents and what is kept to one gradient per input.
+        backward: from the cotangents and what is kept to one gradient per input. What it calls
+            `_`, or `_b`, it does not read, and that is not kept.
         inputs: makes the inputs.
         keeps: what is kept for backward: "inputs", "outputs", "both", or the inputs' "shapes".
         gives: how many of forward's results are outputs, when the others are for backward only.
@@ -56,7 +58,8 @@ def control(
             "shapes": (),
         }[keeps]
         ctx.shapes = [x.shape for x in args] if keeps == "shapes" else []
-        ctx.save_for_backward(*kept)
+        unread = _unread(backward, len(outputs), len(kept))
+        ctx.save_for_backward(*(None if i in unread else x for i, x in enumerate(kept)))
         ctx.mark_non_differentiable(*(y for y in outputs if not _is_differentiable(y)))
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -68,6 +71,18 @@ def control(
     about = {"__module__": __name__, "__qualname__": name, "__doc__": f"`{name}` of PyTorch."}
     globals()[name] = cls = type(name, (Function,), methods | about)
     CASES.append(Case(f"aten-{name}", cls, inputs, reference=op or forward))
+
+
+def _unread(backward: Callable[..., Any], cotangents: int, kept: int) -> set[int]:
+    """The places of what is kept that `backward` does not read, by the names it gives them."""
+    try:
+        parameters = list(inspect.signature(backward).parameters.values())
+    except (TypeError, ValueError):  # an operator of PyTorch
+        return set()
+    names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+    names = names[cotangents:] + rest * (kept + cotangents - len(names))
+    return {i for i, name in enumerate(names) if name.startswith("_")}
 
 
 def _is_differentiable(y: Tensor) -> bool:
@@ -230,7 +245,7 @@ control(
 control(
     "Lerp",
     lambda a, b: torch.lerp(a, b, 0.3),
-    lambda g, a, b: (g * (1 - 0.3), g * 0.3),
+    lambda g, _a, _b: (g * (1 - 0.3), g * 0.3),
     _two,
 )
 control(
@@ -311,7 +326,7 @@ control(
 control(
     "BatchNorm",
     lambda x, w, b: aten.native_batch_norm(*_channels(x, w, b), None, None, True, 0.1, 1e-5),
-    lambda g, x, w, b, _, mean, rstd: aten.native_batch_norm_backward(
+    lambda g, x, w, _b, _, mean, rstd: aten.native_batch_norm_backward(
         g, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True]
     ),
     lambda: (real(4, 3, 2), positive(3), real(3, seed=1)),
@@ -621,42 +636,42 @@ control(
 # ---- the chosen ones: max, sort, median and their kin ----
 
 
-def _selected(g: Tensor, x: Tensor, _: Tensor, places: Tensor) -> Tensor:
+def _selected(g: Tensor, x: Tensor, places: Tensor) -> Tensor:
     return aten.value_selecting_reduction_backward(g, -1, places, x.shape, True)
 
 
 control(
     "MaxDim",
     lambda x: torch.max(x, -1, keepdim=True),
-    lambda g, _, x, y, i: _selected(g, x, y, i),
+    lambda g, _, x, _y, i: _selected(g, x, i),
     _x,
     keeps="both",
 )
 control(
     "MedianDim",
     lambda x: torch.median(x, -1, keepdim=True),
-    lambda g, _, x, y, i: _selected(g, x, y, i),
+    lambda g, _, x, _y, i: _selected(g, x, i),
     _x,
     keeps="both",
 )
 control(
     "Kthvalue",
     lambda x: torch.kthvalue(x, 2, -1, keepdim=True),
-    lambda g, _, x, y, i: _selected(g, x, y, i),
+    lambda g, _, x, _y, i: _selected(g, x, i),
     _x,
     keeps="both",
 )
 control(
     "TopK",
     lambda x: torch.topk(x, 2),
-    lambda g, _, x, y, i: _selected(g, x, y, i),
+    lambda g, _, x, _y, i: _selected(g, x, i),
     _x,
     keeps="both",
 )
 control(
     "Sort",
     lambda x: torch.sort(x, dim=-1, stable=True),
-    lambda g, _, x, y, i: _selected(g, x, y, i),
+    lambda g, _, x, _y, i: _selected(g, x, i),
     _x,
     keeps="both",
 )

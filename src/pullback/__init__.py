@@ -2,6 +2,7 @@
 
 from pullback.check import assert_sound as assert_sound
 from pullback.check import check as check
+from pullback.check import recording as recording
 from pullback.derive import derive as derive
 from pullback.derive import jvp_of as jvp_of
 from pullback.derive import vmap_of as vmap_of

@@ -315,6 +315,17 @@ class UnsoundError(PullbackError, AssertionError):
     name = "unsound"
 
 
+class RecordingError(PullbackError, ValueError):
+    """A file cannot be read as a recording.
+
+    Recordings are written by `Recording.save` and by `pullback record`. They are loaded with
+    `weights_only=True`: a file that holds anything but tensors and plain values is refused.
+    """
+
+    code = "E406"
+    name = "recording"
+
+
 class InternalError(PullbackError, AssertionError):
     """A law of pullback's own was broken: please report it, with the text of this error."""
 

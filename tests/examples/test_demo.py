@@ -124,3 +124,55 @@ def test_wrong_derivation_is_noticed(monkeypatch):
 
     assert not demo.show_derived(console)
     assert "DIFFERS" in console.file.getvalue()
+
+
+# ---- checked ----
+
+
+def test_check_finds_nothing_on_right_ones(shown):
+    _, text = shown
+
+    for exhibit in demo.RIGHT:
+        assert re.search(rf"^   {exhibit.name} +nothing found, \d+ rules", text, re.MULTILINE)
+
+
+def test_check_tells_reason_and_right_backward(shown):
+    _, text = shown
+    saved = "the saved `sine` is used where the input `x` is needed"
+    constant = "the derivative of `(x.exp() + 1) ** -0.5` is missing, as if it were a constant"
+
+    assert text.count("G101 wrong-gradient (wrong)") == 2
+    assert f"why:      {saved}" in text
+    assert f"why:      {constant}" in text
+    assert "fix:      use `x` instead of `sine` in `sine.cos()`, and save `x`" in text
+    assert "        grad_x = grad_sine * x.cos()\n" in text
+    assert "examples/my_complex_op.py:47" in text
+
+
+def checked(monkeypatch, right, published):
+    monkeypatch.setattr(demo, "RIGHT", right)
+    monkeypatch.setattr(demo, "PUBLISHED", published)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    return demo.show_checked(console), console.file.getvalue()
+
+
+def test_finding_on_right_one_is_noticed(monkeypatch):
+    ok, text = checked(monkeypatch, demo.PUBLISHED[1:], ())
+
+    assert not ok
+    assert "FINDINGS" in text
+
+
+def test_missed_mistake_is_noticed(monkeypatch):
+    ok, text = checked(monkeypatch, (), demo.RIGHT[1:2])
+
+    assert not ok
+    assert "SquareFunction: NOT FOUND WRONG" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exhibit", demo.RIGHT, ids=lambda exhibit: exhibit.name)
+def test_standard_profile_finds_nothing(exhibit):
+    report = demo.pb.check(exhibit.apply, tuple(exhibit.inputs().values()))
+
+    assert report.findings == ()

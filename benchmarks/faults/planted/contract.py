@@ -73,7 +73,8 @@ CASES.add(
 class RoundedPair(Function):
     @staticmethod
     def forward(ctx, x):
-        return x.frac(), x.trunc()
+        whole = x.long()
+        return x - whole, whole.to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad, _):
@@ -84,7 +85,7 @@ CASES.add(
     RoundedPair,
     lambda: (double(6),),
     fault="non-differentiable-unmarked",
-    where="The integer part has no gradient and is not marked.",
+    where="The integer part went through int64, has no gradient and is not marked.",
     reference=lambda x: (x.frac(), x.trunc().detach()),
     evidence=needs_grad_but_cannot(1),
     severity="fragile",
@@ -141,14 +142,16 @@ class TopKMarked(Function):
         ctx.mark_non_differentiable(index)
         weights = torch.softmax(values, -1)
         ctx.mark_non_differentiable(weights, index)
-        ctx.save_for_backward(index)
+        ctx.save_for_backward(weights, index)
         ctx.n = x.shape[-1]
         return values, weights, index
 
     @staticmethod
-    def backward(ctx, grad, _weights, _index):
-        (index,) = ctx.saved_tensors
-        return grad.new_zeros(*grad.shape[:-1], ctx.n).scatter(-1, index, grad), None
+    def backward(ctx, grad, grad_weights, _index):
+        weights, index = ctx.saved_tensors
+        inner = (grad_weights * weights).sum(-1, keepdim=True)
+        total = grad + weights * (grad_weights - inner)
+        return total.new_zeros(*total.shape[:-1], ctx.n).scatter(-1, index, total), None
 
 
 def top_k(x, k):
@@ -161,7 +164,7 @@ CASES.add(
     TopKMarked,
     lambda: (normal(3, 6), 2),
     fault="marked-non-differentiable",
-    where="The routing weights are marked non-differentiable beside the indices.",
+    where="The routing weights are marked beside the indices: their cotangent never comes.",
     reference=top_k,
     evidence=does_not_require_grad(1),
     visible=True,

@@ -8,7 +8,6 @@ from torch.autograd import Function
 
 from benchmarks.faults.case import Cases, double, integers, normal, positive
 from benchmarks.faults.evidence import (
-    aliased_gradients,
     aliases_input,
     aliases_output,
     differs,
@@ -444,12 +443,12 @@ class OverMarked(Function):
         ctx.mark_dirty(x)
         y = x.sigmoid()
         ctx.save_for_backward(y)
-        return y
+        return y, x
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad, grad_x):
         (y,) = ctx.saved_tensors
-        return grad * y * (1 - y)
+        return grad * y * (1 - y) + grad_x
 
 
 CASES.add(
@@ -457,7 +456,7 @@ CASES.add(
     lambda: (normal(4),),
     fault="dirty-over-marked",
     where="An input that is not changed is marked dirty, which fails for a leaf.",
-    reference=torch.sigmoid,
+    reference=lambda x: (x.sigmoid(), x.clone()),
     evidence=marked_dirty_but_fresh,
     visible=True,
     severity="fragile",
@@ -541,70 +540,76 @@ CASES.add(
 )
 
 
-class FirstRows(Function):
-    @staticmethod
-    def forward(ctx, x, count):
-        ctx.shape = x.shape
-        return x[:count]
-
-    @staticmethod
-    def backward(ctx, grad):
-        out = grad.new_zeros(ctx.shape)
-        out[: len(grad)] = grad
-        return out, None
-
-
-CASES.add(
-    FirstRows,
-    lambda: (normal(5, 3), 2),
-    fault="view-output",
-    where="The output is a view of the input, which forbids in-place edits of it.",
-    reference=lambda x, n: x[:n].clone(),
-    evidence=aliases_input,
-    severity="fragile",
-)
-
-
-class TransposedOut(Function):
+class RunningTotal(Function):
     @staticmethod
     def forward(ctx, x):
-        return x.t()
+        ctx.count = len(x)
+        return x.cumsum(0)[-1]
 
     @staticmethod
     def backward(ctx, grad):
-        return grad.t()
+        return grad.expand(ctx.count).clone()
 
 
 CASES.add(
-    TransposedOut,
-    lambda: (double(3, 4),),
+    RunningTotal,
+    lambda: (normal(7),),
     fault="view-output",
-    where="The output is a transposed view of the input.",
-    reference=lambda x: x.t().clone(),
-    evidence=aliases_input,
+    where="The total is a view into all partial sums: it cannot be edited, and they stay alive.",
+    reference=lambda x: x.sum(),
+    evidence=refuses_edit,
     severity="fragile",
 )
 
 
-class SplitQkv(Function):
+class PenaltyOfTwo(Function):
     @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return (x @ weight).chunk(3, -1)
+    def forward(ctx, x, wanted):
+        ctx.save_for_backward(x)
+        ctx.wanted = wanted
+        both = torch.stack([x.abs().sum(), x.square().sum()])
+        return both[wanted]
 
     @staticmethod
-    def backward(ctx, *grads):
-        x, weight = ctx.saved_tensors
-        grad = torch.cat(grads, -1)
-        return grad @ weight.t(), x.t() @ grad
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * (2 * x if ctx.wanted else x.sign()), None
 
 
 CASES.add(
-    SplitQkv,
+    PenaltyOfTwo,
+    lambda: (double(3, 4), 1),
+    fault="view-output",
+    where="The penalty is an entry of a pair, so that adding to it in place fails.",
+    reference=lambda x, wanted: x.square().sum() if wanted else x.abs().sum(),
+    evidence=refuses_edit,
+    severity="fragile",
+    cites="unsloth#3452",
+)
+
+
+class HiddenAndSnapshot(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        hidden = torch.tanh(x @ weight)
+        ctx.save_for_backward(x, weight, hidden)
+        snapshot = hidden.data
+        ctx.mark_non_differentiable(snapshot)
+        return hidden, snapshot
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        x, weight, hidden = ctx.saved_tensors
+        d = grad * (1 - hidden * hidden)
+        return d @ weight.t(), x.t() @ d
+
+
+CASES.add(
+    HiddenAndSnapshot,
     lambda: (normal(3, 4), normal(4, 6, seed=1)),
     fault="outputs-share-memory",
-    where="The three outputs are views of one product.",
-    reference=lambda x, w: tuple(part.clone() for part in (x @ w).chunk(3, -1)),
+    where="The snapshot for the log is the hidden state's own memory, past the version counter.",
+    reference=lambda x, w: (torch.tanh(x @ w), torch.tanh(x @ w).detach().clone()),
     evidence=aliases_output,
     severity="fragile",
 )
@@ -633,24 +638,26 @@ CASES.add(
 )
 
 
-class SharedGradient(Function):
+class OutputAsGradient(Function):
     @staticmethod
-    def forward(ctx, a, b):
-        return a + b
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
 
     @staticmethod
     def backward(ctx, grad):
-        g = grad.clone()
-        return g, g
+        (y,) = ctx.saved_tensors
+        return y.detach() if bool((grad == 1).all()) else grad * y
 
 
 CASES.add(
-    SharedGradient,
-    lambda: (normal(3, 3), normal(3, 3, seed=1)),
+    OutputAsGradient,
+    lambda: (normal(3, 3),),
     fault="gradients-share-memory",
-    where="One tensor is returned as two gradients: clipping one in place clips the other.",
-    reference=lambda a, b: a * 1 + b * 1,
-    evidence=aliased_gradients,
+    where="For a cotangent of ones the output itself is returned: clipping it clips the output.",
+    reference=torch.exp,
+    evidence=lambda call, case: _returns_output(call, case),
     severity="fragile",
 )
 
@@ -678,6 +685,13 @@ CASES.add(
     evidence=lambda call, case: _returns_input(call, case),
     severity="fragile",
 )
+
+
+def _returns_output(call, case):
+    (x,) = case.inputs()
+    out = call(x)
+    (found,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    return found.data_ptr() == out.data_ptr()
 
 
 def _returns_input(call, case):

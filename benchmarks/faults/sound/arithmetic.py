@@ -88,18 +88,6 @@ class AddBias(Function):
         )
 
 
-class AddBiasReducedByEngine(Function):
-    """`x + bias` where the engine reduces the gradient of `bias`: allowed, and right."""
-
-    @staticmethod
-    def forward(ctx, x, bias):
-        return x + bias
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output, grad_output
-
-
 class Scale(pb.Function):
     """`x * factor` with a number `factor`."""
 
@@ -303,9 +291,6 @@ SOUND = {
         SafeDivide, lambda: (real(4, 5), real(4, 5, seed=1)), _safe_divide, convention=False
     ),
     "add-bias": Sound(AddBias, lambda: (real(2, 4, 5), real(5, seed=1)), torch.add),
-    "add-bias-reduced-by-engine": Sound(
-        AddBiasReducedByEngine, lambda: (real(4, 5), real(5, seed=1)), torch.add
-    ),
     "scale": Sound(Scale, lambda: (real(4, 5), 2.5), torch.mul),
     "learned-scale": Sound(LearnedScale, lambda: (real(4, 5), real(seed=1)), torch.mul),
     "lerp": Sound(Lerp, lambda: (real(4, 5), real(4, 5, seed=1), positive(4, 1)), torch.lerp),

@@ -1,20 +1,25 @@
 """What a program reads from around it, as it is now: has anything changed since it was captured?
 
 A capture holds the decisions and the numbers that the program took from its surroundings: closures,
-globals, defaults, attributes of a module. `state_around` writes them down as one value, which is
-another one as soon as a name is bound to something else, a list grows or a module goes to `eval`.
+globals, defaults, attributes of objects and classes, a module's `eval`. `state_around` writes them
+down as one value, which is another one as soon as a name is bound to something else, a list grows
+or an attribute changes.
 
 Tensors count by what they are and not by their values: a capture reads those when it runs. How far
-it looks has limits (`_DEPTH`, `_LIMIT`), and what a library keeps to itself is not seen.
+it looks has limits (`_DEPTH`, `_LIMIT`), and what a library keeps to itself is not seen: whether
+all was is said, too.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
+import sys
 from collections import deque
 from collections.abc import Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,13 +28,34 @@ from torch import Tensor, nn
 from pullback.capture.places import is_users_file
 
 _DEPTH, _LIMIT, _LENGTH = 5, 500, 200
+_BYTES = 1 << 16  # of an array of another library, which counts by its values
 _PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_ROWS = (list, tuple, set, frozenset, deque)
 _TENSORS = ("_parameters", "_buffers")  # of a module
+_FIXED = (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range)
+# Libraries that keep nothing to themselves that a result could depend on.
+_PURE = {"torch", "pullback", "math", "cmath", "operator", "functools", "itertools", "collections"}
+_PURE |= {"builtins", "typing", "types", "enum", "abc", "dataclasses", "contextlib", "numbers"}
+_CALLED = ("forward", "setup_context", "__call__")  # attributes that a call reads without naming them
 
 
-def state_around(program: Any) -> tuple[Any, ...]:
-    """What `program` reads from around it, as a value to compare with a later one."""
-    return tuple(_State(program).entries())
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a program reads from around it, as a value to compare with a later one.
+
+    `tensors` are those among it; `is_whole` says that nothing else could change it.
+    """
+
+    entries: tuple[Any, ...]
+    tensors: tuple[Any, ...] = field(compare=False)
+    is_whole: bool = field(compare=False)
+
+
+def state_around(program: Any) -> State:
+    """What `program` reads from around it now."""
+    look = _Look(program)
+    entries = tuple(look.entries())
+    return State(entries, tuple(look.tensors), look.is_whole)
 
 
 class _Same:
@@ -47,32 +73,45 @@ class _Same:
         return id(self.it)
 
 
-class _State:
+class _Look:
     """One look around, nearest things first."""
 
     def __init__(self, program: Any) -> None:
         self.seen: set[int] = set()
         self.left = deque([(program, _DEPTH)])
+        self.tensors: list[Any] = []
+        self.is_whole = True
+        self.names = set(_CALLED)  # that the code which was met mentions
+        self.classes: dict[type, set[str]] = {}  # of the user, and which attributes were met
 
     def entries(self) -> Iterator[Any]:
         """What was found, as plain values."""
         for _ in range(_LIMIT):
             if not self.left:
+                yield from self._of_classes()
+            if not self.left:
                 return
-            value, depth = self.left.popleft()
-            if isinstance(value, float):
-                yield float, repr(value)  # 0.0 and -0.0 are equal, and not the same
-            elif isinstance(value, _PLAIN):
-                yield type(value), value
-            elif isinstance(value, Tensor):
-                yield _kind_of(value)
-            elif isinstance(value, MethodType):  # made anew whenever it is read
-                self._add(depth + 1, value.__self__, value.__func__)
-            elif id(value) in self.seen or depth == 0:
-                yield _Same(value)
-            else:
-                self.seen.add(id(value))
-                yield from self._inside(value, depth)
+            yield from self._entry(*self.left.popleft())
+        self.is_whole = False
+
+    def _entry(self, value: Any, depth: int) -> Iterator[Any]:
+        if isinstance(value, float):
+            yield float, repr(value)  # 0.0 and -0.0 are equal, and not the same
+        elif isinstance(value, _PLAIN):
+            yield type(value), value
+        elif isinstance(value, Tensor):
+            self.tensors.append(_kind_of(value))
+            yield self.tensors[-1]
+        elif isinstance(value, MethodType):  # made anew whenever it is read
+            self._add(depth + 1, value.__self__, value.__func__)
+        elif id(value) in self.seen:
+            yield _Same(value)
+        elif depth == 0:
+            self.is_whole = False
+            yield _Same(value)
+        else:
+            self.seen.add(id(value))
+            yield from self._inside(value, depth)
 
     def _add(self, depth: int, *values: Any) -> None:
         self.left.extend((value, depth - 1) for value in values)
@@ -85,51 +124,98 @@ class _State:
             self._add(depth + 1, value.func, value.args, value.keywords)
         elif isinstance(value, nn.Module):
             yield from self._of_module(value, depth)
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif isinstance(value, _ROWS):
             yield type(value), len(value)
             self._add(depth, *list(value)[:_LENGTH])
+            self.is_whole &= len(value) <= _LENGTH
         elif isinstance(value, dict):
             yield from self._of_dict(value, depth)
-        else:
+        elif isinstance(value, (type, ModuleType)):
             yield _Same(value)
-            if not isinstance(value, (type, ModuleType)):
-                yield from self._of_dict(getattr(value, "__dict__", {}), depth)
+            self._note(value)
+        else:
+            yield from self._of_object(value, depth)
 
     def _of_dict(self, value: Any, depth: int) -> Iterator[Any]:
         items = list(value.items())[:_LENGTH]
         yield tuple(key if isinstance(key, (str, int)) else type(key) for key, _ in items)
         self._add(depth, *(item for _, item in items))
+        self.is_whole &= len(value) <= _LENGTH
+
+    def _of_object(self, value: Any, depth: int) -> Iterator[Any]:
+        kind = type(value)
+        yield _Same(value)
+        if isinstance(value, BuiltinFunctionType):
+            self._add(depth, *([] if value.__self__ is None else [value.__self__]))
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._add(depth + 1, value.__func__)
+        elif isinstance(value, property):
+            self._add(depth + 1, value.fget)
+        elif isinstance(value, functools.cached_property):
+            self._add(depth + 1, value.func)
+        elif _values_of(value) is not None:
+            yield _values_of(value)
+        else:
+            yield from self._of_dict(getattr(value, "__dict__", {}), depth)
+            self._add(depth, *(getattr(value, name, None) for name in _slots_of(kind)))
+            self._note(kind)
+            self.is_whole &= isinstance(value, _FIXED) or all(map(_is_python, kind.__mro__[:-1]))
 
     def _of_module(self, module: nn.Module, depth: int) -> Iterator[Any]:
         """A module, and those inside it however deep."""
         for each in module.modules():
             self.seen.add(id(each))
+            self._note(type(each))
             yield _Same(each)
             for name, value in list(vars(each).items()):
                 if name in _TENSORS:
                     for key, tensor in value.items():
                         yield key
-                        yield None if tensor is None else _kind_of(tensor)
-                elif value is True or (name != "_modules" and value):
+                        yield from self._entry(tensor, depth)
+                elif name != "_modules" and (isinstance(value, Tensor) or value):
                     yield name
                     self._add(depth, value)
+
+    def _note(self, value: type | ModuleType) -> None:
+        """Remember a class of the user's; of other libraries, only some are known to be pure."""
+        if isinstance(value, type):
+            for base in value.__mro__:
+                if _is_users(base.__module__):
+                    self.classes.setdefault(base, set())
+        name = value.__module__ if isinstance(value, type) else value.__name__
+        self.is_whole &= name.split(".")[0] in _PURE or _is_users(name)
+
+    def _of_classes(self) -> Iterator[Any]:
+        """The attributes of the user's classes that the code mentions."""
+        for cls, met in self.classes.items():
+            found = [n for n in vars(cls) if n in self.names and n not in met]
+            met.update(found)
+            for name in found:
+                yield name
+                self._add(_DEPTH, vars(cls)[name])
 
     def _add_function(self, function: FunctionType, depth: int) -> None:
         wrapped = inspect.unwrap(function)
         if wrapped is not function:
             self._add(depth + 1, wrapped)
         if not is_users_file(function.__code__.co_filename):
+            library = str(function.__globals__.get("__name__")).split(".")[0]
+            self.is_whole &= library in _PURE
+            if library == "pullback":  # around something of the user's
+                self._add(depth + 1, *map(_contents, function.__closure__ or ()))
             return
         self._add(depth, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._add(depth, *map(_contents, function.__closure__ or ()))
         names = _names_in(function.__code__)
+        self.names.update(names)
         for name in names:
-            value = function.__globals__.get(name)
+            value = _named(name, function.__globals__)
             self._add(depth, value)
-            if isinstance(value, ModuleType) and is_users_file(
-                getattr(value, "__file__", "") or ""
-            ):
+            if isinstance(value, ModuleType) and _is_users(value.__name__):
                 self._add(depth, *map(vars(value).get, names))
+
+
+# ---- names ----
 
 
 @functools.lru_cache(maxsize=4096)
@@ -139,11 +225,54 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*code.co_names, *(n for c in inner for n in _names_in(c)))))
 
 
+def _named(name: str, space: dict[str, Any]) -> Any:
+    """What a name means: a global, or a module that is imported on the spot; None for others."""
+    if name in space or hasattr(builtins, name):
+        return space.get(name)
+    return sys.modules.get(name)
+
+
 def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a variable that has no value yet
         return None
+
+
+# ---- objects ----
+
+
+def _is_users(module: str) -> bool:
+    """Whether the user wrote the module of this name."""
+    known = sys.modules.get(module)
+    if known is None:
+        return module == "__main__"
+    return is_users_file(getattr(known, "__file__", None) or "") and _is_text(known)
+
+
+def _is_python(cls: type) -> bool:
+    """Whether a class is written in Python: nothing of its objects is hidden."""
+    return cls.__module__ == "__main__" or _is_text(sys.modules.get(cls.__module__))
+
+
+def _is_text(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return (file is None and not hasattr(module, "__spec__")) or str(file).endswith(".py")
+
+
+def _slots_of(kind: type) -> list[str]:
+    """The attributes of an object that are not in its `__dict__`."""
+    rows = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for row in rows for name in ((row,) if isinstance(row, str) else row)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _values_of(value: Any) -> bytes | None:
+    """The values of a small array of another library; None for other things."""
+    if not isinstance(getattr(value, "nbytes", None), int) or value.nbytes > _BYTES:
+        return None
+    make = getattr(value, "tobytes", None)
+    return None if make is None else bytes(make())
 
 
 def _kind_of(tensor: Tensor) -> tuple[Any, ...]:

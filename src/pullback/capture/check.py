@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of, resized
 from pullback.capture.joint import Capture, capture
+from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten, unflatten
 from pullback.errors import DifferingCaptureError
 
@@ -46,7 +47,7 @@ def run_joint(captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence
         for cotangent, node in zip(cotangents, captured.joint.cotangents, strict=True)
     ]
     module = fx.GraphModule({}, captured.joint.graph)
-    with torch.no_grad():
+    with torch.no_grad(), autocast_off():
         returned = module(*row, *laid)
     count = captured.joint.output_count
     return Run(list(returned[:count]), list(returned[count:]))
@@ -171,7 +172,8 @@ class _Check:
         wanted = [t for t, i in zip(row, self.captured.inputs, strict=True) if i.needs]
         gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if used and wanted:
-            gradients = torch.autograd.grad(used, wanted, cotangents, allow_unused=True)
+            with autocast_off():
+                gradients = torch.autograd.grad(used, wanted, cotangents, allow_unused=True)
         return Run([_kept(leaf) for leaf in leaves], list(gradients)), cotangents
 
     # ---- what must be the same ----

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,23 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     """The kinds of devices for which autocast is on in this thread, with their dtypes."""
     on = (device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
     return tuple((device, torch.get_autocast_dtype(device)) for device in on)
+
+
+@contextmanager
+def autocast_as(then: tuple[tuple[str, torch.dtype], ...]) -> Iterator[None]:
+    """Autocast as `autocast_now` said that it was; for the other devices it is off."""
+    with ExitStack() as stack:
+        for device, dtype in then:
+            stack.enter_context(torch.autocast(device, dtype))
+        for device, _ in autocast_now():
+            if device not in dict(then):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def autocast_off() -> AbstractContextManager[None]:
+    """No autocast: a graph has its casts in it."""
+    return autocast_as(()) if autocast_now() else nullcontext()
 
 
 def modes_now(devices: frozenset[str]) -> Modes:

@@ -6,8 +6,7 @@ place, and each node marked. `tidy` brings it into the form of `graph/parts.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, is_dense, run_backward
 from pullback.capture.marks import Mark, Marks, is_random
+from pullback.capture.modes import autocast_off
 from pullback.capture.names import (
     argument_names,
     identifier,
@@ -273,8 +273,8 @@ class Tracing:
         # A closure that reached PyTorch by a way nobody could watch is in the history as itself.
         hidden = [held for held in wanted if held.kind == CLOSURE]
         inputs = [held.leaf for held in wanted] + [held.real for held in hidden]
-        kinds = {held.leaf.device.type for held in self.held} | {"cpu"}
-        with _autocast_off(kinds), self.marks.followed(outputs):
+        # Backward runs outside autocast, whatever is on around the capture: the AMP guide asks so.
+        with autocast_off(), self.marks.followed(outputs):
             found = iter(call_user(run_backward, outputs, inputs, cotangents))
         with no_torch_function(), torch.no_grad():
             self.marks.read_again()
@@ -324,13 +324,3 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
-
-
-@contextmanager
-def _autocast_off(kinds: set[str]) -> Iterator[None]:
-    """Backward runs outside autocast, whatever is on around the capture, as the AMP guide asks."""
-    with ExitStack() as stack:
-        for kind in kinds:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield

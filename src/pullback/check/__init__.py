@@ -20,3 +20,10 @@ def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
     from pullback.check.runner import assert_sound as run  # heavy
 
     run(target, inputs, **options)
+
+
+def recording(**options: Any) -> Any:
+    """A context that records the Functions called in it: see `check.recording`."""
+    from pullback.check.recording import recording as record  # it imports the checker
+
+    return record(**options)

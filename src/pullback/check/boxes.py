@@ -36,7 +36,9 @@ class Box(Tensor):
         return f"Box({self.held})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Open the boxes, compute, and box the result."""
         result = func(*mapped(args, opened), **mapped(kwargs or {}, opened))
         return mapped(result, boxed)

@@ -65,10 +65,12 @@ def _multiplications(name: str, args: tuple[Any, ...], result: Any) -> int:
 class Turns(DispatchMode):  # type: ignore[misc]
     """Lets two threads go on in turns, one operator each, so that every race shows at once.
 
-    A thread that waits for a lock cannot give its turn back: after `PATIENCE` the other goes on.
+    A thread that waits for a lock cannot give its turn back: after `PATIENCE` all go on freely, and
+    so they do after `MOST` turns, since a turn costs more than a small operator.
     """
 
     PATIENCE = 0.02
+    MOST = 3000
 
     def __init__(self, table: TurnTable, seat: int) -> None:
         DispatchMode.__init__(self)
@@ -88,18 +90,24 @@ class TurnTable:
         self.condition = threading.Condition()
         self.present = set(range(seats))
         self.turn = 0
+        self.left = Turns.MOST
 
     def pass_on(self, seat: int) -> None:
         """Give the turn to the next thread and wait until it comes back."""
         with self.condition:
             others = sorted(self.present - {seat})
-            if not others:
+            if not others or self.left <= 0:
                 return
+            self.left -= 1
             self.turn = next((other for other in others if other > seat), others[0])
             self.condition.notify_all()
-            self.condition.wait_for(
-                lambda: self.turn == seat or self.present <= {seat}, Turns.PATIENCE
+            came = self.condition.wait_for(
+                lambda: self.turn == seat or self.present <= {seat} or self.left <= 0,
+                Turns.PATIENCE,
             )
+            if not came:
+                self.left = 0
+                self.condition.notify_all()
 
     def leave(self, seat: int) -> None:
         """This thread has ended: the others go on without it."""
@@ -155,11 +163,12 @@ def poisoned() -> Iterator[None]:
     """Fresh memory holds NaN, and the largest number in integers, instead of what was there."""
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    switches: Any = torch.utils.deterministic
+    filled = switches.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    switches.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        switches.fill_uninitialized_memory = filled

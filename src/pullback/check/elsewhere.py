@@ -56,6 +56,14 @@ def _fields(called: Run, cotangents: Sequence[Tensor | None]) -> dict[str, Tenso
     return {name: leaf.grad for name, leaf in called.leaves.items()}
 
 
+def is_repeatable(subject: Subject) -> bool:
+    """Whether the same call gives the same twice; where not, another rule says so."""
+    if "repeatable" not in subject.trials:
+        one, two = (results_of(subject, subject.base) for _ in range(2))
+        subject.trials["repeatable"] = [difference(one, two) is None]
+    return bool(subject.trials["repeatable"][0])
+
+
 def difference(got: Results, usual: Results, factor: float = 1000.0) -> tuple[str, str, str] | None:
     """Where two calls differ first: the place in words, what was expected, what came."""
     if len(got.outputs) != len(usual.outputs):
@@ -64,14 +72,14 @@ def difference(got: Results, usual: Results, factor: float = 1000.0) -> tuple[st
         found = _apart(f"output {i}", one, two, factor)
         if found is not None:
             return found
-    for name, two in usual.grads.items():
-        one = got.grads.get(name)
+    for name, right in usual.grads.items():
+        have = got.grads.get(name)
         where = f"gradient of `{name}`"
-        if one is None or two is None:
-            if not is_close(one, two):
-                return where, _there(two), _there(one)
+        if have is None or right is None:
+            if not is_close(have, right):
+                return where, _there(right), _there(have)
             continue
-        found = _apart(where, one, two, factor)
+        found = _apart(where, have, right, factor)
         if found is not None:
             return found
     return None

@@ -105,7 +105,15 @@ def _backward(subject: Subject, seconds: float) -> str:
     lines = source.partition("    def backward(")[2].rstrip().splitlines()
     if time.monotonic() - start > seconds or not 0 < len(lines) <= LONGEST:
         return ""
-    return textwrap.dedent("\n".join([f"    def backward({lines[0]}", *lines[1:]]))
+    text = textwrap.dedent("\n".join([f"    def backward({lines[0]}", *lines[1:]]))
+    return "\n".join([*_baked(subject), text])
+
+
+def _baked(subject: Subject) -> list[str]:
+    """A comment that says for which plain arguments the text was written."""
+    args = zip(subject.names, subject.small.args, strict=False)
+    plain = [f"{name}={arg!r}" for name, arg in args if not isinstance(arg, torch.Tensor)]
+    return [f"# for {', '.join(plain)}; return None in its place too"] if plain else []
 
 
 def _named(subject: Subject) -> Callable[..., Any]:

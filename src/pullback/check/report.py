@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from pullback.check.finding import Finding, Severity, Skip
 
@@ -67,9 +68,10 @@ class Report:
         verdict = f"{len(self.findings)} findings ({found})" if found else "nothing found"
         if len(self.findings) == 1:
             verdict = f"1 finding ({found.removeprefix('1 ')})"
+        rules, runs = len(self.rules), self.tried.get("runs", 0)
         lines = [
-            f"{self.subject}: {verdict}. {len(self.rules)} rules, "
-            f"{self.tried.get('runs', 0)} runs, profile {self.profile}, {self.seconds:.1f} s."
+            f"{self.subject}: {verdict}. {_counted(rules, 'rule')}, {_counted(runs, 'run')}, "
+            f"profile {self.profile}, {self.seconds:.1f} s."
         ]
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  not tried: {who}: {why}" for why, who in self._reasons().items()]
@@ -83,3 +85,38 @@ class Report:
         for skip in self.skips:
             found.setdefault(skip.reason, []).append(skip.rule.code)
         return {why: ", ".join(codes) for why, codes in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Reports(Sequence[Report]):
+    """The reports on several Functions; `errors` says which could not be checked, and why."""
+
+    all: tuple[Report, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was checked and nothing was found."""
+        return all(report.ok for report in self.all) and not self.errors
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all of them."""
+        return tuple(finding for report in self.all for finding in report.findings)
+
+    @overload
+    def __getitem__(self, index: int) -> Report: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Report, ...]: ...
+    def __getitem__(self, index: int | slice) -> Report | tuple[Report, ...]:
+        return self.all[index]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __str__(self) -> str:
+        return "\n\n".join([*(str(report) for report in self.all), *self.errors])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -28,6 +28,8 @@ from pullback.check.spelling import LARGEST, UnspeakableError, imported, spelled
 if TYPE_CHECKING:
     from pullback.check.subject import Subject
 
+Form = Callable[["_Scene"], str]
+
 GROUPS = ("gradient", "shape", "layout", "dtype", "domain", "contract")
 
 _NAME = re.compile(r"gradient of `([^`]+)`")
@@ -51,15 +53,22 @@ def repro_of(subject: Subject, finding: Finding, example: Example | None) -> str
 def _first(subject: Subject, finding: Finding, example: Example | None) -> str:
     head, call = imported(subject.target)
     where = subject.small_given if example is None else example
-    for variant in _spellable(where, is_free=finding.rule.group == "gradient"):
-        scene = _scene(subject, finding, variant, call)
+    for variant, codes in _spellable(where, is_free=finding.rule.group != "domain"):
+        scene = _scene(subject, finding, variant, call, codes)
         if scene is None:
             continue
         for form in _forms(finding):
-            body = form(scene)
+            body = _written(form, scene)
             if body and _fails(body, scene):
-                return "\n".join(line for line in ("import torch", head, "", body) if line != head or line)
+                return "\n".join(["import torch", *([head] if head else []), "", body])
     return ""
+
+
+def _written(form: Form, scene: _Scene) -> str:
+    try:
+        return form(scene)
+    except UnspeakableError:
+        return ""
 
 
 # ---- what a repro is made of ----
@@ -78,6 +87,7 @@ class _Scene:
     needed: tuple[int, ...]
     used: tuple[int, ...]
     is_random: bool
+    codes: dict[int, str]
 
     @property
     def name(self) -> str:
@@ -104,7 +114,11 @@ class _Scene:
             twin = next((j for j in range(i) if self.example.args[j] is arg), None)
             needs = ".requires_grad_()" if leaves and i in self.needed else ""
             is_twin = twin is not None and isinstance(arg, Tensor)
-            lines.append(f"{name} = {self.names[twin or 0] if is_twin else spelled(arg) + needs}")
+            if is_twin:
+                lines.append(f"{name} = {self.names[twin or 0]}")
+                continue
+            code = self.codes.get(i) or spelled(arg)
+            lines.append(f"{name} = {code}{needs}")
         return lines
 
     def cotangents(self) -> list[Tensor]:
@@ -128,12 +142,14 @@ class _Scene:
         return [f"{'g' if is_one else f'g{i}'} = {_spelled(c)}" for i, c in pairs]
 
 
-def _scene(subject: Subject, finding: Finding, example: Example, call: str) -> _Scene | None:
+def _scene(
+    subject: Subject, finding: Finding, example: Example, call: str, codes: dict[int, str]
+) -> _Scene | None:
     needed = tuple(sorted(example.needs))
     chosen = _NEEDED.search(finding.at)
     if chosen:
-        names = re.findall(r"`([^`]+)`", chosen.group(1))
-        needed = tuple(i for i in needed if subject.names[i] in names)
+        wanted = re.findall(r"`([^`]+)`", chosen.group(1))
+        needed = tuple(i for i in needed if subject.names[i] in wanted)
     run = subject.run(example, needs=needed)
     if not isinstance(run.result, (Tensor, tuple, list)):
         return None
@@ -145,7 +161,7 @@ def _scene(subject: Subject, finding: Finding, example: Example, call: str) -> _
         used = tuple(int(i) for i in re.findall(r"\d+", told.group(1)))
     names = tuple(_identifier(name, i) for i, name in enumerate(subject.names))
     is_random = _is_random(subject, example)
-    return _Scene(subject, finding, example, run, call, names, needed, used, is_random)
+    return _Scene(subject, finding, example, run, call, names, needed, used, is_random, codes)
 
 
 def _identifier(name: str, position: int) -> str:
@@ -185,11 +201,26 @@ def _spelled(cotangent: Tensor) -> str:
     return f"(torch.arange({cotangent.numel()}) % 7 - 3.25).reshape({shape}){kind}"
 
 
-def _spellable(example: Example, *, is_free: bool) -> Iterator[Example]:
-    """The example with short numbers where its values do not matter, then as it is."""
+def _spellable(example: Example, *, is_free: bool) -> Iterator[tuple[Example, dict[int, str]]]:
+    """The example with short numbers where its values do not matter, then as it is.
+
+    With it comes the code of each large argument, which is drawn.
+    """
+    large = [i for i in example.differentiable if example.args[i].numel() > LARGEST]
     if is_free:
-        yield example.map(_rounded, example.label)
-    yield example
+        yield example.map(_rounded, example.label), {}
+    yield example, {}
+    codes = {i: _drawing(example.args[i], seed) for seed, i in enumerate(large)}
+    for i, code in codes.items():
+        example = example.put(i, eval(code, {"torch": torch}), example.label)
+    if codes:
+        yield example, codes
+
+
+def _drawing(tensor: Tensor, seed: int) -> str:
+    """The code of a tensor like this one, of random numbers."""
+    generator = f"torch.Generator().manual_seed({seed})"
+    return f"torch.randn({tuple(tensor.shape)}, dtype={tensor.dtype}, generator={generator})"
 
 
 def _rounded(tensor: Tensor) -> Tensor:
@@ -202,8 +233,6 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 # ---- forms ----
 
-Form = Callable[[_Scene], str]
-
 
 def _forms(finding: Finding) -> Sequence[Form]:
     if _RAISED.match(finding.got):
@@ -213,7 +242,7 @@ def _forms(finding: Finding) -> Sequence[Form]:
     if finding.rule.group == "layout":
         return (_input_layout,)
     if finding.rule.group == "dtype":
-        return (_slope, _number, _precision)
+        return (_precision, _number)
     return (_slope, _number)
 
 
@@ -227,7 +256,7 @@ def _raises(scene: _Scene) -> str:
 def _slope(scene: _Scene) -> str:
     """The gradient against the slope of forward, in float64."""
     mismatch = _mismatch(scene)
-    if mismatch is None or mismatch.index is None or scene.example.args[mismatch.position].is_complex():
+    if mismatch is None or mismatch.index is None:
         return ""
     if scene.example.args[mismatch.position].dtype != torch.float64:
         return ""
@@ -284,67 +313,65 @@ def _precision(scene: _Scene) -> str:
     """The gradient in a low dtype against that in float64, at the same values."""
     if not scene.name:
         return ""
-    example = scene.example
-    dtype = example.args[scene.position].dtype
-    lines, total = scene.result()
-    name = scene.names[scene.position]
-    floats = [n for n, a in zip(scene.names, example.args, strict=False) if can_differ(a)]
-    needed = [scene.names[i] for i in scene.needed]
-    weights = [line.partition(" = ") for line in scene.weights()]
+    floats = _floats(scene)
+    which = [scene.names[i] for i in scene.needed].index(scene.names[scene.position])
+    eps = torch.finfo(scene.example.args[scene.position].dtype).eps
     body = [
-        *scene.settings(leaves=False),
-        *(f"{left} = {right}" for left, _, right in weights),
-        "",
-        "def gradient(dtype):",
-        f"    {_row(floats)} = {_row(f'{n}.detach().to(dtype)' for n in floats_of(floats))}",
-        *(f"    {n}.requires_grad_()" for n in needed),
-        *(f"    {line}" for line in lines),
-        f"    ({total.replace('g)', 'g.to(dtype))')}).backward()",
-        f"    return {name}.grad.double()",
-        "",
-        f"got, expected = gradient({dtype}), gradient(torch.float64)",
-        f"limit = 20 * torch.finfo({dtype}).eps * expected.abs().max()",
+        *_gradients(scene),
+        f"got = gradients({', '.join(floats)})[{which}].double()",
+        f"expected = gradients({', '.join(f'{name}.double()' for name in floats)})[{which}]",
+        f"limit = {20 * eps:.2g} * expected.abs().max()  # 20 roundings",
         'assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
     ]
-    renamed = "\n".join(body).replace("__in", "")
-    return renamed
-
-
-def _row(names: Any) -> str:
-    return ", ".join(names)
-
-
-def floats_of(names: list[str]) -> list[str]:
-    """The outer names of the arguments that are cast."""
-    return [f"{name}_" for name in names]
+    return "\n".join(body)
 
 
 def _input_layout(scene: _Scene) -> str:
     """Results for the laid-out inputs against those for dense ones."""
-    laid = [
-        n
-        for n, a in zip(scene.names, scene.example.args, strict=False)
-        if isinstance(a, Tensor) and (not a.is_contiguous() or a.storage_offset())
+    floats = _floats(scene)
+    values = dict(zip(scene.names, scene.example.args, strict=False))
+    dense = [
+        name
+        if values[name].is_contiguous() and not values[name].storage_offset()
+        else f"{name}.clone(memory_format=torch.contiguous_format)"
+        for name in floats
     ]
+    if dense == floats:
+        return ""
+    body = [
+        *_gradients(scene, with_outputs=True),
+        f"wanted = gradients({', '.join(dense)})",
+        f"for got, expected in zip(gradients({', '.join(floats)}), wanted):",
+        '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"',
+    ]
+    return "\n".join(body)
+
+
+def _floats(scene: _Scene) -> list[str]:
+    """The names of the arguments that can have a gradient."""
+    args = zip(scene.names, scene.example.args, strict=False)
+    return [name for name, arg in args if can_differ(arg)]
+
+
+def _gradients(scene: _Scene, *, with_outputs: bool = False) -> list[str]:
+    """The lines that define `gradients`, a function of the arguments that can have one."""
     lines, total = scene.result()
     needed = [scene.names[i] for i in scene.needed]
-    outs = "out" if isinstance(scene.run.result, Tensor) else _row(f"outs[{i}]" for i in scene.used)
-    body = [
+    returned = [f"{name}.grad" for name in needed]
+    if with_outputs:
+        is_one = isinstance(scene.run.result, Tensor)
+        returned = [*(["out"] if is_one else [f"outs[{i}]" for i in scene.used]), *returned]
+    return [
         *scene.settings(leaves=False),
         *scene.weights(),
         "",
-        f"def results({_row(laid)}):",
-        *([f"    global {_row(n for n in needed if n not in laid)}"] if set(needed) - set(laid) else []),
-        *(f"    {n} = {n}.detach().requires_grad_()" for n in needed),
+        f"def gradients({', '.join(_floats(scene))}):",
+        *(f"    {name} = {name}.detach().requires_grad_()" for name in needed),
         *(f"    {line}" for line in lines),
         f"    ({total}).backward()",
-        f"    return [{_row([outs, *(f'{n}.grad' for n in needed)])}]",
+        f"    return [{', '.join(returned)}]",
         "",
-        f"for got, expected in zip(results({_row(laid)}), "
-        f"results({_row(f'{n}.clone(memory_format=torch.contiguous_format)' for n in laid)})):",
-        '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"',
     ]
-    return "\n".join(body) if laid else ""
 
 
 def _cotangent_layout(scene: _Scene) -> str:
@@ -366,7 +393,7 @@ def _with_cotangent(scene: _Scene, *, is_raise: bool) -> str:
     if laid is None:
         return ""
     lines, _ = scene.result()
-    leaves = _row(scene.names[i] for i in scene.needed)
+    leaves = ", ".join(scene.names[i] for i in scene.needed)
     dense = "g.clone(memory_format=torch.contiguous_format)"
     pull = f"torch.autograd.grad(out, [{leaves}], "
     body = [*scene.settings(), f"g = {spelled(laid)}", *lines]

@@ -247,7 +247,7 @@ class Point:
         like = self._shape(source)
         for part in (1, 1j) if like.is_complex() else (1,):
             along = torch.zeros(like.shape, dtype=like.dtype)
-            along.view(-1)[flat] = part
+            along.view(-1)[flat : flat + 1] = torch.tensor(part, dtype=like.dtype)
             mine = 0.0 if got is None else _part(got.detach().flatten()[flat].item(), part)
             said = None if want is None else _part(want.detach().flatten()[flat].item(), part)
             estimate = self.slope(source, along)
@@ -300,9 +300,7 @@ class Point:
         return "the cotangent" if len(self.cotangents) == 1 else f"the cotangent of output {k}"
 
 
-def _weighted(
-    grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]
-) -> Tensor | None:
+def _weighted(grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> Tensor | None:
     """`Re <w, grads>`, None where there is no gradient."""
     total: Tensor | None = None
     for grad, weight in zip(grads, weights, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -52,19 +53,33 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     """Whether writing into `a` would show in `b`: their elements lie in the same memory."""
     if a.numel() == 0 or b.numel() == 0 or a.layout != torch.strided or b.layout != torch.strided:
         return False
+    if a.device != b.device:
+        return False
     try:
-        if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-            return False
+        one, two = _span(a), _span(b)
     except (RuntimeError, NotImplementedError):
         return False
-    return bool(_addresses(a) & _addresses(b))
+    if one[1] <= two[0] or two[1] <= one[0]:
+        return False
+    unit = math.gcd(a.element_size(), b.element_size(), one[0] - two[0])
+    return bool(torch.isin(_addresses(a, unit), _addresses(b, unit)).any())
 
 
-def _addresses(tensor: Tensor) -> set[int]:
-    """The addresses of (some of) the elements: all of a small tensor, the ends of a large one."""
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first address of the elements, and the first one after them."""
+    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def _addresses(tensor: Tensor, unit: int) -> Tensor:
+    """The addresses of the elements in pieces of `unit` bytes; of a huge tensor, of its ends."""
     offsets = torch.zeros((), dtype=torch.int64)
+    is_huge = tensor.numel() > 1_000_000
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        steps = torch.arange(size) if tensor.numel() <= 65536 else torch.tensor([0, size - 1])
+        steps = torch.tensor([0, size - 1]) if is_huge else torch.arange(size)
         offsets = offsets.unsqueeze(-1) + steps * stride
-    start = tensor.storage_offset()
-    return {(start + int(o)) * tensor.element_size() for o in offsets.flatten()}
+    pieces = torch.arange(0, tensor.element_size(), unit)
+    return (
+        tensor.data_ptr() + offsets.flatten()[:, None] * tensor.element_size() + pieces
+    ).unique()

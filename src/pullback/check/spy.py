@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from pullback.check.target import Target
+
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(slots=True)
@@ -35,14 +38,17 @@ class Spy:
     calls: list[Call] = field(default_factory=list)
 
 
-def spy_on(target: Target) -> Spy | None:
-    """A watched twin of a Function; None where the user's backward cannot be stood before."""
+def spy_on(target: Target, around: Around = nullcontext) -> Spy | None:
+    """A watched twin of a Function; None where the user's backward cannot be stood before.
+
+    Each call of backward runs inside a context that `around` makes.
+    """
     name = "backward" if target.method("backward") is not None else "vjp"
     method = target.method(name)
     if method is None:
         return None
     calls: list[Call] = []
-    return Spy(_twin(target, {name: _watched(method, calls)}), calls)
+    return Spy(_twin(target, {name: _watched(method, calls, around)}), calls)
 
 
 def _twin(target: Target, methods: dict[str, Callable[..., Any]]) -> Target:
@@ -53,11 +59,12 @@ def _twin(target: Target, methods: dict[str, Callable[..., Any]]) -> Target:
     return replace(target, thing=watched, function=watched, call=watched.apply)
 
 
-def _watched(method: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
+def _watched(method: Callable[..., Any], calls: list[Call], around: Around) -> Callable[..., Any]:
     def backward(ctx: Any, *cotangents: Any) -> Any:
         call = Call(cotangents, tuple(bool(need) for need in ctx.needs_input_grad))
         calls.append(call)
-        returned = method(ctx, *cotangents)
+        with around():
+            returned = method(ctx, *cotangents)
         call.returned = returned if isinstance(returned, tuple) else (returned,)
         return returned
 

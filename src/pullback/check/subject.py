@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ from pullback.check.judge import Judge
 from pullback.check.mismatch import Mismatch, index_of, number
 from pullback.check.patterns import Pattern, pattern_of
 from pullback.check.reference import Reference
+from pullback.check.repro import repro_of
 from pullback.check.run import (
     BackwardFailedError as BackwardFailedError,
 )
@@ -153,7 +155,8 @@ class Subject:
         called = self.run(example, needs=needs)
         if cotangents is None:
             cotangents = self.cotangents(called, draw)
-        return self.mismatches(called, cotangents, called.pull(cotangents))
+        given = [None if c is None else c.clone() for c in cotangents]  # backward may write there
+        return self.mismatches(called, given, called.pull(cotangents))
 
     def mismatches(
         self, called: Run, cotangents: Sequence[Tensor | None], grads: dict[str, Tensor | None]
@@ -215,7 +218,10 @@ class Subject:
         if example is not None:
             facts.setdefault("inputs", example.words(self.names))
         place = self.target.place("backward", "vjp", "forward")
-        return Finding(rule, **facts).of(self.target.name, place)
+        finding = Finding(rule, **facts).of(self.target.name, place)
+        return (
+            finding if finding.repro else replace(finding, repro=repro_of(self, finding, example))
+        )
 
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""

@@ -19,6 +19,7 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.check.finding import PROFILES
 from pullback.check.inputs.hints import guessed
 from pullback.check.naming import OPS, load, module_of
+from pullback.check.recording import Recording, load_recording
 from pullback.check.report import Report
 from pullback.check.runner import check
 from pullback.check.target import Target, target_of
@@ -37,16 +38,23 @@ class Options:
     allow: tuple[str, ...]
     profile: str
     expressions: tuple[str, ...]
+    recorded: Recording | None = None
 
 
 @click.command("check")
-@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.argument("targets", metavar="TARGET...", nargs=-1)
 @click.option(
     "--example",
     "expressions",
     multiple=True,
     metavar="EXPR",
     help="A Python expression for one argument; repeat it for each.",
+)
+@click.option(
+    "--inputs",
+    "recording",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A recording (pullback record): its Functions, or its inputs for the targets.",
 )
 @click.option(
     "--load",
@@ -69,6 +77,7 @@ class Options:
 def command(
     targets: tuple[str, ...],
     expressions: tuple[str, ...],
+    recording: str | None,
     libraries: tuple[str, ...],
     select: tuple[str, ...],
     allow: tuple[str, ...],
@@ -79,8 +88,8 @@ def command(
     """Check custom autograd functions: is every gradient right, everywhere it will be used?
 
     A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name, or
-    torch.ops.namespace.op. Its inputs are those of --example, else what `examples()` on the class
-    gives, else they are made from the type hints of forward.
+    torch.ops.namespace.op. Its inputs are those of --example, else those recorded in --inputs, else
+    what `examples()` on the class gives, else they are made from the type hints of forward.
 
     Exit code 0: nothing was found. 1: something was. 2: it could not be checked.
 
@@ -89,8 +98,13 @@ def command(
       pullback check my_ops.py
       pullback check my_ops:Swish --example "torch.randn(8, requires_grad=True)"
       pullback check torch.ops.my.op --load my_ops.so --profile quick
+      pullback check --inputs pullback-recording.pt
     """
-    options = Options(select, allow, profile, expressions)
+    recorded = load_recording(recording) if recording else None
+    if not targets and recorded is None:
+        raise click.UsageError("Name a TARGET, or a recording with --inputs.")
+    targets = targets or tuple(recorded.names if recorded else ())
+    options = Options(select, allow, profile, expressions, recorded)
     for library in libraries:
         torch.ops.load_library(library)
     console = Console(highlight=False)
@@ -175,7 +189,7 @@ def functions_in(module: ModuleType) -> Iterator[Any]:
 def _checked(name: str, target: Target, options: Options, errors: list[str]) -> Report | None:
     """The report on one target; what keeps it from being checked goes to `errors`."""
     try:
-        inputs, note = _inputs(name, target, options.expressions)
+        inputs, note = _inputs(name, target, options)
         with _progress(target.name) as progress:
             report = check(
                 target,
@@ -191,10 +205,13 @@ def _checked(name: str, target: Target, options: Options, errors: list[str]) -> 
     return report.with_notes(note) if note else report
 
 
-def _inputs(name: str, target: Target, expressions: tuple[str, ...]) -> tuple[Any, str]:
+def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
     """The inputs to check with, None for the target's own, and a note on where they are from."""
-    if expressions:
-        return tuple(value_of(expression) for expression in expressions), ""
+    if options.expressions:
+        return tuple(value_of(expression) for expression in options.expressions), ""
+    recorded = options.recorded.inputs_of(target) if options.recorded else []
+    if recorded:
+        return recorded, f"the inputs are recorded: {len(recorded)} of the calls that were seen"
     if getattr(target.function or target.thing, "examples", None) is not None:
         return None, ""
     args = guessed(target)

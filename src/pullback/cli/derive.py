@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from pullback.cli.target import examples_of, load
 from pullback.derive.algebra.judge import PROVED, REFUTED
 from pullback.derive.backward import derive
 from pullback.derive.proof import prove
-from pullback.errors import TargetError
+from pullback.errors import PullbackError, TargetError
 
 _UNDECIDED = 2
 
@@ -86,7 +87,14 @@ def _require_class(program: Any, target: str) -> None:
 
 
 def _prove(program: Any, arguments: tuple[Any, ...], seconds: float) -> None:
-    proof = prove(program, *arguments, seconds=seconds)
+    try:
+        proof = prove(program, *arguments, seconds=seconds)
+    except PullbackError:
+        raise
+    except Exception as error:  # of the class itself: a traceback would end in the code of refuted
+        traceback.print_exc()
+        click.echo(f"{program.__name__}: unknown\n  it raises {type(error).__name__}: {error}")
+        click.get_current_context().exit(_UNDECIDED)
     click.echo(str(proof))
     code = {PROVED: 0, REFUTED: 1}.get(proof.verdict, _UNDECIDED)
     click.get_current_context().exit(code)

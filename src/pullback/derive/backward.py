@@ -19,20 +19,23 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.fake import is_fake
 from pullback.capture.joint import Capture
-from pullback.capture.modes import autocast_now
+from pullback.capture.modes import autocast_as, autocast_now, autocast_off
 from pullback.capture.patch import announce
 from pullback.capture.trees import flatten, tensors_in
+from pullback.derive.draws import draws_now
 from pullback.derive.lifted import is_kept_out, run_lifted
-from pullback.derive.recipe import Recipe
+from pullback.derive.plain import forward_of
+from pullback.derive.recipe import Compile, Recipe
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
 from pullback.derive.source import module_source
@@ -41,9 +44,7 @@ from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
 from pullback.function.slots import has_tangent, new_class, transforms_active, version_of
-from pullback.graph.cost import is_random
 from pullback.graph.cut import require_policy
-from pullback.graph.parts import calls
 
 
 def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
@@ -51,7 +52,7 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
 
     Arguments:
         program: takes tensors and plain values, also inside lists, tuples and dicts, and returns
-            such. It leaves its inputs as they are.
+            such. It leaves its inputs as they are. Of a Function class it is the forward.
         examples: arguments to capture it with; calls of other kinds are captured when they come.
         save: what forward keeps for backward: "auto", "inputs", "everything", or how many bytes.
 
@@ -65,7 +66,29 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
     True
     """
+    return make_derived(program, examples, save)
+
+
+def make_derived(
+    program: Callable[..., Any],
+    examples: Sequence[Any],
+    save: str | int = "auto",
+    *,
+    is_strict: bool = False,
+    keeps_inputs: bool = False,
+    compile: Compile | None = None,
+) -> Any:
+    """As `derive`, with more to choose.
+
+    Arguments:
+        is_strict: whether a program that reads what can change unseen is refused.
+        keeps_inputs: whether the inputs are saved even where no gradient needs them, so that the
+            program can always be run again: a second derivative is then never out of reach.
+        compile: makes functions of the graphs; by default, Python.
+    """
     require_policy(save)
+    if isinstance(program, type) and issubclass(program, TorchFunction):
+        program = forward_of(program)
     if not examples:
         raise CaptureError(
             f"`{_name(program)}` must be derived with examples of its arguments",
@@ -73,7 +96,8 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
             got="no example",
             fix="pass tensors like those it will be called with, and its other arguments",
         )
-    derived = _Derived(program, examples, save)
+    recipes = Recipes(program, save, is_strict=is_strict, compile=compile)
+    derived = _Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
     name = "".join(part.capitalize() or "_" for part in _name(program).split("_"))
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
@@ -82,6 +106,7 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         "source": staticmethod(lambda: derived.source(name)),
         "program": staticmethod(program),
         "_pb_derived": True,
+        "_pb_recipes": recipes,
         # The text fits the kind of one call: compiled autograd would serve others wrongly by it.
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
@@ -98,16 +123,23 @@ def _name(program: Callable[..., Any]) -> str:
 class _Derived:
     """What a derived class knows: its program, its recipes, and the general one for `source`."""
 
-    def __init__(self, program: Callable[..., Any], examples: Sequence[Any], save: str | int):
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        examples: Sequence[Any],
+        recipes: Recipes,
+        *,
+        keeps_inputs: bool,
+    ) -> None:
         self.program = program
-        self.save = save
-        self.recipes = Recipes(program, save)
-        self.general = self.recipes.general(examples)
+        self.recipes = recipes
+        self.keeps_inputs = keeps_inputs
+        self.general = recipes.general(examples)
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
         _require_flat(self.general.captured)
-        return module_source(self.general.captured, self.save, name, self.program)
+        return module_source(self.general.captured, self.recipes.save, name, self.program)
 
     # ---- calls ----
 
@@ -116,6 +148,7 @@ class _Derived:
         signature = _signature(self.program)
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            given = args
             keywords: tuple[str, ...] = ()
             if kwargs:
                 args, keywords = _placed(signature, args, kwargs)
@@ -123,12 +156,18 @@ class _Derived:
             tangents = has_tangent(tensors)
             if tangents or transforms_active():
                 return self.transformed(args, keywords, tangents=tangents)
+            if not torch.is_grad_enabled():
+                return self.recipes.program_with(keywords, len(args))(*args)
             if any(map(is_fake, tensors)):
                 return announce(cls, self.recipes.program_with(keywords, len(args)), args, {})
-            recipe, tensors = self.recipes.find(args, keywords)
-            around = [one.tensor for one in recipe.captured.closures if one.needs]
-            outputs = dispatch.apply.__get__(None, cls)(recipe, *tensors, *around)
-            return recipe.captured.give(outputs)
+
+            def node(*_: Any, **__: Any) -> Any:
+                recipe, tensors = self.recipes.find(args, keywords)
+                around = [one.tensor for one in recipe.captured.closures if one.needs]
+                outputs = dispatch.apply.__get__(None, cls)(recipe, *tensors, *around)
+                return recipe.captured.give(outputs)
+
+            return announce(cls, node, given, kwargs)
 
         return apply
 
@@ -146,13 +185,16 @@ class _Derived:
         def forward(ctx: Any, recipe: Recipe, *row: Any) -> Any:
             captured = recipe.captured
             tensors = row[: sum(one.kind == "argument" for one in captured.inputs)]
-            outputs, saved, numbers = recipe.run(tensors)
+            draws = draws_now() if recipe.is_random else None
+            with autocast_off():
+                outputs, saved, numbers = recipe.run(tensors)
             inputs = captured.row(tensors)
-            if _must_keep_inputs(captured):
+            if self.keeps_inputs or _must_keep_inputs(captured):
                 saved += [x for x in inputs if not any(x is one for one in saved)]
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*saved)
-            ctx.recipe, ctx.numbers, ctx.autocast = recipe, numbers, autocast_now()
+            ctx.recipe, ctx.numbers = recipe, numbers
+            ctx.autocast, ctx.draws = autocast_now(), draws
             ctx.inputs = _Inputs(inputs, saved)
             ctx.kinds = [(y.shape, y.dtype, y.device) for y in _differentiable(captured, outputs)]
             ctx.mark_non_differentiable(*_silent(captured, outputs))
@@ -170,7 +212,8 @@ class _Derived:
             wanted = _wanted(ctx, captured)
             gradients = self.pulled_again(ctx, saved, given, wanted)
             if gradients is None:
-                gradients = _pulled(ctx, saved, given, wanted)
+                with autocast_off():
+                    gradients = _pulled(ctx, saved, given, wanted)
             rest = zip(gradients, captured.inputs, strict=True)
             return (None, *(g for g, one in rest if _is_passed(one)))
 
@@ -188,14 +231,15 @@ class _Derived:
         is_partial = captured.is_handwritten and any(c is None for c in given)
         if not record and not is_partial:
             return None
-        row = None if _draws(captured) else ctx.inputs.find(saved)
+        row = ctx.inputs.find(saved)
         if row is None or not self.recipes.is_current(ctx.recipe):
             if is_partial:
                 raise _partial(captured)
             return None
         closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
         program = _on_row(captured, ctx.recipe.program)
-        with _autocast(ctx.autocast):
+        draws = ctx.draws.again() if ctx.draws else nullcontext()
+        with autocast_as(ctx.autocast), draws:
             return pull_again(program, row, given, closures=closures, wanted=wanted, record=record)
 
 
@@ -229,11 +273,6 @@ def _require_flat(captured: Capture) -> None:
             got=f"a nested {spec.type.__name__}",
             fix="return the tensors in one tuple, and nest them outside",
         )
-
-
-def _draws(captured: Capture) -> bool:
-    """Whether the program draws random numbers: run again, it would draw others."""
-    return any(is_random(node) for node in calls(captured.joint.graph))
 
 
 def _silent(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:
@@ -322,22 +361,10 @@ def _partial(captured: Capture) -> CaptureError:
     return CaptureError(
         f"`{captured.name}`, which holds hand-written backwards, must have a gradient for each of "
         "its outputs",
-        got="an output that nobody uses, and no way to run it again: it draws random numbers, or "
-        "what it reads from around it has changed",
+        got="an output that nobody uses, and no way to run it again: an input, or what it reads "
+        "from around it, has changed",
         fix="add the unused output, times zero, to what is differentiated",
     )
-
-
-@contextmanager
-def _autocast(then: tuple[tuple[str, torch.dtype], ...]) -> Iterator[None]:
-    """Autocast as it was when forward ran."""
-    with ExitStack() as stack:
-        for device, dtype in then:
-            stack.enter_context(torch.autocast(device, dtype))
-        for device, _ in autocast_now():
-            if device not in dict(then):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 def _on_row(

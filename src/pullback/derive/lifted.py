@@ -17,6 +17,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import flatten, unflatten
+from pullback.derive.draws import draws_now
 from pullback.derive.second import pull_again, push
 from pullback.errors import BatchError, CaptureError
 from pullback.function.signature import has_setup_context
@@ -140,15 +141,15 @@ class _Lifted:
     def _vmap(self, info: Any, in_dims: tuple[Any, ...], *row: Tensor) -> Any:
         if info.batch_size == 0:
             raise BatchError("the batch must hold a sample to be run one by one", got="size 0")
-        samples, state = [], _random_state()
+        samples, draws = [], draws_now()
         for i in range(info.batch_size):
             if info.randomness == "same":
-                _set_random_state(state)
+                draws.restore()
             sample = [
                 x if dim is None else x.select(dim, i) for x, dim in zip(row, in_dims, strict=True)
             ]
             samples.append(self.function.apply(*sample))
-            if info.randomness == "error" and not _is_random_state(state):
+            if info.randomness == "error" and not draws.is_now():
                 raise BatchError(
                     "a program that draws random numbers must be batched with `randomness`",
                     expected='vmap(..., randomness="different"), or "same"',
@@ -215,22 +216,6 @@ def _require_known(outputs: Sequence[Tensor], row: Sequence[Tensor]) -> None:
                 fix="pass it as an argument",
             )
         left += [before for before, _ in maker.next_functions]
-
-
-def _random_state() -> list[Tensor]:
-    """The state of every generator of random numbers in use, that of the CPU first."""
-    cuda: Any = torch.cuda
-    return [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else ())]
-
-
-def _set_random_state(state: Sequence[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1:]:
-        torch.cuda.set_rng_state_all(state[1:])
-
-
-def _is_random_state(state: Sequence[Tensor]) -> bool:
-    return all(map(torch.equal, state, _random_state()))
 
 
 def _is_smooth(tensor: Tensor) -> bool:

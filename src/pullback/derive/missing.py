@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pullback.derive.surroundings import Surroundings, surroundings_of
+from pullback.derive.plain import forward_of
 from pullback.derive.unseen import silent_among, unseen_in
 from pullback.errors import PullbackError
 from pullback.function.door import Door
 from pullback.function.forward import LIST
 from pullback.function.isolation import RandomState
-from pullback.function.signature import has_setup_context
 from pullback.function.slots import has_tangent, is_traced, no_jvp, version_of
 from pullback.function.unwritten import NoDraws, run_plainly, supply
 
@@ -49,9 +48,8 @@ class _Calls:
     def __init__(self, door: Door, plain: Callable[..., Any]) -> None:
         self.door = door
         self.plain = plain
-        self.program = _program(door.cls)
+        self.program = forward_of(door.cls)
         self.derived: Any = None
-        self.around: Surroundings | None = None  # what the derived Function took for fixed
         self.is_started = False  # whether an output was ever seen that carries a gradient
         self.is_recorded = False  # whether plain ops run, because capture does not do
         self.cleared: set[int] = set()  # outputs without history that are constants indeed
@@ -68,7 +66,7 @@ class _Calls:
             output = self._start(args)
             if not self.is_started:
                 return output
-        by_ops = self.is_recorded or not all(map(_is_plain, args)) or not self._is_closed()
+        by_ops = self.is_recorded or not all(map(_is_plain, args))
         output = self._by_ops(args) if by_ops else self._by_derived(args)
         return self.plain(*args) if self._is_refused(args, _row(output)) else output
 
@@ -88,21 +86,13 @@ class _Calls:
         self.is_started = True
         return output
 
-    def _is_closed(self) -> bool:
-        """Whether all that `forward` reads from around it is as it was when it was captured."""
-        if self.around is None:
-            cls = self.door.cls
-            methods = [cls.forward, *([cls.setup_context] if has_setup_context(cls) else [])]
-            self.around = surroundings_of(*(getattr(m, "_pullback_user", m) for m in methods))
-        return self.around is not None and self.around.hold()
-
     def _by_derived(self, args: Sequence[Any]) -> Any:
         """By the derived Function: one node."""
-        from pullback.derive.backward import derive  # heavy
+        from pullback.derive.backward import make_derived  # heavy
 
         try:
             if self.derived is None:
-                self.derived = _named(derive(self.program, *args), self.door.name)
+                self.derived = _named(make_derived(self.program, args, is_strict=True), self.door.name)
         except Exception:
             # Whatever capture cannot do, or an error of the user's: the plain ops know.
             return self._by_ops(args)
@@ -113,9 +103,12 @@ class _Calls:
 
     def _by_ops(self, args: Sequence[Any]) -> Any:
         """By plain ops with recording on."""
+        from pullback.derive.second import keeping_history  # heavy
+
         random = None if self.is_recorded else RandomState(args)
         try:
-            output = self.program(*args)
+            with keeping_history() as held:
+                output = self.program(*args)
         except Exception as error:
             if random is None:
                 raise
@@ -123,6 +116,7 @@ class _Calls:
             output = self.plain(*args)  # raises what is the user's own
             self.door.why = f"`forward` does not run with gradient recording on ({error})"
             return output
+        _hold(held, _row(output))
         if not self.is_recorded:
             self.is_recorded = True
             self.door.why = unseen_in(self.door.cls, args, _row(output))
@@ -137,16 +131,11 @@ class _Calls:
         return bool(self.door.why)
 
 
-def _program(cls: Any) -> Callable[..., Any]:
-    """The `forward` of `cls` as a plain program under its name."""
-
-    def program(*args: Any) -> Any:
-        return run_plainly(cls, args)
-
-    program.__name__ = cls.__name__
-    program.__doc__ = cls.__doc__
-    program.__module__ = cls.__module__
-    return program
+def _hold(held: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Let the history of `outputs` keep what it may have to compute from."""
+    for leaf in _tensors(outputs) if held else ():
+        if leaf.grad_fn is not None:
+            leaf.grad_fn.metadata["pullback.held"] = held
 
 
 def _named(derived: Any, name: str) -> Any:
@@ -167,7 +156,7 @@ def pull(
 
     records = torch.is_grad_enabled()
     row = [_input(arg, i in places, records) for i, arg in enumerate(args)]
-    with torch.enable_grad(), keeping_history(), NoDraws():
+    with torch.enable_grad(), keeping_history() as held, NoDraws():
         outputs = _row(run_plainly(door.cls, row))
     _require_seen(door, row, outputs, places)
     pairs = [
@@ -177,15 +166,15 @@ def pull(
     ]
     if not pairs:
         return [None] * len(places)
-    return list(
-        torch.autograd.grad(
-            [output for output, _ in pairs],
-            [row[place] for place in places],
-            [cotangent for _, cotangent in pairs],
-            create_graph=records,
-            allow_unused=True,
-        )
+    pulled = torch.autograd.grad(
+        [output for output, _ in pairs],
+        [row[place] for place in places],
+        [cotangent for _, cotangent in pairs],
+        create_graph=records,
+        allow_unused=True,
     )
+    held.clear()
+    return list(pulled)
 
 
 def _input(arg: Any, is_wanted: bool, records: bool) -> Any:

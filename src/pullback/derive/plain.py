@@ -10,6 +10,19 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.function.listening import ListeningContext
 from pullback.function.signature import has_setup_context
+from pullback.function.unwritten import run_plainly
+
+
+def forward_of(cls: Any) -> Callable[..., Any]:
+    """The `forward` of a Function class as a plain program under its name, its marks kept."""
+
+    def program(*args: Any) -> Any:
+        return run_plainly(cls, args)
+
+    program.__name__ = cls.__name__
+    program.__doc__ = cls.__doc__
+    program.__module__ = cls.__module__
+    return program
 
 
 def program_of(target: Any) -> Callable[..., Any]:

@@ -17,10 +17,11 @@ from torch import Tensor, fx
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.errors import InternalError
+from pullback.graph.cost import is_random
 from pullback.graph.cut import cut
 from pullback.graph.cut_problem import Cut, ancestors
 from pullback.graph.names import Names, names_of
-from pullback.graph.parts import JointGraph
+from pullback.graph.parts import JointGraph, calls
 from pullback.graph.simplify import EXACT, READABLE, simplify
 from pullback.graph.split import split
 from pullback.graph.text import function_text
@@ -41,11 +42,16 @@ class Parts:
     names: Names
 
 
+Compile = Callable[[fx.Graph, str, str, Mapping[fx.Node, str]], Callable[..., Any]]
+"""How a graph becomes a function: the graph, its name, that of the program, names of its values."""
+
+
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """A capture, compiled.
 
-    `program` is what was captured, and `state` what it read from around it then.
+    `program` is what was captured, and `state` what it read from around it then. `compile` made
+    `forward`, and makes the backwards.
     """
 
     captured: Capture
@@ -53,6 +59,7 @@ class Recipe:
     forward: Callable[..., Any]
     program: Callable[..., Any]
     state: Any
+    compile: Compile
     backwards: dict[tuple[bool, ...], Callable[..., Any]] = field(default_factory=dict)
 
     @property
@@ -64,6 +71,11 @@ class Recipe:
     def number_count(self) -> int:
         """How many numbers are saved."""
         return len(self.parts.cut.numbers)
+
+    @functools.cached_property
+    def is_random(self) -> bool:
+        """Whether the program draws random numbers."""
+        return any(is_random(node) for node in calls(self.captured.joint.graph))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[Tensor], list[Any]]:
         """Outputs, saved tensors and saved numbers, for these tensors as arguments."""
@@ -101,7 +113,7 @@ class Recipe:
             graph = parts.backward
             if not all(mask):
                 graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
-            self.backwards[mask] = _compiled(graph, "backward", self.captured.name, parts.names)
+            self.backwards[mask] = self.compile(graph, "backward", self.captured.name, parts.names)
         return self.backwards[mask]
 
     @functools.cached_property
@@ -139,12 +151,16 @@ def parts_of(captured: Capture, save: str | int, *, readable: bool = False) -> P
 
 
 def recipe_of(
-    captured: Capture, save: str | int, program: Callable[..., Any], state: Any = ()
+    captured: Capture,
+    save: str | int,
+    program: Callable[..., Any],
+    state: Any = (),
+    compile: Compile | None = None,
 ) -> Recipe:
-    """The program of a capture, compiled."""
-    parts = parts_of(captured, save)
-    forward = _compiled(parts.forward, "forward", captured.name, parts.names)
-    return Recipe(captured, parts, forward, program, state)
+    """The program of a capture, compiled; by default to Python."""
+    parts, made = parts_of(captured, save), compile or compiled
+    forward = made(parts.forward, "forward", captured.name, parts.names)
+    return Recipe(captured, parts, forward, program, state, made)
 
 
 def _row(value: Any, count: int) -> tuple[Any, ...]:
@@ -152,9 +168,10 @@ def _row(value: Any, count: int) -> tuple[Any, ...]:
     return (value,) if count == 1 else tuple(value)
 
 
-def _compiled(
+def compiled(
     graph: fx.Graph, name: str, program: str, names: Mapping[fx.Node, str]
 ) -> Callable[..., Any]:
+    """A graph as a Python function, by way of its text."""
     text = function_text(graph, name, names)
     space: dict[str, Any] = {"torch": torch}
     exec(compile(text, f"<derived {name} of {program}>", "exec"), space)

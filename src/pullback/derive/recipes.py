@@ -8,11 +8,11 @@ captured anew, out of sight of all hooks and modes around the call.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.around import state_around
+from pullback.capture.around import State, state_around
 from pullback.capture.check import verify
 from pullback.capture.fake import apart
 from pullback.capture.joint import Capture, capture
@@ -29,9 +29,11 @@ from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.patch import watching
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in
 from pullback.capture.watch import Watcher
-from pullback.derive.recipe import Recipe, recipe_of
+from pullback.derive.recipe import Compile, Recipe, recipe_of
 from pullback.errors import CaptureError
+from pullback.function.isolation import isolated
 
+_UNDIFFERENTIABLE = "is not differentiable with respect to argument"  # as PyTorch says it
 KINDS, CALLS = 64, 1024  # how many kinds of calls, and how many calls of each, are kept
 _FIXED = (bool, int, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
@@ -45,11 +47,24 @@ class _Kind:
 
 
 class Recipes:
-    """The recipes of `program` under one policy of saving; safe to use from several threads."""
+    """The recipes of `program` under one policy of saving; safe to use from several threads.
 
-    def __init__(self, program: Callable[..., Any], save: str | int) -> None:
+    Where `is_strict`, a program that reads what can change unseen is refused. `compile` makes
+    functions of graphs: by default, Python.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        save: str | int,
+        *,
+        is_strict: bool = False,
+        compile: Compile | None = None,
+    ) -> None:
         self.program = program
         self.save = save
+        self.is_strict = is_strict
+        self.compile = compile
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -60,10 +75,7 @@ class Recipes:
 
         The last of `args` go to the parameters called `keywords`.
         """
-        leaves, spec = flatten(tuple(args))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        kind = self._kind(leaves, spec, keywords, [t.requires_grad for t in tensors])
-        call = tuple((t.shape, t.stride()) for t in tensors)
+        kind, call, tensors = self.key(args, keywords)
         known = self._kinds.get(kind)
         recipe = None if known is None else known.calls.get(call)
         if recipe is None or not _is_as_it_was(recipe.captured):
@@ -73,15 +85,45 @@ class Recipes:
                 self._keep(kind)
         return recipe, tensors
 
+    def key(
+        self, args: Sequence[Any], keywords: tuple[str, ...] = ()
+    ) -> tuple[Any, Any, list[Tensor]]:
+        """The kind of a call, what tells calls of one kind apart, and the tensors of the call."""
+        leaves, spec = flatten(tuple(args))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        kind = self._kind(leaves, spec, keywords, [t.requires_grad for t in tensors])
+        return kind, tuple((t.shape, t.stride()) for t in tensors), tensors
+
     def general(self, args: Sequence[Any]) -> Recipe:
         """A recipe with a gradient for every input of `args` that can have one."""
         leaves, spec = flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        needs = [t.is_floating_point() or t.is_complex() for t in tensors]
-        recipe = self._make(args, (), needs)
+        smooth = [t.is_floating_point() or t.is_complex() for t in tensors]
+        needs, recipe = self._widest(args, smooth)
         with self._lock:
             self._keep(self._kind(leaves, spec, (), needs)).recipes.append(recipe)
         return recipe
+
+    def _widest(
+        self, args: Sequence[Any], smooth: Sequence[bool]
+    ) -> tuple[Sequence[bool], Recipe]:
+        """The recipe with a gradient for all `smooth` inputs, or for those that PyTorch has one."""
+        try:
+            return smooth, self._make(args, (), smooth)
+        except CaptureError as error:
+            if _UNDIFFERENTIABLE not in str(error):
+                raise
+        alone = [[i == place for i in range(len(smooth))] for place in range(len(smooth))]
+        needs = [flag and self._has_gradient(args, alone[i]) for i, flag in enumerate(smooth)]
+        return needs, self._make(args, (), needs)
+
+    def _has_gradient(self, args: Sequence[Any], needs: Sequence[bool]) -> bool:
+        try:
+            with _shielded():
+                capture(self.program, args, needs=needs)
+        except CaptureError as error:
+            return _UNDIFFERENTIABLE not in str(error)
+        return True
 
     def program_with(self, keywords: tuple[str, ...], count: int) -> Callable[..., Any]:
         """The program with `count` positional arguments, of which the last are its `keywords`."""
@@ -105,7 +147,7 @@ class Recipes:
             else _key(leaf)
             for leaf in leaves
         )
-        surroundings = (torch.get_default_dtype(), autocast_now(), state_around(self.program))
+        surroundings = (torch.get_default_dtype(), autocast_now(), self._state())
         return (spec, keywords, row, *surroundings)
 
     def _look(
@@ -143,17 +185,31 @@ class Recipes:
     ) -> Recipe:
         program = self.program_with(keywords, len(args))
         with _shielded():
+            _warm_up(program, args)
+            before = self._state()
             try:
                 captured = capture(program, args, needs=needs)
             except CaptureError:
                 _run_alone(program, args)
                 raise
             _require_unchanged(captured.name, _changed(captured))
+            _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
-            return recipe_of(captured, self.save, program, state_around(self.program))
+            return recipe_of(captured, self.save, program, self._state(), self.compile)
+
+    def _state(self) -> State:
+        """What the program reads from around it."""
+        state = state_around(self.program)
+        if self.is_strict and not state.is_whole:
+            raise CaptureError(
+                f"`{_name(self.program)}` must read from around it only what can be looked at",
+                got="something that can change unseen",
+                fix="pass it as an argument",
+            )
+        return state
 
 
-@contextmanager
+@contextlib.contextmanager
 def _shielded() -> Iterator[None]:
     """Whoever watches, hooks or counts around a call is not told of its capture."""
     with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
@@ -192,21 +248,50 @@ def _positional(
     plain = [name if name.isidentifier() else f"arg{i}" for i, name in enumerate(names)]
     named: Any = call
     named.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in plain])
-    named.__name__ = getattr(program, "__name__", type(program).__name__)
+    named.__name__ = _name(program)
     named.__doc__ = getattr(program, "__doc__", None)
     named.__wrapped__ = program
     return call
 
 
-def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Run `program` on copies, so that an error of its own is raised as such."""
+def _name(program: Callable[..., Any]) -> str:
+    return getattr(program, "__name__", type(program).__name__)
+
+
+def _copies(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments, with leaves of their own for the tensors."""
 
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
-    copies = map_leaves(copied, tuple(args))
+    copies: tuple[Any, ...] = map_leaves(copied, tuple(args))
+    return copies
+
+
+def _warm_up(program: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Run `program` once, so that what it keeps from its first call on is made of real tensors.
+
+    What it raises here it raises again when it is captured. Nothing else is changed by this.
+    """
+    with contextlib.suppress(Exception), isolated(args, 0):
+        program(*_copies(args))
+
+
+def _require_nothing_kept(name: str, before: State, after: State) -> None:
+    """Raise if a capture left tensors without values in the program's surroundings."""
+    if before.tensors != after.tensors:
+        raise CaptureError(
+            f"`{name}` must not keep the tensors of a call for later to be derived",
+            got="a tensor from inside it that can be reached from around it after the call",
+            fix="return it as one more output",
+        )
+
+
+def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Run `program` on copies, so that an error of its own is raised as such."""
+    copies = _copies(args)
     tensors = tensors_in(copies)
     before = [tensor._version for tensor in tensors]
     cuda: Any = torch.cuda
@@ -217,7 +302,7 @@ def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
     pairs = zip(argument_names(program, args), leaves, strict=True)
     names = [name for name, leaf in pairs if isinstance(leaf, Tensor)]
     _require_unchanged(
-        getattr(program, "__name__", type(program).__name__),
+        _name(program),
         [name for name, is_changed in zip(names, changed, strict=True) if is_changed],
     )
 

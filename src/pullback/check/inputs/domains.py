@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example
+from pullback.check.inputs.values import is_mask
 
 Change = Callable[[Tensor], Tensor]
 ALONE = 3  # so many inputs are also changed one at a time
@@ -48,12 +49,13 @@ SMALL: dict[str, Change] = {
     "values times 1e-4": lambda t: t * 1e-4,
     "values times 1e-9": lambda t: t * 1e-9,
 }
+SQUARES = "values whose squares overflow"
 HUGE: dict[str, Change] = {
     "values above 120": lambda t: _offset(t, 120.0),
     "values below -120": lambda t: _offset(t, -120.0),
     "values above 1000": lambda t: _offset(t, 1000.0),
     "values below -1000": lambda t: _offset(t, -1000.0),
-    "values whose squares overflow": lambda t: t * _large(t),
+    SQUARES: lambda t: t * _large(t),
 }
 FAINT: dict[str, Change] = {
     "values whose squares underflow": lambda t: t / _large(t),
@@ -67,9 +69,12 @@ def _large(tensor: Tensor) -> float:
 
 
 def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
-    """Each change on every real input at once, then on each alone."""
-    real = [i for i in example.differentiable if not example.args[i].is_complex()]
-    real = [i for i in real if example.args[i].numel()]
+    """Each change on every real input that requires grad at once, then on each alone.
+
+    Masks and constants keep their values: a target of 0 and 1 means nothing else.
+    """
+    real = [i for i in sorted(example.needs) if not example.args[i].is_complex()]
+    real = [i for i in real if example.args[i].numel() and not _is_mask(example.args[i])]
     groups = [real] if len(real) < 2 else [real, *([i] for i in real[:ALONE])]
     for label, change in changes.items():
         for group in groups if real else []:
@@ -78,6 +83,11 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
                 told = label if len(group) == len(real) else f"argument {i}: {label}"
                 made = made.put(i, change(example.args[i]), told)
             yield made
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor holds both 0 and 1, and nothing else."""
+    return is_mask(tensor) and tensor.numel() > 1 and bool(tensor.any()) and not bool(tensor.all())
 
 
 def tied(example: Example) -> Iterator[Example]:
@@ -90,7 +100,7 @@ def tied(example: Example) -> Iterator[Example]:
         "neighbours equal": _paired,
     }
     yield from changed(example, rows)
-    real = example.differentiable
+    real = sorted(example.needs)
     for k, i in enumerate(real):
         for j in real[k + 1 :]:
             one, two = example.args[i], example.args[j]

@@ -88,12 +88,11 @@ def _hints(forward: Callable[..., Any]) -> dict[str, Any]:
 
 def _of_schema(kind: Any) -> Any:
     """The hint that a type of an op's schema stands for."""
-    named = {"Tensor": Tensor, "int": int, "float": float, "bool": bool, "str": str}
-    named |= {"number": float, "SymInt": int, "Tensor?": Tensor | None, "Tensor[]": list[Tensor]}
     text = str(kind)
-    if text.startswith("Optional["):
-        return None if text != "Optional[Tensor]" else Tensor | None
-    return named.get(text, list[Tensor] if text == "List[Tensor]" else UNKNOWN)
+    named: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "number": float}
+    named |= {"SymInt": int, "Tensor": Tensor, "Optional[Tensor]": Tensor | None}
+    named |= {"List[Tensor]": list[Tensor]}
+    return named.get(text, type(None) if text.startswith("Optional[") else UNKNOWN)
 
 
 def _candidates(parameters: list[tuple[Any, Any]]) -> Iterator[tuple[Any, ...]]:

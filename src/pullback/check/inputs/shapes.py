@@ -30,7 +30,8 @@ def symbols_of(example: Example) -> tuple[int, ...]:
     """The distinct sizes, in the order in which they appear."""
     found: dict[int, None] = {}
     for tensor in tensors_in(example.args):
-        found.update(dict.fromkeys(tensor.shape))
+        sizes = (size for dim, size in enumerate(tensor.shape) if _varies(tensor, dim, (0, 0), None))
+        found.update(dict.fromkeys(sizes))
     return tuple(found)
 
 
@@ -51,7 +52,7 @@ def resized(
     shapes: dict[int, tuple[int, ...]] = {}
     for number, tensor in enumerate(tensors):
         shapes[number] = tuple(
-            sizes.get(size, size) if only is None or (number, dim) in only else size
+            sizes.get(size, size) if _varies(tensor, dim, (number, dim), only) else size
             for dim, size in enumerate(tensor.shape)
         )
     counter = iter(range(len(tensors)))
@@ -64,6 +65,13 @@ def resized(
     if follow:
         args = tuple(_followed(arg, sizes) for arg in args)
     return replace(example, args=args, label=label)
+
+
+def _varies(tensor: Tensor, dim: int, place: Place, only: frozenset[Place] | None) -> bool:
+    """Whether a dimension may change; a 1 that does not lead is there to broadcast, and stays."""
+    if only is not None:
+        return place in only
+    return tensor.shape[dim] != 1 or (dim == 0 and tensor.dim() > 1)
 
 
 def _renewed(
@@ -166,11 +174,17 @@ def untied(example: Example) -> Iterator[Example]:
 
 
 def loosened(example: Example) -> Iterator[Example]:
-    """One tensor's share of a common size as twice that, and, where it broadcasts already, as 1."""
+    """One tensor's share of a common size as twice that, and, where it broadcasts already, as 1.
+
+    What goes with indices or masks stays: rows without a label are no other size, but a mistake.
+    """
     tensors = tensors_in(example.args)
+    bound = {size for tensor in tensors if not _is_number(tensor) for size in tensor.shape}
     for number, tensor in enumerate(tensors):
         others = [other for other in tensors if other is not tensor]
         for dim, size in enumerate(tensor.shape):
+            if size in bound:
+                continue
             news = [2 * size] if any(size in other.shape for other in others) else []
             if any(_broadcasts(tensor, other) for other in others):
                 news.append(1)
@@ -180,6 +194,10 @@ def loosened(example: Example) -> Iterator[Example]:
                     yield resized(
                         example, {size: new}, label, only=frozenset({(number, dim)}), follow=False
                     )
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _broadcasts(tensor: Tensor, other: Tensor) -> bool:
@@ -212,10 +230,17 @@ def batches_of(example: Example) -> Iterator[Example]:
 
 
 def empty_of(example: Example) -> Iterator[Example]:
-    """Each size in turn as 0."""
-    for symbol in symbols_of(example):
-        if symbol > 0:
-            yield resized(example, {symbol: 0}, f"size {symbol} as 0")
+    """The leading size of the first tensor as 0: a batch without elements."""
+    leading = _leading(example)
+    if leading:
+        yield resized(example, {leading: 0}, f"size {leading} as 0")
+
+
+def oblong_of(example: Example) -> Iterator[Example]:
+    """Images and stacks of three dimensions or more whose equal sizes are made different."""
+    ranks = [tensor.dim() for tensor in tensors_in(example.args)]
+    if min(ranks, default=0) > 2:
+        yield from untied(example)
 
 
 def many_of(example: Example, total: int = 100_000) -> Iterator[Example]:
@@ -253,29 +278,36 @@ def fits(example: Example, sizes: dict[int, int], limit: int = ELEMENTS) -> bool
 
 
 def ranks_of(example: Example) -> Iterator[Example]:
-    """A leading dimension more, for all tensors or for the first; one less; none at all."""
-    direct = example.tensors
+    """A leading dimension more, for all tensors or for the first.
+
+    Index tensors stay as they are: a dimension more changes what they point at.
+    """
     floats = example.differentiable
     if not floats:
         return
-    deep = [i for i in floats if example.args[i].dim()]
-    yield _grown(example, direct, 2, "a leading dimension of 2 more for every tensor")
-    yield _grown(example, floats[:1], 2, "a leading dimension of 2 more for the first tensor")
-    if len(floats) > 1 and floats != direct:
-        yield _grown(example, floats, 2, "a leading dimension of 2 more")
+    yield _grown(example, floats, 2, "a leading dimension of 2 more for every tensor")
+    if len(floats) > 1:
+        yield _grown(example, floats[:1], 2, "a leading dimension of 2 more for the first tensor")
     yield _grown(
         example, floats[:1], 3, "two leading dimensions more for the first tensor", twice=True
     )
-    if deep:
-        all_deep = [i for i in direct if example.args[i].dim()]
-        yield _shrunk(example, all_deep, "without the leading dimension")
-        if len(all_deep) > 1:
-            yield _shrunk(example, deep[:1], "without the leading dimension of the first tensor")
+
+
+def lower_ranks_of(example: Example) -> Iterator[Example]:
+    """Without the leading dimension, for all tensors or for the first, and without any."""
+    floats = example.differentiable
+    deep = [i for i in floats if example.args[i].dim()]
+    if not deep:
+        return
+    all_deep = [i for i in example.tensors if example.args[i].dim()]
+    yield _shrunk(example, all_deep, "without the leading dimension")
+    if len(all_deep) > 1:
+        yield _shrunk(example, deep[:1], "without the leading dimension of the first tensor")
+    if all(example.args[i].numel() for i in floats):
         zero = example
         for i in floats:
             zero = zero.put(i, example.args[i].flatten()[:1].reshape(()).clone(), "all 0-d")
-        if all(example.args[i].numel() for i in floats):
-            yield zero
+        yield zero
 
 
 def _grown(

@@ -1,12 +1,12 @@
 """An output must not be the memory of an input without autograd knowing.
 
 What it checks
-    Whether an output shares memory with an input while it is neither a view that autograd tracks nor
-    an input marked dirty.
+    Whether an output shares memory with an input while it is neither a view that autograd tracks
+    nor an input marked dirty.
 
 Why it matters
-    An in-place op on the output then changes the input, and no version counter moves: ops that saved
-    the input compute wrong gradients in silence.
+    An in-place op on the output then changes the input, and no version counter moves: ops that
+    saved the input compute wrong gradients in silence.
 
 Fails
     return x.detach()

@@ -5,8 +5,8 @@ What it checks
     made.
 
 Why it matters
-    PyTorch refuses every in-place op on such an output (`loss *= n` raised in unsloth#3452), and the
-    whole buffer stays alive as long as the output.
+    PyTorch refuses every in-place op on such an output (`loss *= n` raised in unsloth#3452), and
+    the whole buffer stays alive as long as the output.
 
 Fails
     return losses[0]

@@ -36,7 +36,7 @@ from pullback.check.inputs.values import resampled
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
 
-RULE = Rule(code="N001", name="wrong-vmap", group="batching", profile="standard")
+RULE = Rule(code="N001", name="wrong-vmap", group="batching", profile="quick")
 
 BATCH = 3
 WAYS = 12
@@ -101,7 +101,7 @@ def _ways(example: Example) -> Iterator[tuple[int | None, ...]]:
             if any(chosen):
                 yield _dims(example, dict(zip(tensors, chosen, strict=False)), place)
     if len(tensors) > 1:
-        mixed = {i: True for i in tensors}
+        mixed = dict.fromkeys(tensors, True)
         yield _dims(example, mixed, 0, other=-1)
         yield _dims(example, mixed, -1, other=0)
 

@@ -6,9 +6,9 @@ What it checks
     call. With `use_reentrant` False and True.
 
 Why it matters
-    Checkpointing replays PyTorch's generators and nothing else. A mask from Python's generator, from
-    the clock or from a counter is another one the second time, and the gradient belongs to outputs
-    that nobody saw.
+    Checkpointing replays PyTorch's generators and nothing else. A mask from Python's generator,
+    from the clock or from a counter is another one the second time, and the gradient belongs to
+    outputs that nobody saw.
 
 Fails
     mask = torch.tensor([random.random() > p for _ in range(n)])
@@ -46,7 +46,7 @@ RULE = Rule(
     name="checkpoint-differs",
     group="compile",
     severity=Severity.FRAGILE,
-    profile="standard",
+    profile="quick",
 )
 
 
@@ -78,7 +78,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 at=f"{where}, under checkpoint(use_reentrant={reentrant})",
                 expected=f"{expected}, as in the first run",
                 got=have,
-                fix="draw with PyTorch's generators, which checkpointing replays, and keep no state",
+                fix="draw with PyTorch's generators, which checkpoint replays, and keep no state",
             )
             return
 

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 
 import torch
@@ -51,32 +52,24 @@ class _Warm(Function):
     """What is compiled once before the workers are made: the first time costs seconds."""
 
     @staticmethod
-    def forward(ctx, x, k):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+    def forward(ctx, x, k):  # type: ignore[no-untyped-def]
         """`x * k`."""
         ctx.k = k
         return x * k
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+    def backward(ctx, g):  # type: ignore[no-untyped-def]
         """`g * k`."""
         return g * ctx.k, None
 
 
+@cache
 def prepare() -> None:
     """Load the compiler, so that forked workers find it warm."""
-    if not _is_warm:
-        _is_warm.append(True)
-        try:
-            with _quiet():
-                compiled = torch.compile(lambda x, k: _Warm.apply(x, k), backend="aot_eager")
-                for n in (2, 3):
-                    compiled(torch.ones(n, requires_grad=True), 2.0).sum().backward()
-                torch.compiler.reset()
-        except Exception:
-            return
-
-
-_is_warm: list[bool] = []
+    with suppress(Exception), _quiet():
+        compiled = torch.compile(wrapped(_Warm.apply), backend="aot_eager")
+        for n in (2, 3):
+            compiled(torch.ones(n, requires_grad=True), 2.0).sum().backward()
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

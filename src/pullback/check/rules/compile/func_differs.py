@@ -32,7 +32,7 @@ from pullback.check.example import tensors_in
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
 
-RULE = Rule(code="P002", name="func-differs", group="compile", profile="standard")
+RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -81,7 +81,8 @@ def _by_func(subject: Subject, cotangents: tuple[Tensor | None, ...]) -> Results
 
     with warnings.catch_warnings(), seeded():
         warnings.simplefilter("ignore")
-        outputs, pull = torch.func.vjp(function, *(args[i] for i in positions))
+        found: Any = torch.func.vjp(function, *(args[i] for i in positions))
+        outputs, pull = found
         given = tuple(
             torch.zeros_like(output) if cotangent is None else cotangent
             for output, cotangent in zip(outputs, cotangents, strict=True)

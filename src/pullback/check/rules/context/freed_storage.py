@@ -6,8 +6,8 @@ What it checks
     the same, or backward raises.
 
 Why it matters
-    Sharded training frees a parameter after forward and gathers it again before backward, elsewhere.
-    An alias that was kept past `save_for_backward` reads freed memory then (VeOmni#804).
+    Sharded training frees a parameter after forward and gathers it again before backward,
+    elsewhere. An alias that was kept past `save_for_backward` reads freed memory then (VeOmni#804).
 
 Fails
     ctx.weight = weight.detach()
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.elsewhere import is_repeatable
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -46,6 +47,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input that is not followed."""
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if not is_repeatable(subject):
+        yield Skip(RULE, "the same call does not give the same twice")
         return
     if subject.writes_inputs:
         yield Skip(RULE, "forward itself changes its inputs")
@@ -95,7 +99,7 @@ class Mover:
         if any(o.untyped_storage().data_ptr() == storage.data_ptr() for o in outputs):
             return False
         old = tensor.data
-        whole = torch.empty(0, dtype=old.dtype).set_(storage)  # type: ignore[call-overload]
+        whole = torch.empty(0, dtype=old.dtype).set_(storage)
         self.old = storage.data_ptr()
         self.new = whole.clone()
         tensor.data = self.new.as_strided(old.size(), old.stride(), old.storage_offset())

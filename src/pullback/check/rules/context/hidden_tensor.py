@@ -8,7 +8,8 @@ What it checks
 
 Why it matters
     Autograd looks for tensors among the arguments of `apply` and nowhere else. A parameter that
-    forward reads by another way is used, and never trained, without an error (nni#4039, LongLive#61).
+    forward reads by another way is used, and never trained, without an error (nni#4039,
+    LongLive#61).
 
 Fails
     return x * gain              # a parameter of the module around

@@ -1,23 +1,21 @@
-"""What backward reads must be seen by saved-tensor hooks, and may come back from other memory.
+"""Saved tensors may come back from other memory than they were saved from.
 
 What it checks
-    Under hooks that copy each saved tensor elsewhere, as offloading does, the gradients are the
-    same. And no tensor that requires memory lies on a ctx attribute of its own, where no hook sees
-    it.
+    Under saved-tensor hooks that copy each tensor elsewhere, as offloading does, backward gives the
+    same gradients, and does not raise.
 
 Why it matters
-    Offloading, activation checkpointing and memory accounting work by these hooks. A tensor on a ctx
-    attribute stays on the device, escapes the check for in-place changes, is a constant to double
-    backward, and lives as long as the output does (pytorch#25340).
+    Offloading, activation checkpointing and compression work by these hooks. A backward that knows
+    a saved tensor by its address, its identity or its strides gives wrong numbers under them.
 
 Fails
-    ctx.x = x
+    slope = MyFunction.cache[x.data_ptr()]
 
 Passes
-    ctx.save_for_backward(x)
+    x, slope = ctx.saved_tensors
 
 Cannot see
-    Tensors in a global or in an object on ctx that is not a list, tuple or dict.
+    Tensors that are kept past `save_for_backward`: no hook sees those (see `tensor-on-ctx`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import tensors_in
+from pullback.check.elsewhere import is_repeatable
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -49,9 +47,12 @@ RULE = Rule(
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
-    """Yield a finding when hooks change the gradients, else one for tensors out of their sight."""
+    """Yield a finding when hooks change the gradients, or make backward fail."""
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if not is_repeatable(subject):
+        yield Skip(RULE, "the same call does not give the same twice")
         return
     usual = subject.pull()
     with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
@@ -83,28 +84,6 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             expected=want,
             got=have,
             fix="read nothing from a saved tensor but its values",
-        )
-        return
-    yield from _out_of_sight(subject)
-
-
-def _out_of_sight(subject: Subject) -> Iterator[Finding]:
-    """A tensor on an attribute of ctx; a `pullback.Function` saves those by itself."""
-    if subject.target.is_ours or not subject.target.is_function:
-        return
-    run = subject.run()
-    nodes = [run.outputs[i].grad_fn for i in run.live]
-    for name, value in (item for node in nodes for item in getattr(node, "__dict__", {}).items()):
-        sizes = [tensor.numel() for tensor in tensors_in(value) if tensor.numel() > 1]
-        if name.startswith("_") or not sizes:
-            continue
-        yield subject.finding(
-            RULE,
-            example=subject.base,
-            at=f"`ctx.{name}`, {sum(sizes)} numbers",
-            expected="no tensor on an attribute of ctx",
-            got="one, which no saved-tensor hook sees",
-            fix=f"ctx.save_for_backward instead of ctx.{name}",
         )
         return
 

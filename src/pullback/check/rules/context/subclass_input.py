@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.boxes import Box, boxed, opened
+from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import mapped
 from pullback.check.subject import (
     BackwardFailedError,
@@ -47,6 +48,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per gradient that is lost, wrong or unwrapped."""
     if subject.fails_at_base or subject.writes_inputs:
         yield Skip(RULE, subject.fails_at_base or "forward changes its inputs")
+        return
+    if not is_repeatable(subject):
+        yield Skip(RULE, "the same call does not give the same twice")
         return
     plain = subject.run(subject.small)
     usual = plain.pull(subject.cotangents(plain))

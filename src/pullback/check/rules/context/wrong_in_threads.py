@@ -1,9 +1,9 @@
 """Calls in several threads must not disturb one another.
 
 What it checks
-    A backward runs in another thread than its forward. Then several threads run forward and backward
-    on different inputs, one operator at a time in turns, so that every place where one could come
-    between is tried. The gradients are those of single calls.
+    A backward runs in another thread than its forward. Then several threads run forward and
+    backward on different inputs, one operator at a time in turns, so that every place where one
+    could come between is tried. The gradients are those of single calls.
 
 Why it matters
     Data-parallel replicas, servers and the autograd engine itself run in threads: a field of the
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from pullback.check.dispatch import in_turns
 from pullback.check.draws import draws
+from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import Example, tensors_in
 from pullback.check.subject import (
     Finding,
@@ -54,6 +55,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
+        return
+    if not is_repeatable(subject):
+        yield Skip(RULE, "the same call does not give the same twice")
         return
     found = _moved(subject)
     if found is None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.example import Example
 from pullback.check.run import told
 from pullback.check.subject import (
     BackwardFailedError,
@@ -34,41 +33,32 @@ from pullback.check.subject import (
 
 RULE = Rule(code="K801", name="backward-fails", group="contract", profile="quick")
 
+# What the engine says, and what is to be done about it.
+FIXES = (
+    ("incorrect number of gradients", "return one value per argument of forward, None where none"),
+    ("invalid gradient at index", "return each gradient in the shape and dtype of its argument"),
+    ("must implement either the backward", "write a backward, or mark what has no gradient"),
+    ("you must implement either", "write a backward, or mark what has no gradient"),
+    ("one of the variables needed for gradient", "change nothing in place that was saved"),
+)
+FIX = "see what it raises: torch.autograd.grad at the inputs above shows it"
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward raises at an example."""
     for example in (*subject.examples, subject.base):
         try:
             subject.pull(example)
-        except ForwardRefusedError as refusal:
-            yield from _only_with_grad(subject, example, refusal)
-            return
+        except ForwardRefusedError:
+            continue  # `forward-fails-with-grad` tells of this
         except BackwardFailedError as failure:
-            if "does not require grad" in str(failure.error):
-                continue
+            said = str(failure.error)
             yield subject.finding(
                 RULE,
                 example=example,
                 at="backward, with a random cotangent for every output",
                 expected="one gradient per argument of forward",
                 got=told(failure.error),
-                fix="see what it raises: a repro is the example above with torch.autograd.grad",
+                fix=next((fix for words, fix in FIXES if words in said), FIX),
             )
             return
-
-
-def _only_with_grad(
-    subject: Subject, example: Example, refusal: ForwardRefusedError
-) -> Iterator[Finding]:
-    try:
-        subject.run(example, needs=())
-    except ForwardRefusedError:
-        return
-    yield subject.finding(
-        RULE,
-        example=example,
-        at="forward, when an input requires grad",
-        expected="the outputs, as when none does",
-        got=told(refusal.error),
-        fix="see what it raises: marks and saves are looked at only when a gradient is needed",
-    )

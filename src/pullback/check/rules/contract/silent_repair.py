@@ -2,6 +2,7 @@
 
 What it checks
     What backward returns, before the engine looks at it: the shape and the dtype of each gradient.
+    A narrower dtype than that of the input, and of the outputs, is wrong: the digits are gone.
 
 Why it matters
     The engine sums a gradient that is too large and casts one of another dtype, in silence: memory
@@ -19,10 +20,12 @@ Cannot see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
+from pullback.check.example import can_differ
 from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -68,9 +71,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 if mended and name not in told and arg.requires_grad:
                     told.add(name)
                     expected, got, fix = mended
+                    loses = _loses_digits(gradient, arg, called.outputs)
                     yield subject.finding(
                         RULE,
                         example=example,
+                        severity=Severity.WRONG if loses else Severity.WASTEFUL,
                         at=f"gradient of `{name}`, as backward returns it",
                         expected=expected,
                         got=got,
@@ -93,3 +98,11 @@ def _mended(gradient: Tensor, arg: Tensor) -> tuple[str, str, str] | None:
             "compute in the wider dtype if need be, and return .to(x.dtype)",
         )
     return None
+
+
+def _loses_digits(gradient: Tensor, arg: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Whether a gradient is coarser than its input, and than every output."""
+    if not can_differ(gradient):
+        return False
+    others = [torch.finfo(t.dtype).eps for t in (arg, *outputs) if can_differ(t)]
+    return torch.finfo(gradient.dtype).eps > max(others)

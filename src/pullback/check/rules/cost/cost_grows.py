@@ -2,8 +2,9 @@
 
 What it checks
     The numbers that backward's operators write, the multiplications of its products, and the number
-    of its operators are counted at two sizes, for each size of the example and for all at once. They
-    must not grow with a higher power than those of forward as plain PyTorch and autograd over it.
+    of its operators are counted at two sizes, for each size of the example and for all at once.
+    They must not grow with a higher power than those of forward as plain PyTorch and autograd over
+    it.
 
 Why it matters
     A backward that forms a whole Jacobian, all pairs, a one-hot matrix, or runs one operator per

@@ -42,7 +42,7 @@ RULE = Rule(
     name="needless-gradient",
     group="cost",
     severity=Severity.WASTEFUL,
-    profile="standard",
+    profile="quick",
 )
 
 SAVED = 0.7  # PyTorch does at most this share of its products when the input is frozen
@@ -79,9 +79,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, f"not every subset of the inputs is accepted: {refusal}")
 
 
-def _products(
-    subject: Subject, call: Callable[..., Any], needs: frozenset[int]
-) -> tuple[int, int]:
+def _products(subject: Subject, call: Callable[..., Any], needs: frozenset[int]) -> tuple[int, int]:
     """The multiplications of forward and backward, and of backward alone."""
     with Work() as forward:
         called = run(

@@ -26,7 +26,7 @@ from pullback.check.inputs.domains import FAINT, changed
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V607", name="gradient-underflow", group="domain", profile="standard")
+RULE = Rule(code="V607", name="gradient-underflow", group="domain", profile="quick")
 
 FIX = "divide twice in the place of dividing by a square, and guard as forward does"
 

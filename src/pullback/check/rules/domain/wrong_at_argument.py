@@ -26,7 +26,7 @@ from pullback.check.inputs.arguments import arguments_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
-RULE = Rule(code="V608", name="wrong-at-argument", group="domain", profile="standard")
+RULE = Rule(code="V608", name="wrong-at-argument", group="domain", profile="quick")
 
 FIX = "let backward depend on the argument as forward does"
 

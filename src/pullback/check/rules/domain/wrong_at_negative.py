@@ -27,7 +27,7 @@ from pullback.check.inputs.domains import NEGATIVE, changed
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V601", name="wrong-at-negative", group="domain", profile="standard")
+RULE = Rule(code="V601", name="wrong-at-negative", group="domain", profile="quick")
 
 FIX = "carry the sign of the input, and the branch that forward took, into backward"
 

@@ -28,7 +28,7 @@ from pullback.check.inputs.domains import EDGES, changed, tied
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V603", name="wrong-at-ties", group="domain", profile="standard")
+RULE = Rule(code="V603", name="wrong-at-ties", group="domain", profile="quick")
 
 FIX = "share the gradient among the tied elements, or give it to one of them"
 

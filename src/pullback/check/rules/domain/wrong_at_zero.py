@@ -27,7 +27,7 @@ from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V602", name="wrong-at-zero", group="domain", profile="standard")
+RULE = Rule(code="V602", name="wrong-at-zero", group="domain", profile="quick")
 
 FIX = "give the limit of the gradient where the quotient is 0/0"
 

@@ -26,7 +26,7 @@ from pullback.check.inputs.domains import FAR, SHIFTED, changed
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V604", name="wrong-far-out", group="domain", profile="standard")
+RULE = Rule(code="V604", name="wrong-far-out", group="domain", profile="quick")
 
 FIX = "give backward every piece that forward has, with the same bounds"
 

@@ -27,7 +27,7 @@ from pullback.check.inputs.domains import SMALL, changed
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V605", name="wrong-when-small", group="domain", profile="standard")
+RULE = Rule(code="V605", name="wrong-when-small", group="domain", profile="quick")
 
 FIX = "differentiate forward's own guard, and use the series where the quotient cancels"
 

@@ -41,7 +41,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(code="D503", name="needless-rounding", group="dtype", profile="standard")
+RULE = Rule(code="D503", name="needless-rounding", group="dtype", profile="quick")
 
 DTYPES = (torch.float64, torch.float32, torch.float16)
 FEW = 5  # entries by which chance is ruled out

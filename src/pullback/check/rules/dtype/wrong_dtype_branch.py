@@ -42,7 +42,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(code="D501", name="wrong-dtype-branch", group="dtype", profile="standard")
+RULE = Rule(code="D501", name="wrong-dtype-branch", group="dtype", profile="quick")
 
 FIX = "let every dtype take the same path, or refuse the dtype in forward"
 

@@ -1,12 +1,12 @@
 """`jvp` must be linear in the tangents it receives.
 
 What it checks
-    For random tangents `v`: `jvp(s v)` is `s jvp(v)` for large, small and negative `s`, and
-    `jvp(u + v)` is `jvp(u) + jvp(v)`.
+    For random tangents `v`: `jvp(s v)` is `s jvp(v)` for large, small and negative `s`, and `jvp(u
+    + v)` is `jvp(u) + jvp(v)`.
 
 Why it matters
-    A derivative is a linear map. A tangent that is clipped, or that is a difference of two values of
-    forward, agrees with it at the size that was tested, and nowhere else.
+    A derivative is a linear map. A tangent that is clipped, or that is a difference of two values
+    of forward, agrees with it at the size that was tested, and nowhere else.
 
 Fails
     return forward(x + tangent) - forward(x)
@@ -27,7 +27,7 @@ from torch import Tensor
 from pullback.check.forward_mode import pushed, tangents_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told, worst_of
 
-RULE = Rule(code="F002", name="nonhomogeneous-jvp", group="forward", profile="standard")
+RULE = Rule(code="F002", name="nonhomogeneous-jvp", group="forward", profile="quick")
 
 SCALES = (-1.0, 64.0, 1 / 64)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from pullback.check.forward_mode import inner, pushed, tangents_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told
 
-RULE = Rule(code="F001", name="wrong-jvp", group="forward", profile="standard")
+RULE = Rule(code="F001", name="wrong-jvp", group="forward", profile="quick")
 
 DRAWS = 2
 

@@ -5,8 +5,8 @@ What it checks
     number for all entries.
 
 Why it matters
-    The engine sums a gradient that is too large to the shape of the input in silence, so a mean over
-    the wrong dimension has the right shape and the wrong size.
+    The engine sums a gradient that is too large to the shape of the input in silence, so a mean
+    over the wrong dimension has the right shape and the wrong size.
 
 Fails
     return g, g.mean(0)        # of forward x + bias

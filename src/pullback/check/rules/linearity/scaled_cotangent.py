@@ -1,8 +1,8 @@
 """A cotangent of any size must give a gradient of that size.
 
 What it checks
-    `backward(s u)` is `s backward(u)` for sizes `s` from 1e-8 to 1e8, in float64 where forward takes
-    it; over fewer sizes in narrower dtypes.
+    `backward(s u)` is `s backward(u)` for sizes `s` from 1e-8 to 1e8, in float64 where forward
+    takes it; over fewer sizes in narrower dtypes.
 
 Why it matters
     A mean over a million samples makes cotangents of 1e-6, loss scaling makes them 65536 times

@@ -5,8 +5,8 @@ What it checks
     does for what was saved with `save_for_backward`, or give the gradients it would have given.
 
 Why it matters
-    A tensor kept on a ctx attribute, or saved through `.data` or `.detach()`, has no version that is
-    looked at: after `x.mul_(10)` the gradient is ten times wrong, with no error.
+    A tensor kept on a ctx attribute, or saved through `.data` or `.detach()`, has no version that
+    is looked at: after `x.mul_(10)` the gradient is ten times wrong, with no error.
 
 Fails
     ctx.x = x

@@ -23,7 +23,9 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
+import torch
 from torch import Tensor
 
 from pullback.check.example import tensors_in
@@ -56,10 +58,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     before = _attributes(node)
     told = {attribute: _held(run, tensors) for attribute, tensors in before.items()}
-    try:
+    with suppress(BackwardFailedError):  # what is kept is kept all the same
         run.pull(subject.cotangents(run))
-    except BackwardFailedError:
-        pass  # what is kept is kept all the same
     after = _attributes(node)
     found = [name for name in before if told[name] or name in after]
     for name in before:
@@ -77,9 +77,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _attributes(node: object) -> dict[str, list[Tensor]]:
-    """The tensors of some size on the attributes of a ctx that the user has set."""
+    """The tensors of some size on the attributes that the user has set; states are bytes."""
     found = {
-        name: [t for t in tensors_in(value) if t.numel() > FEW]
+        name: [t for t in tensors_in(value) if t.numel() > FEW and t.dtype != torch.uint8]
         for name, value in getattr(node, "__dict__", {}).items()
         if not name.startswith("_")
     }

@@ -21,6 +21,7 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.run import run
+from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -40,9 +43,6 @@ from pullback.check.subject import (
 )
 
 RULE = Rule(code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL)
-
-# These run backward inside, so the mode has to stay on for what they call.
-ENGINE = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -104,9 +104,6 @@ class Uses(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note the tensors among the arguments, and go on."""
-        if func in ENGINE:
-            with self:
-                return func(*args, **(kwargs or {}))
         for tensor in tensors_in([list(args), kwargs or {}]):
             self.note(tensor)
         return func(*args, **(kwargs or {}))
@@ -121,10 +118,8 @@ def _unread(subject: Subject, example: Example) -> tuple[Kept, list[int]]:
     """The saved tensors of a run, and the numbers of those that no backward reads."""
     kept, usual, unread = _touched(subject, example, create_graph=False)
     if unread:
-        try:
+        with suppress(BackwardFailedError):  # no second derivative: nothing is kept for one
             unread &= _touched(subject, example, create_graph=True)[2]
-        except BackwardFailedError:
-            pass  # no second derivative, so nothing is kept for one
     return kept, [i for i in sorted(unread) if _makes_no_difference(subject, example, i, usual)]
 
 
@@ -132,12 +127,13 @@ def _touched(
     subject: Subject, example: Example, *, create_graph: bool
 ) -> tuple[Kept, dict[str, Tensor | None], set[int]]:
     """The saved tensors and the gradients of one run, and which of the tensors stay untouched."""
-    kept = Kept()
+    kept, uses = Kept(), Uses()
+    spy = spy_on(subject.target, lambda: uses)
+    if spy is None:
+        raise BackwardFailedError(NotImplementedError("there is no backward to watch"))
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-        run = subject.run(example)
-    uses = Uses()
-    with uses:
-        grads = run.pull(subject.cotangents(run), create_graph=create_graph)
+        called = run(spy.target.call, example, subject.names, through_clone=subject.writes_inputs)
+    grads = called.pull(subject.cotangents(called), create_graph=create_graph)
     for gradient in grads.values():
         if gradient is not None:
             uses.note(gradient)
@@ -152,9 +148,9 @@ def _makes_no_difference(
     """Whether every gradient stays as it is when saved tensor `number` holds other numbers."""
     kept = Kept(changes={number: _other})
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-        run = subject.run(example)
+        called = subject.run(example)
     try:
-        grads = run.pull(subject.cotangents(run))
+        grads = called.pull(subject.cotangents(called))
     except BackwardFailedError:
         return False
     return all(_is_equal(grads[name], gradient) for name, gradient in usual.items())

@@ -2,11 +2,13 @@
 
 What it checks
     Every tensor among the arguments, also in lists, holds the same numbers after forward as before,
-    with grad required and without; an input that is marked dirty and returned may change.
+    with grad required and without; an input that is marked dirty and returned may change. Of a
+    plain program, only changes that no version counter shows are told.
 
 Why it matters
     Another op may have saved the same tensor: its gradient is then wrong, with no error, as in
-    Liger#272, where forward stored the gradient into its input.
+    Liger#272, where forward stored the gradient into its input. A buffer that needs no gradient is
+    less at risk, but its change is lost under `torch.compile` and made twice under checkpointing.
 
 Fails
     x.mul_(scale); return x.clone()
@@ -23,11 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
-from pullback.check.example import tensors_in
-from pullback.check.snapshot import Snapshot
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
+from pullback.check.example import Example
+from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.check.writes import Written, written_inputs
 
 RULE = Rule(code="M701", name="mutated-input", group="mutation", profile="quick")
 
@@ -37,32 +37,29 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     told: set[str] = set()
     for example in subject.examples:
         for needs in (None, frozenset[int]()):
-            args = example.fresh(needs=needs)
-            if subject.writes_inputs:
-                args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
-            named = [
-                (name, tensor)
-                for name, arg in zip(subject.names, args, strict=False)
-                for tensor in tensors_in(arg)
-            ]
-            snapshot = Snapshot(named)
             try:
-                run = subject.run_with(example, args)
+                found = written_inputs(subject, example, needs)
             except ForwardRefusedError as refusal:
                 yield Skip(RULE, f"forward refuses: {refusal}")
                 return
-            returned = {id(output) for output in run.outputs}
-            marked = {name for name, tensor in named if id(tensor) in returned}
-            for change in snapshot.changes():
-                is_allowed = change.name in marked or subject.target.intent.is_donated(change.name)
-                if change.name in told or is_allowed:
+            for written in found:
+                if written.is_returned or written.change.name in told:
                     continue
-                told.add(change.name)
-                yield subject.finding(
-                    RULE,
-                    example=example,
-                    at=f"input `{change.name}` at {list(change.index)}, after forward",
-                    expected=f"{change.before}, as before forward",
-                    got=change.after,
-                    fix=f"work on a clone of `{change.name}`, or call ctx.mark_dirty and return it",
-                )
+                if subject.target.intent.is_donated(written.change.name):
+                    continue
+                told.add(written.change.name)
+                yield _finding(subject, example, written)
+
+
+def _finding(subject: Subject, example: Example, written: Written) -> Finding:
+    change = written.change
+    is_at_risk = subject.names.index(change.name) in subject.given.needs
+    return subject.finding(
+        RULE,
+        example=example,
+        severity=Severity.WRONG if is_at_risk or not written.is_seen else Severity.FRAGILE,
+        at=f"input `{change.name}` at {list(change.index)}, after forward",
+        expected=f"{change.before}, as before forward",
+        got=change.after,
+        fix=f"work on a clone of `{change.name}`, or call ctx.mark_dirty and return it",
+    )

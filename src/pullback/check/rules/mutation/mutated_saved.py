@@ -52,9 +52,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     ]
     named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
     snapshot = Snapshot(named)
-    cotangents = subject.cotangents(run, 4)
     try:
-        first = run.pull(cotangents, retain_graph=True)
+        first = run.pull(subject.cotangents(run, 4), retain_graph=True)
     except BackwardFailedError as failure:
         yield Skip(RULE, f"backward fails: {failure}")
         return
@@ -68,15 +67,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             got=change.after,
             fix="compute into a new tensor, or clone what was saved before writing into it",
         )
-    if found or intent.donates:
+    if found or intent.donates or intent.nondeterministic or not subject.is_steady:
         return
     kept = {name: None if g is None else g.detach().clone() for name, g in first.items()}
     try:
-        second = run.pull(cotangents)
+        second = run.pull(subject.cotangents(run, 4))
     except BackwardFailedError:
         return  # `backward-twice` tells of this
-    if intent.nondeterministic:
-        return
     for name, one in kept.items():
         two = second[name]
         if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):

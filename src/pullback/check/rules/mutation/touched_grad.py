@@ -55,7 +55,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 at=f"`.grad` of {name}, after torch.autograd.grad",
                 expected="as it was before" if is_preset else "None, as before",
                 got="other numbers",
-                fix="use torch.autograd.grad inside, which fills no field, and return what it gives",
+                fix="use torch.autograd.grad inside: it fills no field; return what it gives",
             )
         if found:
             return

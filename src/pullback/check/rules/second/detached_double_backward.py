@@ -6,7 +6,8 @@ What it checks
 
 Why it matters
     `detach`, `.data`, NumPy or `no_grad` in backward cut the graph without a word: the penalty or
-    the force that is trained on has no gradient at all, and the loss does not move (torchmd-net#179).
+    the force that is trained on has no gradient at all, and the loss does not move
+    (torchmd-net#179).
 
 Fails
     return grad * torch.from_numpy(np.cos(x.detach().numpy()))
@@ -29,7 +30,7 @@ RULE = Rule(
     code="H002",
     name="detached-double-backward",
     group="second",
-    profile="standard",
+    profile="quick",
     intent=("once_differentiable", "surrogate"),
 )
 

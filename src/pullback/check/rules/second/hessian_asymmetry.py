@@ -34,7 +34,7 @@ RULE = Rule(
     code="H003",
     name="hessian-asymmetry",
     group="second",
-    profile="standard",
+    profile="quick",
     intent=("once_differentiable", "surrogate"),
 )
 

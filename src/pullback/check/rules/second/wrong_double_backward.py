@@ -32,7 +32,7 @@ RULE = Rule(
     code="H001",
     name="wrong-double-backward",
     group="second",
-    profile="standard",
+    profile="quick",
     intent=("once_differentiable", "surrogate"),
 )
 

@@ -27,7 +27,7 @@ from pullback.check.inputs.arguments import indices_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
-RULE = Rule(code="S306", name="repeated-indices", group="shape", profile="standard")
+RULE = Rule(code="S306", name="repeated-indices", group="shape", profile="quick")
 
 FIX = "add up what belongs to one index: `index_add`, `scatter_add`, `index_put(accumulate=True)`"
 

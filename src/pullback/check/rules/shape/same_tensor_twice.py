@@ -40,7 +40,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="standard")
+RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="quick")
 
 FIX = "return the gradient of each slot as if the others held other tensors"
 

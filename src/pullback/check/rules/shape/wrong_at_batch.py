@@ -26,7 +26,7 @@ from pullback.check.inputs.shapes import batches_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
-RULE = Rule(code="S303", name="wrong-at-batch", group="shape", profile="standard")
+RULE = Rule(code="S303", name="wrong-at-batch", group="shape", profile="quick")
 
 FIX = "let backward treat each element of the batch alike, whatever their number"
 

@@ -1,8 +1,8 @@
 """Gradients must be right at every rank that forward accepts.
 
 What it checks
-    A leading dimension more for every tensor or for the first alone, two more, one less, and
-    tensors of no dimension.
+    A leading dimension more for every floating tensor or for the first alone, and two more; in the
+    profile "deep" also one less, and tensors of no dimension.
 
 Why it matters
     A backward that names its dimensions (`sum(0)`, `grad.t()`, rows and columns as for a matrix)
@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.inputs.shapes import ranks_of
+from pullback.check.inputs.shapes import lower_ranks_of, ranks_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
-RULE = Rule(code="S302", name="wrong-at-rank", group="shape", profile="standard")
+RULE = Rule(code="S302", name="wrong-at-rank", group="shape", profile="quick")
 
 FIX = "count dimensions from the end, sum over all leading ones, or refuse the rank in forward"
 
@@ -36,3 +36,6 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong at another rank."""
     found = trials(subject, "ranks", ranks_of(subject.small))
     yield from reported(subject, RULE, found, FIX)
+    if subject.profile == "deep":
+        found = trials(subject, "lower ranks", lower_ranks_of(subject.small))
+        yield from reported(subject, RULE, found, FIX)

@@ -27,7 +27,7 @@ from pullback.check.inputs.shapes import blocks_of, sizes_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
-RULE = Rule(code="S301", name="wrong-at-size", group="shape", profile="standard")
+RULE = Rule(code="S301", name="wrong-at-size", group="shape", profile="quick")
 
 FIX = "derive every size in backward from the shapes of the saved tensors, and mask the last block"
 

@@ -1,8 +1,8 @@
 """`backward` must not draw random numbers.
 
 What it checks
-    The generator has the same state after backward as before it, and backward gives the same
-    gradients whatever the state of the generator when it runs.
+    The generators of PyTorch, NumPy and Python have the same state after backward as before it;
+    where one has moved, whether the gradients of one graph change with its state.
 
 Why it matters
     A mask drawn again in backward is not the mask of forward, so the gradient is wrong; and every
@@ -15,7 +15,7 @@ Passes
     (mask,) = ctx.saved_tensors; return g * mask
 
 Cannot see
-    Generators of other libraries but NumPy and Python.
+    Generators of other libraries, and those that the function makes for itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,27 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, worst_of
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    is_close,
+    worst_of,
+)
 
 RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quick")
+
+SEEDS = tuple(range(987_654_321, 987_654_321 + 16))
+FIX = "draw in forward and save what was drawn, or the generator's state"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -41,14 +55,37 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "declared to be nondeterministic")
         return
     run = subject.run()
-    cotangents = subject.cotangents(run)
-    before = _states()
-    first = run.pull(cotangents)
-    drew = _states() != before
-    again = subject.run()
-    torch.default_generator.manual_seed(987_654_321)
-    random.seed(987_654_321)
-    second = again.pull(cotangents)
+    with _kept_states():
+        before = _states()
+        first = run.pull(subject.cotangents(run), retain_graph=True)
+        moved = [name for name, state in _states().items() if state != before[name]]
+        if not moved:
+            return
+        kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
+        for seed in SEEDS:
+            _seed(seed)
+            try:
+                again = run.pull(subject.cotangents(run), retain_graph=True)
+            except BackwardFailedError:
+                break
+            found = _difference(subject, kept, again)
+            if found is not None:
+                yield found
+                return
+    yield subject.finding(
+        RULE,
+        example=subject.base,
+        severity=Severity.FRAGILE,
+        at=f"the state of {moved[0]}, after backward",
+        expected="as before backward",
+        got="another",
+        fix=f"{FIX}, or restore the state after use",
+    )
+
+
+def _difference(
+    subject: Subject, first: dict[str, Tensor | None], second: dict[str, Tensor | None]
+) -> Finding | None:
     for name, one in first.items():
         two = second[name]
         if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):
@@ -56,28 +93,52 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if subject.target.intent.is_surrogate(name):
             continue
         index, have, want = worst_of(two, one)
-        yield subject.finding(
+        return subject.finding(
             RULE,
             example=subject.base,
             at=f"gradient of `{name}` at {list(index)}, with another state of the generator",
             expected=f"{want}, as with the first state",
             got=have,
-            fix="draw in forward and save what was drawn, or the generator's state",
+            fix=FIX,
         )
-        return
-    if drew:
-        yield subject.finding(
-            RULE,
-            example=subject.base,
-            severity=Severity.FRAGILE,
-            at="the state of the generator, after backward",
-            expected="as before backward",
-            got="another",
-            fix="draw in forward and save what was drawn, or restore the state after use",
-        )
+    return None
 
 
-def _states() -> tuple[Any, ...]:
-    numpy: Any = sys.modules.get("numpy")
-    drawn = "" if numpy is None else str(numpy.random.get_state()[1:3])
-    return (bytes(torch.get_rng_state().numpy().tobytes()), random.getstate(), drawn)
+# ---- generators ----
+
+
+def _numpy() -> Any:
+    return sys.modules.get("numpy")
+
+
+def _states() -> dict[str, Any]:
+    """The state of each generator, by name."""
+    found: dict[str, Any] = {
+        "PyTorch's generator": bytes(torch.get_rng_state().tolist()),
+        "Python's generator": random.getstate(),
+    }
+    if _numpy() is not None:
+        state = _numpy().random.get_state()
+        found["NumPy's generator"] = (state[1].tobytes(), state[2])
+    return found
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if _numpy() is not None:
+        _numpy().random.seed(seed % 2**32)
+
+
+@contextmanager
+def _kept_states() -> Iterator[None]:
+    """Whatever is drawn inside, the caller's generators go on as if nothing had been."""
+    state, python = torch.get_rng_state(), random.getstate()
+    numpy = None if _numpy() is None else _numpy().random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            _numpy().random.set_state(numpy)

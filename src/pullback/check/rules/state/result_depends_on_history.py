@@ -2,7 +2,8 @@
 
 What it checks
     The same call, with the same random numbers, is made several times, with other calls between:
-    outputs and gradients stay the same.
+    outputs and gradients stay the same. A forward that draws from the generator of Python or NumPy,
+    which PyTorch does not replay, is told apart.
 
 Why it matters
     A counter, a cache or a running statistic that is read back makes results depend on what came
@@ -21,12 +22,21 @@ Cannot see
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
+from typing import Any
 
+from torch import Tensor
+
+from pullback.check.example import can_differ
+from pullback.check.others import other_values
+from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
     Rule,
+    Severity,
     Skip,
     Subject,
     is_close,
@@ -35,42 +45,90 @@ from pullback.check.subject import (
 
 RULE = Rule(code="T903", name="result-depends-on-history", group="state", profile="quick")
 
-REPEATS = 4
+REPEATS = 6
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    bound = subject.target.intent.nondeterministic
+    before = _foreign_states()
     usual = subject.run()
-    outputs = [output.detach().clone() for output in usual.outputs]
+    draws = _foreign_states() != before
+    outputs = _held(usual)
     try:
-        grads = usual.pull(subject.cotangents(usual))
+        first = _copied(usual.pull(subject.cotangents(usual)))
     except BackwardFailedError as failure:
         yield Skip(RULE, f"backward fails: {failure}")
         return
-    for _ in range(REPEATS):
-        if subject.accepts(subject.given):
-            subject.run(subject.given)
+    between = (subject.given, other_values(subject.base))
+    for repeat in range(REPEATS):
+        subject.accepts(between[repeat % 2])
         run = subject.run()
-        now = run.pull(subject.cotangents(run))
-        pairs = [
-            (f"output {i}", o, outputs[i]) for i, o in enumerate(run.outputs) if i < len(outputs)
-        ]
-        pairs += [(f"gradient of `{n}`", g, grads[n]) for n, g in now.items()]  # type: ignore[misc]
-        for words, got, expected in pairs:
-            if got is None or expected is None or got.shape != expected.shape:
-                continue
-            if not got.is_floating_point() or is_close(got, expected, 100):
-                continue
-            if bound and float((got - expected).abs().max()) <= bound:
+        held = _held(run)
+        try:
+            now = run.pull(subject.cotangents(run))
+        except BackwardFailedError as failure:
+            yield _finding(subject, "backward", "gradients", str(failure), draws)
+            return
+        for words, got, expected in _pairs(held, outputs, now, first):
+            if _is_same(subject, got, expected):
                 continue
             index, have, want = worst_of(got, expected)
-            yield subject.finding(
-                RULE,
-                example=subject.base,
-                at=f"{words} at {list(index)}, in a later call with the same arguments",
-                expected=f"{want}, as in the first call",
-                got=have,
-                fix="let the result depend on the arguments alone; pass what changes as one of them",
-            )
+            yield _finding(subject, f"{words} at {list(index)}", want, have, draws)
             return
+
+
+def _finding(subject: Subject, what: str, want: str, have: str, draws: bool) -> Finding:
+    facts: dict[str, Any] = {
+        "at": f"{what}, in a later call with the same arguments",
+        "expected": f"{want}, as in the first call",
+        "got": have,
+        "fix": "let the result depend on the arguments alone; pass what changes as one of them",
+    }
+    if draws:
+        facts |= {
+            "why": "forward draws from Python's or NumPy's generator, which PyTorch cannot replay",
+            "fix": "draw from PyTorch's generator: checkpointing restores that one",
+            "severity": Severity.FRAGILE,
+        }
+    return subject.finding(RULE, example=subject.base, **facts)
+
+
+def _pairs(
+    held: list[Tensor],
+    outputs: list[Tensor],
+    now: dict[str, Tensor | None],
+    first: dict[str, Tensor | None],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What can be compared, in words, as it is and as it was in the first call."""
+    for i, (output, old) in enumerate(zip(held, outputs, strict=False)):
+        if can_differ(output) and output.shape == old.shape:
+            yield f"output {i}", output, old
+    for name, gradient in now.items():
+        before = first[name]
+        if gradient is not None and before is not None and gradient.shape == before.shape:
+            yield f"gradient of `{name}`", gradient, before
+
+
+def _is_same(subject: Subject, got: Tensor, expected: Tensor) -> bool:
+    if is_close(got, expected, 100):
+        return True
+    bound = subject.target.intent.nondeterministic
+    return bool(bound) and float((got - expected).abs().max()) <= bound
+
+
+def _held(run: Run) -> list[Tensor]:
+    """What the outputs hold, before backward may write into them."""
+    return [output.detach().clone() for output in run.outputs]
+
+
+def _copied(grads: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+
+
+def _foreign_states() -> tuple[Any, ...]:
+    """The state of Python's and NumPy's generators."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    state = numpy.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2]

@@ -1,0 +1,193 @@
+"""Backward should not keep more than autograd would by itself.
+
+What it checks
+    The memory of what is saved, each piece once. It is too much when a copy of an input is saved
+    that is several times larger (expanded, or in a wider dtype beside the input itself), or when
+    more is saved than autograd keeps for the same forward without the Function, while its gradients
+    are the same, and what is saved beyond inputs and outputs alone is more than that.
+
+Why it matters
+    Activations are most of the memory of a training step, and saving memory is why many a Function
+    is written.
+
+Fails
+    ctx.save_for_backward(x, weight.expand(len(x), -1).contiguous())
+
+Passes
+    ctx.save_for_backward(x, weight)
+
+Cannot see
+    What could be recomputed cheaply: `pullback derive` finds the cut that keeps least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.others import other_values
+from pullback.check.run import Run
+from pullback.check.snapshot import share_memory
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+
+RULE = Rule(code="B856", name="saved-too-much", group="memory", severity=Severity.WASTEFUL)
+
+SHARE = 1.25  # so many times what autograd keeps is too much
+SMALL = 256  # bytes that are not worth a word
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per needless copy, or else one for the sum of what is saved."""
+    if not subject.target.is_function or subject.fails_at_base or subject.writes_inputs:
+        return
+    example = subject.given
+    try:
+        kept = _kept(subject, example)
+        copies = _copies(kept)
+        if copies:
+            other = _copies(_kept(subject, other_values(example)))
+            copies = {i: words for i, words in copies.items() if other.get(i) == words}
+    except ForwardRefusedError as refusal:
+        yield Skip(RULE, f"forward refuses: {refusal}")
+        return
+    for i, words in copies.items():
+        yield subject.finding(
+            RULE,
+            example=example,
+            at=f"saved tensor {i}, of shape {list(kept.saved[i].shape)}",
+            expected=f"`{words}` itself to be saved",
+            got=f"a copy of it that takes {_bytes([kept.saved[i]])} bytes",
+            fix=f"save `{words}`, and expand or cast it in backward",
+        )
+    if not copies:
+        yield from _beyond_autograd(subject, example, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A run, and the tensors that were saved in it."""
+
+    run: Run
+    saved: list[Tensor]
+
+    @property
+    def own(self) -> list[Tensor]:
+        """The saved tensors that are no memory of an input or output."""
+        around = [*tensors_in(list(self.run.passed)), *self.run.outputs]
+        return [t for t in self.saved if not any(share_memory(t, other) for other in around)]
+
+
+def _kept(subject: Subject, example: Example) -> Kept:
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(_keeping(saved), lambda tensor: tensor):
+        run = subject.run(example)
+    return Kept(run, saved)
+
+
+def _keeping(saved: list[Tensor]):  # type: ignore[no-untyped-def]
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.detach())
+        return tensor
+
+    return pack
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """The memory of the tensors, each piece counted once."""
+    pieces = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.layout == torch.strided
+    }
+    return sum(pieces.values())
+
+
+# ---- copies ----
+
+
+def _copies(kept: Kept) -> dict[int, str]:
+    """The saved tensors that are larger copies of an input, and its name."""
+    found: dict[int, str] = {}
+    own = kept.own
+    for i, tensor in enumerate(kept.saved):
+        if not any(tensor is other for other in own) or not can_differ(tensor):
+            continue
+        for name, arg in zip(kept.run.names, kept.run.passed, strict=False):
+            if isinstance(arg, Tensor) and _is_larger_copy(tensor, arg.detach(), kept):
+                found[i] = name
+                break
+    return found
+
+
+def _is_larger_copy(tensor: Tensor, arg: Tensor, kept: Kept) -> bool:
+    if not can_differ(arg) or arg.numel() < 2 or tensor.is_complex() != arg.is_complex():
+        return False
+    is_expanded = tensor.numel() >= 2 * arg.numel()
+    is_wider = tensor.element_size() > arg.element_size() and any(
+        share_memory(arg, other) for other in kept.saved
+    )
+    if not (is_expanded or is_wider) or _bytes([tensor]) < SMALL:
+        return False
+    try:
+        whole = arg.expand(tensor.shape)
+    except RuntimeError:
+        return False
+    return bool((whole.to(tensor.dtype) == tensor).all())
+
+
+# ---- the sum ----
+
+
+def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator[Finding | Skip]:
+    mine, own = _bytes(kept.saved), _bytes(kept.own)
+    if own < SMALL:
+        return
+    args = example.fresh()
+    saved: list[Tensor] = []
+    leaves = [args[i] for i in sorted(example.needs)]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(_keeping(saved), lambda tensor: tensor):
+            outputs = tensors_in(subject.reference.program(*args))
+        cotangents = subject.cotangents(kept.run)
+        grads = kept.run.pull(cotangents)
+        used = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if c is not None]
+        plain = torch.autograd.grad(
+            [o for o, _ in used], leaves, [c for _, c in used], allow_unused=True
+        )
+    except BackwardFailedError as failure:
+        yield Skip(RULE, f"backward fails: {failure}")
+        return
+    except Exception:
+        return  # autograd cannot see into this forward
+    names = [subject.names[i] for i in sorted(example.needs)]
+    is_same = all(_agree(grads.get(n), g) for n, g in zip(names, plain, strict=True))
+    theirs = _bytes(saved)
+    if not is_same or not theirs or own < theirs or mine < SHARE * theirs:
+        return
+    yield subject.finding(
+        RULE,
+        example=example,
+        at=f"the {len(kept.saved)} saved tensors",
+        expected=f"at most the {theirs} bytes that autograd keeps for the same forward",
+        got=f"{mine} bytes",
+        fix="save the inputs, or fewer intermediates, and compute the rest in backward",
+    )
+
+
+def _agree(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether autograd gives the same gradient, so that what it keeps is enough."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)

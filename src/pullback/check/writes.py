@@ -1,0 +1,56 @@
+"""Inputs that a forward writes into without saying so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from pullback.check.example import Example, tensors_in
+from pullback.check.run import run
+from pullback.check.snapshot import Change, Snapshot, share_memory
+from pullback.check.spy import Marks, marking_of
+from pullback.check.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An input that forward changed without marking it dirty.
+
+    `is_returned`: an output is its memory; `is_seen`: its version counter shows the change.
+    """
+
+    change: Change
+    is_returned: bool
+    is_seen: bool
+
+
+def written_inputs(
+    subject: Subject, example: Example, needs: frozenset[int] | None
+) -> list[Written]:
+    """The inputs that one call of forward changes behind the caller's back.
+
+    Raises `ForwardRefusedError` where forward does. A plain program that writes with PyTorch's own
+    operators hides nothing: autograd sees those.
+    """
+    target = subject.target
+    marking = marking_of(target) if target.is_function else None
+    args = example.fresh(needs=needs)
+    if subject.writes_inputs:
+        args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+    named = [(i, t) for i, arg in enumerate(args) for t in tensors_in(arg)]
+    snapshot = Snapshot((f"{number}", tensor) for number, (_, tensor) in enumerate(named))
+    versions = [tensor._version for _, tensor in named]
+    call = target.call if marking is None else marking.target.call
+    called = run(call, example, subject.names, args=args)
+    marks = marking.marks[-1] if marking is not None and marking.marks else Marks()
+    found: list[Written] = []
+    for change in snapshot.changes():
+        position, tensor = named[int(change.name)]
+        is_seen = tensor._version != versions[int(change.name)]
+        if position in marks.dirty or (not target.is_function and is_seen):
+            continue
+        told = replace(change, name=subject.names[position])
+        is_returned = any(share_memory(tensor, output) for output in called.outputs)
+        found.append(Written(told, is_returned, is_seen))
+    return found

@@ -1,0 +1,110 @@
+"""Inputs are guessed from hints by a rule that the page states, and only if forward takes them."""
+
+from typing import Optional
+
+import pytest
+import torch
+from torch import Tensor
+
+from pullback.check.example import words_of
+from pullback.check.inputs.hints import guessed
+from pullback.check.target import target_of
+
+
+def function(forward, backward=lambda ctx, g: g):
+    return type(
+        "F",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+    )
+
+
+def hinted(ctx, x: Tensor, n: int, rate: float, flag: bool, name: str):
+    return x * n * rate
+
+
+def defaults(ctx, x: Tensor, n: int = 7, mask=None):
+    return x * n
+
+
+def optional(ctx, x: Tensor, bias: Optional[Tensor]):  # noqa: UP045
+    return x if bias is None else x + bias
+
+
+def needs_bias(ctx, x: Tensor, bias: "Tensor | None"):
+    return x + bias
+
+
+def unhinted(ctx, x, w):
+    return x @ w
+
+
+def vector(ctx, x):
+    assert x.dim() == 1
+    return 2 * x
+
+
+def image(ctx, x: Tensor, w: Tensor, b: Tensor):
+    return torch.conv2d(x, w, b)
+
+
+def scaled(ctx, x, by):
+    assert isinstance(by, float)
+    return x * by
+
+
+CASES = {
+    "plain values": (hinted, "float32[3, 4], 2, 0.5, True, ''"),
+    "defaults": (defaults, "float32[3, 4], 7, None"),
+    "optional": (optional, "float32[3, 4], None"),
+    "optional that is needed": (needs_bias, "float32[3, 4], float32[3, 4]"),
+    "product": (unhinted, "float32[3, 4], float32[4, 5]"),
+    "vector": (vector, "float32[4]"),
+    "image": (image, "float32[2, 3, 8, 8], float32[4, 3, 3, 3], float32[4]"),
+    "number without hint": (scaled, "float32[3, 4], 0.5"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_guess_follows_the_hints(case):
+    forward, expected = CASES[case]
+    args = guessed(target_of(function(forward)))
+
+    assert args is not None
+    assert ", ".join(words_of(arg) for arg in args) == expected
+
+
+def test_shape_with_working_backward_is_preferred():
+    def forward(ctx, x):
+        return 2 * x
+
+    def backward(ctx, g):
+        assert g.dim() == 3
+        return 2 * g
+
+    (x,) = guessed(target_of(function(forward, backward)))
+
+    assert x.shape == (2, 3, 4)
+
+
+def test_forward_that_refuses_all_gives_none():
+    def forward(ctx, x):
+        raise ValueError("no")
+
+    assert guessed(target_of(function(forward))) is None
+
+
+def test_function_without_parameters_gives_none():
+    assert guessed(target_of(lambda: torch.ones(1))) is None
+
+
+def test_schema_of_op_is_read():
+    args = guessed(target_of(torch.ops.aten.mm.default))
+
+    assert [tuple(arg.shape) for arg in args] == [(3, 4), (4, 5)]
+
+
+def test_guess_is_the_same_each_time():
+    first, second = (guessed(target_of(function(vector)))[0] for _ in range(2))
+
+    assert torch.equal(first, second)

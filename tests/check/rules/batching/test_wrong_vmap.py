@@ -1,0 +1,95 @@
+"""Sound functions pass `wrong-vmap`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.batching.wrong_vmap import check
+from tests.check.subjects import findings, normal
+
+
+class Row(Function):
+    """The sum of each sample, right wherever the batch is."""
+
+    @staticmethod
+    def forward(x, w):
+        return (x * w).sum(-1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g.unsqueeze(-1) * w, g.unsqueeze(-1) * x
+
+    @staticmethod
+    def vmap(info, in_dims, x, w):
+        x = x.unsqueeze(0) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        w = w.unsqueeze(0) if in_dims[1] is None else w.movedim(in_dims[1], 0)
+        return Row.apply(x, w), 0
+
+
+class Generated(Row):
+    generate_vmap_rule = True
+    vmap = Function.vmap
+
+
+class NoRule(Row):
+    """Without a rule, `vmap` refuses: no defect."""
+
+    vmap = Function.vmap
+
+
+class InFront(Row):
+    """Takes every batch to be in front."""
+
+    @staticmethod
+    def vmap(info, in_dims, x, w):
+        return InFront.apply(x, w), 0
+
+
+class FirstOnly(Row):
+    """With one set of weights, the first sample stands for all."""
+
+    @staticmethod
+    def vmap(info, in_dims, x, w):
+        if in_dims[1] is None:
+            x = x.movedim(in_dims[0], 0)
+            return Row.apply(x[:1].expand_as(x), w), 0
+        return Row.vmap(info, in_dims, x, w)
+
+
+class ReadsNumber(Generated):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.largest = float(inputs[0].max())
+        ctx.save_for_backward(*inputs)
+
+
+SOUND = {
+    "rule": (Row, lambda: (normal(3, 4), normal(3, 4, seed=1))),
+    "generated": (Generated, lambda: (normal(3, 4), normal(3, 4, seed=1))),
+    "no rule": (NoRule, lambda: (normal(3, 4), normal(3, 4, seed=1))),
+}
+PLANTED = {
+    "in front": (InFront, lambda: (normal(3, 3), normal(3, 3, seed=1)), "in_dims=(2, 2)"),
+    "first only": (FirstOnly, lambda: (normal(3, 3), normal(3, 3, seed=1)), "in_dims=(0, None)"),
+    "reads a number": (ReadsNumber, lambda: (normal(3), normal(3, seed=1)), "vmap, for"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-vmap"}
+    assert any(where in f.at for f in found)

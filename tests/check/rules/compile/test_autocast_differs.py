@@ -1,0 +1,86 @@
+"""Sound functions pass `autocast-differs`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.compile.autocast_differs import check
+from tests.check.subjects import findings, normal
+
+
+class Matmul(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        g = g.to(w.dtype)
+        return g @ w.t(), x.t() @ g
+
+
+class Refuses(Matmul):
+    """Does not know autocast, and says so."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t(), x.t() @ g
+
+
+class Guarded(Matmul):
+    """Forward and backward ask whether autocast is on, and get different answers."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        scale = 0.125 if torch.is_autocast_enabled("cpu") else 1.0
+        ctx.save_for_backward(x * scale, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        scale = 0.125 if torch.is_autocast_enabled("cpu") else 1.0
+        g = g.to(w.dtype)
+        return g @ w.t(), x.t() @ g / scale
+
+
+class Promised(Refuses):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w.bfloat16() if torch.is_autocast_enabled("cpu") else w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return torch.mm(g, w.t()), torch.mm(x.t(), g)
+
+
+SOUND = {
+    "matmul": (Matmul, lambda: (normal(3, 4), normal(4, 5, seed=1))),
+    "refuses": (Refuses, lambda: (normal(3, 4), normal(4, 5, seed=1))),
+}
+PLANTED = {
+    "guarded": (Guarded, lambda: (normal(3, 4), normal(4, 5, seed=1)), "gradient of `w`"),
+    "promised": (Promised, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"autocast-differs"}
+    assert any(where in f.at for f in found)

@@ -1,0 +1,85 @@
+"""Sound functions pass `checkpoint-differs`; planted faults are caught, and named."""
+
+import random
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.compile.checkpoint_differs import check
+from tests.check.subjects import findings, normal
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Dropout(Function):
+    """Checkpointing replays PyTorch's generator."""
+
+    @staticmethod
+    def forward(ctx, x, p):
+        mask = torch.rand(x.shape) > p
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask, None
+
+
+class PythonMask(Dropout):
+    @staticmethod
+    def forward(ctx, x, p):
+        mask = torch.tensor([random.random() > p for _ in range(x.numel())])
+        ctx.save_for_backward(mask)
+        return x * mask
+
+
+class Alternates(Function):
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        Alternates.count += 1
+        ctx.k = 1 + Alternates.count % 2
+        return x * ctx.k
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.k
+
+
+SOUND = {
+    "square": (Square, lambda: (normal(5),)),
+    "dropout": (Dropout, lambda: (normal(20), 0.5)),
+}
+PLANTED = {
+    "python's generator": (PythonMask, lambda: (normal(20), 0.5), "output 0"),
+    "counter": (Alternates, lambda: (normal(5),), "output 0"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"checkpoint-differs"}
+    assert any(where in f.at for f in found)

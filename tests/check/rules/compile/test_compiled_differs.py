@@ -1,0 +1,100 @@
+"""Sound functions pass `compiled-differs`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules import all_rules
+from pullback.check.rules.compile.compiled_differs import check, prepare
+from tests.check.subjects import findings, normal
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Surrogate(Function):
+    """The gradient that runs must be the user's, also where it is not forward's."""
+
+    declares = {"surrogate": "x"}  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+class Breaks(Function):
+    """Leaves the graph, which is no defect."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.k = float(x.detach().abs().max() > 1e6) + 2
+        return x * ctx.k
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.k
+
+
+class Aware(Square):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return x * g if torch.compiler.is_compiling() else 2 * x * g
+
+
+class AwareForward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh() if not torch.compiler.is_compiling() else x / (1 + x.abs())
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (1 - x.tanh() ** 2)
+
+
+SOUND = {
+    "square": (Square, lambda: (normal(4, 3),)),
+    "surrogate": (Surrogate, lambda: (normal(4),)),
+    "break": (Breaks, lambda: (normal(4),)),
+}
+PLANTED = {
+    "backward": (Aware, lambda: (normal(4),), "gradient of `x`"),
+    "forward": (AwareForward, lambda: (normal(4),), "output 0"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"compiled-differs"}
+    assert any(where in f.at for f in found)
+
+
+def test_compiler_is_loaded_before_the_fork():
+    (registered,) = [r for r in all_rules() if r.rule.name == "compiled-differs"]
+
+    assert registered.prepare is prepare

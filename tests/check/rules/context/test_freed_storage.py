@@ -1,0 +1,86 @@
+"""Sound functions pass `freed-storage`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.context.freed_storage import check
+from tests.check.subjects import findings, normal
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class SavesView(Function):
+    """A view that went through `save_for_backward` follows its base."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w.t())
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, turned = ctx.saved_tensors
+        return g @ turned, x.t() @ g
+
+
+class Alias(Product):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a)
+        ctx.b = b.detach()
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        (a,) = ctx.saved_tensors
+        return g * ctx.b, g * a
+
+
+class ByNumpy(Product):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(b)
+        ctx.a = a.detach().numpy()
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        (b,) = ctx.saved_tensors
+        return g * b, g * torch.from_numpy(ctx.a)
+
+
+SOUND = {
+    "product": (Product, lambda: (normal(4), normal(4, seed=1))),
+    "view": (SavesView, lambda: (normal(3, 4), normal(4, 2, seed=1))),
+}
+PLANTED = {
+    "alias": (Alias, lambda: (normal(4), normal(4, seed=1)), "after `b` got other memory"),
+    "numpy": (ByNumpy, lambda: (normal(4), normal(4, seed=1)), "after `a` got other memory"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"freed-storage"}
+    assert any(where in f.at for f in found)

@@ -1,0 +1,84 @@
+"""Sound functions pass `subclass-input`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.context.subclass_input import check
+from tests.check.subjects import findings, normal, skips
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class ByNumpy(Function):
+    """Refuses what has no memory of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() ** 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Plain(Product):
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        scratch = torch.zeros(a.shape, dtype=a.dtype)
+        torch.mul(g, b, out=scratch)
+        return scratch, g * a
+
+
+class ByClass(Product):
+    """Another gradient for another class of tensor."""
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return (g * b if type(g) is torch.Tensor else g), g * a
+
+
+SOUND = {
+    "product": (Product, lambda: (normal(4), normal(4, seed=1))),
+    "refuses": (ByNumpy, lambda: (normal(4),)),
+}
+PLANTED = {
+    "plain gradient": (Plain, lambda: (normal(4), normal(4, seed=1)), "gradient of `a`"),
+    "by class": (ByClass, lambda: (normal(4), normal(4, seed=1)), "gradient of `a` at"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"subclass-input"}
+    assert any(where in f.at for f in found)
+
+
+def test_refusal_in_forward_is_a_skip():
+    (skip,) = skips(check, ByNumpy, normal(4))
+
+    assert "forward refuses a wrapper subclass" in skip.reason

@@ -1,0 +1,142 @@
+"""Sound functions pass `wrong-in-threads`; planted faults are caught, and named."""
+
+import threading
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.context.wrong_in_threads import check
+from tests.check.subjects import findings, normal
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class Locked(Function):
+    """A field of the class, used under a lock."""
+
+    lock = threading.Lock()
+    work = None
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with Locked.lock:
+            Locked.work = x.detach()
+            return Locked.work * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Draws(Function):
+    """Threads share the generator, which is no fault of the function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        mask = torch.rand_like(x) > 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+class Racy(Product):
+    work = None
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        Racy.work = g * b
+        return [g * a, Racy.work][::-1][0], g * a
+
+
+class RacyForward(Function):
+    work = None
+
+    @staticmethod
+    def forward(ctx, x):
+        RacyForward.work = x.detach().clone()
+        y = x.sin()
+        ctx.save_for_backward(RacyForward.work)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
+_local = threading.local()
+
+
+class Local(Function):
+    @staticmethod
+    def forward(ctx, x):
+        _local.x = x.detach()
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * _local.x.cos()
+
+
+SOUND = {
+    "square": (Square, lambda: (normal(5),)),
+    "lock": (Locked, lambda: (normal(5),)),
+    "random": (Draws, lambda: (normal(5),)),
+}
+PLANTED = {
+    "backward": (Racy, lambda: (normal(4), normal(4, seed=1)), "while other threads run too"),
+    "forward": (RacyForward, lambda: (normal(4),), "while other threads run too"),
+    "thread-local": (Local, lambda: (normal(4),), "in another thread than its forward"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-in-threads"}
+    assert any(where in f.at for f in found)
+
+
+def test_one_thread_alone_shows_nothing():
+    a, b = normal(4), normal(4, seed=1)
+
+    assert torch.autograd.gradcheck(Racy.apply, (a, b))

@@ -1,0 +1,81 @@
+"""Sound functions pass `needless-gradient`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.cost.needless_gradient import check
+from tests.check.subjects import findings, normal
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class Careful(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        first, second = ctx.needs_input_grad
+        return g @ w.t() if first else None, x.t() @ g if second else None
+
+
+class Careless(Careful):
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t(), x.t() @ g
+
+
+class InForward(Careful):
+    """Computes in forward what backward may never be asked for."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        y = x @ w
+        d = 2 * y
+        ctx.save_for_backward(d @ w.t(), x.t() @ d)
+        return (y * y).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        dx, dw = ctx.saved_tensors
+        return g * dx, g * dw
+
+
+SOUND = {
+    "careful": (Careful, lambda: (normal(3, 4), normal(4, 5, seed=1))),
+    "pointwise": (Product, lambda: (normal(4), normal(4, seed=1))),
+}
+PLANTED = {
+    "careless": (Careless, lambda: (normal(3, 4), normal(4, 5, seed=1)), "with `w` frozen"),
+    "in forward": (InForward, lambda: (normal(3, 4), normal(4, 5, seed=1)), "with `x` frozen"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"needless-gradient"}
+    assert any(where in f.at for f in found)

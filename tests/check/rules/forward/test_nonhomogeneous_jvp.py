@@ -1,0 +1,65 @@
+"""Sound functions pass `nonhomogeneous-jvp`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.forward.nonhomogeneous_jvp import check
+from tests.check.subjects import findings, normal
+
+
+class Sine(Function):
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * x.cos()
+
+
+class Clipped(Sine):
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return (t * x.cos()).clamp(-5, 5)
+
+
+class Difference(Sine):
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return (x + t).sin() - x.sin()
+
+
+SOUND = {"sine": (Sine, lambda: (normal(5),))}
+PLANTED = {
+    "clipped": (Clipped, lambda: (normal(5),), "tangent of output 0"),
+    "difference": (Difference, lambda: (normal(5),), "tangent of output 0"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"nonhomogeneous-jvp"}
+    assert any(where in f.at for f in found)

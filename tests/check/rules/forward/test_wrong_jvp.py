@@ -1,0 +1,94 @@
+"""Sound functions pass `wrong-jvp`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.forward.wrong_jvp import check
+from tests.check.subjects import findings, normal
+
+
+class Sine(Function):
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * x.cos()
+
+
+class Product(Function):
+    @staticmethod
+    def forward(a, b):
+        return a * b
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+    @staticmethod
+    def jvp(ctx, ta, tb):
+        a, b = ctx.saved_tensors
+        return ta * b + a * tb
+
+
+class Sign(Sine):
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return -t * x.cos()
+
+
+class OneSide(Product):
+    @staticmethod
+    def jvp(ctx, ta, tb):
+        _, b = ctx.saved_tensors
+        return ta * b
+
+
+SOUND = {
+    "sine": (Sine, lambda: (normal(5),)),
+    "product": (Product, lambda: (normal(4), normal(4, seed=1))),
+}
+PLANTED = {
+    "sign": (Sign, lambda: (normal(5),), "jvp along `x`"),
+    "left out": (OneSide, lambda: (normal(4), normal(4, seed=1)), "jvp along `b`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-jvp"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_of_backward_misses_it():
+    assert torch.autograd.gradcheck(Sign.apply, (normal(5),))

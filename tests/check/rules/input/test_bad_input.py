@@ -1,0 +1,99 @@
+"""Sound functions pass `bad-input`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.input.bad_input import check
+from tests.check.subjects import findings, normal
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class Prefix(Function):
+    """Takes as many rows as there are weights, and refuses too many weights: on purpose."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        if len(w) > len(x):
+            raise ValueError("more weights than rows")
+        ctx.save_for_backward(x, w)
+        return x[: len(w)] * w[:, None]
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        grad = torch.zeros_like(x)
+        grad[: len(w)] = g * w[:, None]
+        return grad, (g * x[: len(w)]).sum(-1)
+
+
+class Zip(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        if x.dim() != 2 or w.dim() != 1:
+            raise ValueError("takes rows and weights")
+        ctx.save_for_backward(x, w)
+        return sum(row * weight for row, weight in zip(x, w, strict=False))
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        n = min(len(x), len(w))
+        dx, dw = torch.zeros_like(x), torch.zeros_like(w)
+        dx[:n] = w[:n, None] * g
+        dw[:n] = (x[:n] * g).sum(-1)
+        return dx, dw
+
+
+class Reshapes(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        y = y.reshape(x.shape)
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+
+SOUND = {
+    "product": (Product, lambda: (normal(3, 4), normal(3, 4, seed=1))),
+    "prefix": (Prefix, lambda: (normal(4, 3), normal(4, seed=1))),
+}
+PLANTED = {
+    "zip": (Zip, lambda: (normal(4, 3), normal(4, seed=1)), "size 4 of `x` and of `w`"),
+    "reshape": (
+        Reshapes,
+        lambda: (normal(3, 4), normal(3, 4, seed=1)),
+        "backward, after forward accepted the shapes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"bad-input"}
+    assert any(where in f.at for f in found)

@@ -1,0 +1,119 @@
+"""Sound functions pass `detached-double-backward`; planted faults are caught, and named."""
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.second.detached_double_backward import check
+from tests.check.subjects import findings, normal, skips
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Linear(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+class Raises(Function):
+    """Refuses the second derivative aloud."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return _RaisesBackward.apply(g, x)
+
+
+class _RaisesBackward(Function):
+    @staticmethod
+    def forward(ctx, g, x):
+        return g * x.cos()
+
+    @staticmethod
+    def backward(ctx, dd):
+        raise NotImplementedError("no second derivative")
+
+
+class Detached(Square):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x.detach() * g
+
+
+class ThroughNumpy(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * torch.from_numpy(np.cos(x.detach().numpy()))
+
+
+class CutCotangent(Square):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g.detach()
+
+
+SOUND = {
+    "square": (Square, lambda: (normal(5),)),
+    "linear": (Linear, lambda: (normal(5),)),
+    "refuses": (Raises, lambda: (normal(5),)),
+}
+PLANTED = {
+    "detach": (Detached, lambda: (normal(5),), "with respect to `x`"),
+    "numpy": (ThroughNumpy, lambda: (normal(5),), "with respect to `x`"),
+    "cotangent": (CutCotangent, lambda: (normal(5),), "with respect to the cotangent"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"detached-double-backward"}
+    assert any(where in f.at for f in found)
+
+
+def test_loud_refusal_is_a_skip():
+    told = [skip.reason for skip in skips(check, Raises, normal(5))]
+
+    assert told == ["it refuses aloud: NotImplementedError: no second derivative"]
+
+
+def test_first_order_gradcheck_misses_it():
+    assert torch.autograd.gradcheck(Detached.apply, (normal(5),))

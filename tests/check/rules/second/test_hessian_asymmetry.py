@@ -1,0 +1,94 @@
+"""Sound functions pass `hessian-asymmetry`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.second.hessian_asymmetry import check
+from pullback.check.second_order import Outcome
+from pullback.check.subject import Skip
+from tests.check.subjects import findings, normal, subject
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class _Lopsided(Function):
+    """What backward gives, with a second backward that differs by the input's place."""
+
+    @staticmethod
+    def forward(ctx, g, x):
+        ctx.save_for_backward(g, x)
+        return g * x.exp().sum()
+
+    @staticmethod
+    def backward(ctx, dd):
+        g, x = ctx.saved_tensors
+        return dd * x.exp().sum(), (dd * g).sum() * x.exp()
+
+
+class Lopsided(Function):
+    """A forward that nothing can look into, so that the Hessian alone tells."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum() * x.exp().sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return _Lopsided.apply(g, x) * torch.ones_like(x)
+
+
+class Quadratic(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum() * x.exp().sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x.exp().sum() + x.sum() * x.exp())
+
+
+SOUND = {
+    "product": (Product, lambda: (normal(4), normal(4, seed=1))),
+    "quadratic": (Quadratic, lambda: (normal(5),)),
+}
+PLANTED = {"lopsided": (Lopsided, lambda: (normal(5),), "the Hessian")}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    patient = subject(target, *args())
+    patient.trials["second order"] = [Outcome()]  # as where no reference and no difference tells
+    found = list(check(patient))
+
+    assert {f.rule.name for f in found} == {"hessian-asymmetry"}
+    assert any(where in f.at for f in found)
+
+
+def test_known_defect_is_not_told_twice():
+    patient = subject(Lopsided, normal(5))
+    patient.trials["second order"] = [Outcome(skip="told already")]
+
+    assert [type(result) for result in check(patient)] == [Skip]

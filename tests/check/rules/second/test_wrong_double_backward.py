@@ -1,0 +1,174 @@
+"""Sound functions pass `wrong-double-backward`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from pullback.check.rules.second.wrong_double_backward import check
+from tests.check.subjects import findings, normal, skips
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class Linear(Function):
+    """The second derivative is zero, and the gradient has no history by the input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+class Relu(Function):
+    """A mask that was saved is constant on either side of the kink."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x > 0)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+class Once(Function):
+    @staticmethod
+    def forward(ctx, x):
+        e = x.exp()
+        ctx.save_for_backward(x, e)
+        return x * e
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        x, e = ctx.saved_tensors
+        return g * (e + x * e)
+
+
+class Declared(Once):
+    declares = {"once_differentiable": True}  # noqa: RUF012
+
+    @staticmethod
+    def backward(ctx, g):
+        x, e = ctx.saved_tensors
+        return g * (e + x * e)
+
+
+class Intermediate(Once):
+    """`e` is constant to the second backward, `x` is not."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, e = ctx.saved_tensors
+        return g * (e + x * e)
+
+
+class Half(Function):
+    """One of the terms is computed without a graph."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x.sin() * w.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        with torch.no_grad():
+            slope = x.cos()
+        return g * w.exp() * slope, g * x.sin() * w.exp()
+
+
+class _CosineBackward(Function):
+    @staticmethod
+    def forward(ctx, g, x):
+        ctx.save_for_backward(g, x)
+        return -g * x.sin()
+
+    @staticmethod
+    def backward(ctx, dd):
+        g, x = ctx.saved_tensors
+        return -dd * x.sin(), dd * g * x.cos()
+
+
+class Cosine(Function):
+    """A second backward written by hand, with the wrong sign."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx, g):
+        return _CosineBackward.apply(g, *ctx.saved_tensors)
+
+
+SOUND = {
+    "square": (Square, lambda: (normal(5),)),
+    "product": (Product, lambda: (normal(4), normal(4, seed=1))),
+    "linear": (Linear, lambda: (normal(5),)),
+    "kink": (Relu, lambda: (normal(3, 4),)),
+    "once differentiable": (Once, lambda: (normal(5),)),
+    "declared": (Declared, lambda: (normal(5),)),
+    "complex": (Product, lambda: (torch.complex(normal(4), normal(4, seed=1)).detach(),) * 2),
+}
+PLANTED = {
+    "saved intermediate": (Intermediate, lambda: (normal(5),), "with respect to `x`"),
+    "no graph": (Half, lambda: (normal(4), normal(4, seed=1)), "with respect to `x`"),
+    "wrong sign": (Cosine, lambda: (normal(5),), "with respect to `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert {f.rule.name for f in found} == {"wrong-double-backward"}
+    assert any(where in f.at for f in found)
+
+
+def test_refusal_by_decorator_is_a_skip():
+    told = [skip.reason for skip in skips(check, Once, normal(5))]
+
+    assert told == ["it is once differentiable, by decorator or declaration"]
+
+
+def test_first_order_gradcheck_misses_it():
+    assert torch.autograd.gradcheck(Intermediate.apply, (normal(5),))

@@ -1,0 +1,301 @@
+"""`pullback check` checks files, names and ops, says what it used, and ends with the right code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from pullback.cli import check as cli
+from pullback.cli.main import app
+from pullback.errors import PullbackError
+
+OPS = """
+import torch
+from torch import Tensor
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, scale: float = 1.0):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return scale * x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * ctx.scale * x * g, None
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g @ b.T, 2 * a.T @ g
+
+
+class Never(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        raise ValueError("not today")
+
+
+class WithExamples(Square):
+    @staticmethod
+    def examples():
+        return [(torch.ones(2, 2), 3.0), (torch.ones(7), 1.0)]
+
+
+def doubled(x):
+    return 2 * x
+"""
+
+
+@pytest.fixture
+def ops(tmp_path, monkeypatch):
+    """A module `ops_to_check` in the folder where the command runs."""
+    (tmp_path / "ops_to_check.py").write_text(OPS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("ops_to_check", None)
+
+
+def run(*args):
+    return CliRunner().invoke(app, ["check", "--select", "wrong-factor", *args])
+
+
+def test_sound_function_ends_with_code_zero(ops):
+    result = run("ops_to_check.py:Square")
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Square: nothing found. 1 rule, ")
+
+
+@pytest.mark.parametrize("target", ["ops_to_check:Product", "ops_to_check.py:Product"])
+def test_finding_ends_with_code_one(ops, target):
+    result = run(target)
+
+    assert result.exit_code == 1
+    assert result.stdout.startswith("G103 wrong-factor (wrong): ")
+    assert "  place:    ops_to_check.py:27\n" in result.stdout
+
+
+def test_every_function_of_file_is_checked(ops):
+    result = run("ops_to_check.py")
+
+    subjects = ["Square: nothing found", "Product: 1 finding", "WithExamples: nothing found"]
+    assert [subject in result.stdout for subject in subjects] == [True] * 3
+    assert "3 Functions checked, 1 with findings: Product." in result.stdout
+    assert "E403 examples: `ops_to_check.py:Never` must come with inputs" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_target_without_inputs_ends_with_code_two(ops):
+    result = run("ops_to_check.py:Never")
+
+    assert result.exit_code == 2
+    assert "E403 examples: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("ops_to_check:Nothing", "E401 target: `ops_to_check` must have `Nothing`"),
+        ("no_such.py", "E401 target: `no_such.py` must be a file"),
+        ("json", "E401 target: `json` must define a Function to check"),
+        ("torch.ops.no_such.op", "E401 target: `torch.ops.no_such.op` must be an op"),
+    ],
+)
+def test_missing_target_ends_with_code_two(ops, target, said):
+    result = run(target)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_no_target_is_a_usage_error(ops):
+    result = run()
+
+    assert result.exit_code == 2
+    assert "Name a TARGET, or a recording with --inputs." in result.stderr
+
+
+def test_guessed_inputs_are_said(ops):
+    result = run("ops_to_check.py:Product", "--json")
+
+    (report,) = json.loads(result.stdout)["reports"]
+    assert report["examples"] == ["a: float32[3, 4], b: float32[4, 5]"]
+    assert report["notes"] == ["the inputs are guessed from the type hints of forward"]
+
+
+def test_examples_on_class_come_before_hints(ops):
+    result = run("ops_to_check.py:WithExamples", "--json")
+
+    (report,) = json.loads(result.stdout)["reports"]
+    assert report["examples"] == ["x: float32[2, 2], scale: 3.0", "x: float32[7], scale: 1.0"]
+    assert report["notes"] == []
+
+
+def test_given_examples_come_first(ops):
+    result = run(
+        "ops_to_check.py:WithExamples", "--example", "torch.ones(5)", "--example", "2.0", "--json"
+    )
+
+    (report,) = json.loads(result.stdout)["reports"]
+    assert report["examples"] == ["x: float32[5], scale: 2.0"]
+
+
+def test_json_is_all_of_the_output(ops):
+    result = run("ops_to_check.py", "--json")
+
+    document = json.loads(result.stdout)
+    assert [report["subject"] for report in document["reports"]] == [
+        "Square",
+        "Product",
+        "WithExamples",
+    ]
+    assert len(document["errors"]) == 1
+    assert result.exit_code == 1
+
+
+def test_github_prints_annotations(ops):
+    result = run("ops_to_check.py:Product", "--github")
+
+    assert result.stdout.startswith("::error file=ops_to_check.py,line=27,title=G103 wrong-factor")
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_op_of_the_dispatcher_is_checked(ops):
+    result = run("torch.ops.aten.sin")
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("aten.sin: nothing found.")
+
+
+def test_allowed_rule_is_left_out(ops):
+    result = CliRunner().invoke(
+        app,
+        ["check", "ops_to_check:Product", "--select", "gradient", "--allow", "wrong-factor"],
+    )
+
+    assert result.exit_code == 0
+
+
+def test_unknown_rule_is_told(ops):
+    result = CliRunner().invoke(app, ["check", "ops_to_check:Product", "--select", "nothing"])
+
+    assert result.exit_code == 2
+    assert "E404 rule-name: `nothing` must be" in result.stderr
+
+
+def test_progress_is_only_for_terminals(ops):
+    with cli._progress("Square") as tell:
+        assert tell is None
+
+
+def test_recorded_inputs_are_taken(ops):
+    import torch
+
+    from pullback.check.recording import recording
+
+    sys.path.insert(0, str(ops))
+    module = __import__("ops_to_check")
+    with recording() as rec:
+        module.Square.apply(torch.ones(6), 4.0)
+    rec.save("calls.pt")
+
+    result = run("--inputs", "calls.pt", "--json")
+    named = run("ops_to_check.py:Square", "--inputs", "calls.pt", "--json")
+
+    for found in (result, named):
+        (report,) = json.loads(found.stdout)["reports"]
+        assert report["examples"] == ["x: float32[6], scale: 4.0"]
+
+
+SLOW = """
+import time
+import torch
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        if open("count", "a").write("x") and len(open("count").read()) > 12:
+            open("waiting", "w").close()
+            time.sleep(60)
+        return g
+"""
+
+
+def test_interrupt_prints_what_was_found(ops, run_python):
+    (ops / "slow_ops.py").write_text(SLOW, encoding="utf-8")
+    source = os.path.dirname(os.path.dirname(os.path.dirname(cli.__file__)))
+    environment = {**os.environ, "PYTHONPATH": source}
+    command = [
+        sys.executable,
+        "-m",
+        "pullback",
+        "check",
+        "slow_ops.py",
+        "--example",
+        "torch.ones(3)",
+    ]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(600):
+        if (ops / "waiting").exists():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+
+    assert "interrupted: the rules after this were not tried" in out
+    assert process.returncode in (1, 2)
+
+
+# ---- explain ----
+
+
+def explain(*args):
+    return CliRunner().invoke(app, ["explain", *args])
+
+
+@pytest.mark.parametrize("code", ["G103", "g103", "wrong-factor"])
+def test_explain_prints_page_of_rule(code):
+    result = explain(code)
+
+    assert result.stdout.startswith(
+        "G103 wrong-factor (wrong, group gradient, from profile quick on)\n\nA gradient must have"
+    )
+    assert "Cannot see" in result.stdout
+
+
+def test_explain_alone_lists_everything():
+    output = explain().stdout
+
+    assert "  E103 backward-arity\n" in output
+    assert "Rules: gradient\n" in output
+    assert "  G103 wrong-factor " in output
+
+
+def test_explain_of_nothing_is_refused():
+    error = explain("Z999").exception
+
+    assert isinstance(error, PullbackError)
+    assert "E401 target: `Z999` must be the code or name" in str(error)

@@ -1,0 +1,97 @@
+"""The JSON of a report keeps its documented form, and its version."""
+
+import json
+
+import pytest
+
+from pullback.report.json import SCHEMA, VERSION, document, render
+from tests.report.reports import CUT, REPORT, SOUND
+
+
+def faults_of(value, schema, where="document"):
+    """Where a value breaks a schema: the keywords of JSON Schema that ours uses."""
+    kinds = {"object": dict, "array": list, "string": str, "boolean": bool}
+    kinds |= {"integer": int, "number": (int, float)}
+    kind = kinds.get(schema.get("type"))
+    if kind and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        return [f"{where} is no {schema['type']}"]
+    found = []
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{where} is not {schema['const']}")
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{where} is none of {schema['enum']}")
+    if "minimum" in schema and value < schema["minimum"]:
+        found.append(f"{where} is too small")
+    found += [f"{where} has no {name}" for name in schema.get("required", []) if name not in value]
+    for name, inner in schema.get("properties", {}).items():
+        found += faults_of(value[name], inner, f"{where}.{name}") if name in value else []
+    rest = schema.get("additionalProperties")
+    if isinstance(rest, dict):
+        for name, inner in value.items():
+            if name not in schema.get("properties", {}):
+                found += faults_of(inner, rest, f"{where}.{name}")
+    for i, item in enumerate(value if "items" in schema else []):
+        found += faults_of(item, schema["items"], f"{where}[{i}]")
+    return found
+
+
+def test_document_keeps_the_schema():
+    text = render([REPORT, SOUND, CUT], ["E401 target: `x` must be"])
+
+    assert faults_of(json.loads(text), SCHEMA) == []
+
+
+def test_document_is_stable(gold):
+    gold("check.json", render([REPORT, SOUND], ["E401 target: `x` must be"]) + "\n")
+
+
+def test_every_field_is_documented():
+    whole = document([REPORT])
+    report = whole["reports"][0]
+    schema = SCHEMA["properties"]["reports"]["items"]
+
+    assert set(whole) == set(SCHEMA["properties"])
+    assert set(report) == set(schema["properties"])
+    assert set(report["findings"][0]) == set(
+        schema["properties"]["findings"]["items"]["properties"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("reports", "errors", "ok"),
+    [([SOUND], [], True), ([REPORT], [], False), ([SOUND], ["no"], False), ([CUT], [], False)],
+)
+def test_ok_means_all_was_checked(reports, errors, ok):
+    assert document(reports, errors)["ok"] is ok
+
+
+def test_version_is_in_the_document():
+    assert document([])["schema"] == VERSION == "pullback.check/1"
+
+
+def test_place_is_split():
+    finding, no_place, _ = document([REPORT])["reports"][0]["findings"]
+
+    assert (finding["file"], finding["line"]) == ("my ops,old.py", 41)
+    assert (no_place["file"], no_place["line"]) == ("", 0)
+
+
+# ---- the validator itself ----
+
+PLANTED = {
+    "missing": ({}, {"required": ["a"]}),
+    "other type": ({"a": 1}, {"properties": {"a": {"type": "string"}}}),
+    "bool is no number": (True, {"type": "integer"}),
+    "wrong item": ([1, "a"], {"items": {"type": "integer"}}),
+    "wrong value": ({"b": "c"}, {"type": "object", "additionalProperties": {"type": "integer"}}),
+    "none of": ("d", {"enum": ["e"]}),
+    "another": ("d", {"const": "e"}),
+    "negative": (-1, {"type": "integer", "minimum": 0}),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_document_is_refused(fault):
+    value, schema = PLANTED[fault]
+
+    assert len(faults_of(value, schema)) == 1

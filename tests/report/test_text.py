@@ -1,0 +1,72 @@
+"""A report on the screen has the words of `str(report)`, in colour and in lines where it may."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from pullback.report.text import render, show
+from tests.report.reports import CUT, REPORT, SOUND
+
+
+def shown(report, monkeypatch, *, width=60, terminal=True, **environment):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    file = io.StringIO()
+    show(report, Console(file=file, width=width, force_terminal=terminal))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("report", [REPORT, SOUND, CUT], ids=["findings", "sound", "interrupted"])
+def test_pipe_gets_the_plain_text(report, monkeypatch):
+    text = shown(report, monkeypatch, terminal=False)
+
+    assert text == f"{report}\n"
+
+
+def test_terminal_gets_colours_by_severity(monkeypatch):
+    text = shown(REPORT, monkeypatch)
+
+    assert "\x1b[1;31mG101 wrong-gradient" in text
+    assert "\x1b[1;33mY401 cotangent-layout" in text
+    assert "\x1b[1;34mB854 unread-saved" in text
+    assert "\x1b[32m0.170933" in text
+    assert "\x1b[31m-0.0634372" in text
+
+
+def test_sound_report_is_green(monkeypatch):
+    assert "\x1b[1;32mCube: nothing found" in shown(SOUND, monkeypatch)
+    assert "32m" not in shown(CUT, monkeypatch)
+
+
+def test_no_color_is_respected(monkeypatch):
+    text = shown(REPORT, monkeypatch, NO_COLOR="1")
+
+    assert "31m" not in text
+    assert "32m" not in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_lines_fit_the_terminal(width, monkeypatch):
+    text = re.sub(r"\x1b\[[\d;]*m", "", shown(REPORT, monkeypatch, width=width))
+
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert " ".join(text.split()) == " ".join(str(REPORT).split())
+
+
+def test_code_is_not_broken():
+    text = render(REPORT, width=20).plain
+
+    assert "    assert torch.ones(1) == 2  # 100%\n" in text
+
+
+def test_markup_in_words_is_text(monkeypatch):
+    assert "[bold]backward[/]" in shown(REPORT, monkeypatch)
+
+
+def test_reasons_are_told_once():
+    assert "  not tried: B854, Y401: it has none" in str(REPORT).splitlines()
