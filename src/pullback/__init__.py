@@ -3,6 +3,9 @@
 from pullback.check import assert_sound as assert_sound
 from pullback.check import check as check
 from pullback.check import recording as recording
+from pullback.compose import combine as combine
+from pullback.compose import hybrid as hybrid
+from pullback.compose import nest as nest
 from pullback.derive import derive as derive
 from pullback.derive import jvp_of as jvp_of
 from pullback.derive import vmap_of as vmap_of

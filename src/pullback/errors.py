@@ -326,6 +326,28 @@ class RecordingError(PullbackError, ValueError):
     name = "recording"
 
 
+# ---- composition ----
+
+
+class GroupingError(PullbackError, ValueError):
+    """The groups given to `hybrid` cannot be nodes of the program.
+
+    A group is a collection of unit numbers, as `explain()` prints them. Each unit is in one group
+    at most, and no two groups may wait for each other: where one unit of a group needs what another
+    group makes of this group's outputs, there is no order to run them in.
+    """
+
+    code = "E501"
+    name = "grouping"
+
+
+class BackendError(PullbackError, ValueError):
+    """`backend` is not the name of a backend that is there."""
+
+    code = "E502"
+    name = "backend"
+
+
 class InternalError(PullbackError, AssertionError):
     """A law of pullback's own was broken: please report it, with the text of this error."""
 

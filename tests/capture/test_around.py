@@ -1,10 +1,15 @@
 """`state_around` is another value as soon as something changes that a program reads."""
 
+import collections
 import functools
+import math
+import random
 import types
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from pullback.capture.around import state_around
@@ -158,4 +163,153 @@ def test_cycles_and_large_things_come_to_an_end():
 
     assert state_around(program) == state_around(program)
     bind([list(range(100)) for _ in range(100)])
-    assert len(state_around(program)) < 2000
+    assert len(state_around(program).entries) < 2000
+
+
+# ---- objects and classes ----
+
+
+class Settings:
+    gain = 2.0
+
+    def __init__(self):
+        self.own = 1.0
+
+    @property
+    def doubled(self):
+        return self.gain * FACTOR
+
+    def scale(self):
+        return self.hidden()
+
+    def hidden(self):
+        return self.gain
+
+
+class Slotted:
+    __slots__ = ("gain",)
+
+    def __init__(self):
+        self.gain = 2.0
+
+
+def by_class(x):
+    return x * Settings.gain
+
+
+def reading(value, read):
+    return lambda x: x * read(value)
+
+
+CHANGES = {
+    "class attribute": (Settings, lambda s: s.gain, lambda s: setattr(s, "gain", 3.0)),
+    "attribute by a method": (
+        Settings(),
+        lambda s: s.scale(),
+        lambda s: setattr(Settings, "gain", 3.0),
+    ),
+    "own attribute": (Settings(), lambda s: s.own, lambda s: setattr(s, "own", 3.0)),
+    "slot": (Slotted(), lambda s: s.gain, lambda s: setattr(s, "gain", 3.0)),
+    "deque": (collections.deque([1.0]), lambda d: d[0], lambda d: d.append(2.0)),
+    "array": (np.ones(3), lambda a: float(a[0]), lambda a: a.fill(3)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_change_inside_an_object_is_seen(what, monkeypatch):
+    value, read, change = CHANGES[what]
+    monkeypatch.setattr(Settings, "gain", 2.0)
+    program = reading(value, read)
+    before = state_around(program)
+    again = state_around(program)
+    change(value)
+
+    assert again == before
+    assert state_around(program) != before
+
+
+def test_method_that_is_exchanged_is_seen(monkeypatch):
+    program = reading(Settings(), lambda s: s.scale())
+    before = state_around(program)
+    monkeypatch.setattr(Settings, "hidden", lambda self: 5.0)
+
+    assert state_around(program) != before
+
+
+class ByGlobal(nn.Module):
+    def forward(self, x):
+        return x * FACTOR
+
+
+def test_global_that_a_module_reads_is_seen(monkeypatch):
+    module = ByGlobal()
+    before = state_around(module)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+
+    assert state_around(module) != before
+
+
+def test_module_may_hold_tensors_that_are_no_buffers():
+    module = Scale()
+    module.table = torch.ones(3)
+    before = state_around(module)
+    module.table = torch.ones(3)
+
+    assert state_around(module) != before
+
+
+# ---- whether all was seen ----
+
+
+def simple(x):
+    return F.relu(x) * math.pi
+
+
+def by_import(x):
+    import operator
+
+    return operator.neg(x)
+
+
+def by_random(x):
+    return x * random.random()
+
+
+def by_generator(x):
+    return x * next(GENERATOR)
+
+
+GENERATOR = iter([1.0])
+OPEN_FILE = open(__file__)  # noqa: SIM115
+OPEN_FILE.close()
+
+
+def by_file(x):
+    return x * len(OPEN_FILE.name)
+
+
+def by_many(x):
+    return x * MANY[0][0]
+
+
+MANY = [[float(i)] for i in range(1000)]
+
+
+@pytest.mark.parametrize("program", [simple, by_global, by_helper, by_class, by_import])
+def test_what_can_be_looked_at_is_whole(program):
+    assert state_around(program).is_whole
+
+
+@pytest.mark.parametrize("program", [by_random, by_generator, by_file, by_many])
+def test_what_can_change_unseen_is_not_whole(program):
+    assert not state_around(program).is_whole
+
+
+def test_tensors_are_told_apart():
+    weight = torch.ones(2)
+    program, bind = closing_over(weight)
+    before = state_around(program)
+    bind(torch.ones(2))
+
+    assert len(before.tensors) == 1
+    assert state_around(program).tensors != before.tensors

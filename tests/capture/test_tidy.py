@@ -7,7 +7,7 @@ import pullback as pb
 from pullback.capture.joint import capture
 from pullback.capture.marks import is_random
 from pullback.capture.tidy import is_mutable
-from pullback.graph.parts import FORWARD, calls
+from pullback.graph.parts import FORWARD, calls, phase_of
 from tests.capture.cases import normal
 from tests.capture.functions import family
 
@@ -146,3 +146,16 @@ def test_names_that_clash_are_numbered():
     found = capture(program, (normal(3),))
 
     assert [n.name for n in found.joint.inputs] == ["one_w", "one_w_1", "two_w"]
+
+
+def test_long_programs_are_walked_once():
+    """Each step uses the one before it three times: a walk along every path would never end."""
+
+    def program(x):
+        for _ in range(60):
+            x = x * torch.where(x > 0, x, x.sin())
+        return x
+
+    found = capture(program, (normal(3),))
+
+    assert sum(phase_of(node) == FORWARD for node in calls(found.joint.graph)) >= 180

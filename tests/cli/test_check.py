@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -72,7 +75,8 @@ def ops(tmp_path, monkeypatch):
 
 
 def run(*args):
-    return CliRunner().invoke(app, ["check", "--select", "wrong-factor", *args])
+    options = ["--profile", "quick", "--select", "wrong-factor"]
+    return CliRunner().invoke(app, ["check", *options, *args])
 
 
 def test_sound_function_ends_with_code_zero(ops):
@@ -88,7 +92,7 @@ def test_finding_ends_with_code_one(ops, target):
 
     assert result.exit_code == 1
     assert result.stdout.startswith("G103 wrong-factor (wrong): ")
-    assert "  place:    ops_to_check.py:27\n" in result.stdout
+    assert "  place:    ops_to_check.py:25\n" in result.stdout
 
 
 def test_every_function_of_file_is_checked(ops):
@@ -172,7 +176,7 @@ def test_json_is_all_of_the_output(ops):
 def test_github_prints_annotations(ops):
     result = run("ops_to_check.py:Product", "--github")
 
-    assert result.stdout.startswith("::error file=ops_to_check.py,line=27,title=G103 wrong-factor")
+    assert result.stdout.startswith("::error file=ops_to_check.py,line=25,title=G103 wrong-factor")
     assert len(result.stdout.splitlines()) == 1
 
 
@@ -252,6 +256,8 @@ def test_interrupt_prints_what_was_found(ops, run_python):
         "pullback",
         "check",
         "slow_ops.py",
+        "--profile",
+        "quick",
         "--example",
         "torch.ones(3)",
     ]
@@ -299,3 +305,36 @@ def test_explain_of_nothing_is_refused():
 
     assert isinstance(error, PullbackError)
     assert "E401 target: `Z999` must be the code or name" in str(error)
+
+
+# ---- what the documents show ----
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def session():
+    """What `docs/check.md` shows to be typed, and to be printed."""
+    text = (ROOT / "docs" / "check.md").read_text("utf-8")
+    typed, _, printed = text.partition("$ pullback ")[2].partition("```")[0].partition("\n")
+    return shlex.split(typed), printed.strip()
+
+
+def without_counts(text):
+    return re.sub(r"\d+ rules?, \d+ runs, (.*), [\d.]+ s\.", r"\1", text)
+
+
+def test_shown_session_is_what_is_printed(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    typed, printed = session()
+    result = CliRunner().invoke(app, typed)
+    sys.modules.pop("my_complex_op", None)
+
+    assert without_counts(result.stdout.strip()) == without_counts(printed)
+
+
+def test_readme_shows_the_same_finding():
+    _, printed = session()
+    finding = printed.partition("  repro:")[0].strip()
+
+    assert finding in (ROOT / "README.md").read_text("utf-8")

@@ -54,6 +54,20 @@ class Ordered(Square):
     def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.sort().values
+
+
+class Broken(Square):
+    @staticmethod
+    def backward(ctx, g):
+        raise ValueError("not yet")
+
+
+class Unwritten(torch.autograd.Function):
+    examples = (torch.ones(2), torch.ones(2))
+
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
 '''
 
 
@@ -147,6 +161,22 @@ def test_undecided_backward_ends_with_code_two(ops):
     assert result.exit_code == 2
     assert result.output.startswith("Ordered: unknown\n")
     assert "the derived gradient uses `" in result.output
+
+
+def test_backward_that_raises_is_undecided(ops):
+    result = run("derive", "ops_of_a_user:Broken", "--prove")
+
+    assert result.exit_code == 2
+    assert "Broken: unknown\n  it raises ValueError: not yet\n" in result.output
+
+
+def test_class_without_backward_is_printed(ops):
+    result = run("derive", "ops_of_a_user:Unwritten")
+
+    assert result.exit_code == 0
+    assert "class Unwritten(torch.autograd.Function):" in result.output
+    assert "def forward(ctx, x, w):" in result.output
+    assert "grad_x = grad_out * w" in result.output
 
 
 def test_no_seconds_decide_nothing(ops):

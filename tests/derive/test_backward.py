@@ -183,19 +183,34 @@ def test_unused_output_runs_no_hand_written_backward(place):
     assert differences(got, reached(program, arguments, place)) == []
 
 
-def test_hand_written_backward_needs_every_output_to_draw():
+def test_unused_output_of_a_program_that_draws():
     def program(x, y):
         return Shrinking.apply(x) * torch.rand_like(x), y.sin()
 
     arguments = normal(3), normal(3)
+    D = derive(program, *arguments)
+    got, expected = reached(D.apply, arguments, 1), reached(program, arguments, 1)
+
+    assert differences(got, expected) == []
+
+
+def test_hand_written_backward_needs_every_output_of_old():
+    factor = 2.0
+
+    def program(x, y):
+        return Shrinking.apply(x) * factor, y.sin()
+
+    arguments = normal(3), normal(3)
+    outputs = derive(program, *arguments).apply(*arguments)
+    factor = 3.0
     with pytest.raises(CaptureError) as caught:
-        reached(derive(program, *arguments).apply, arguments, 1)
+        torch.autograd.grad(outputs[1].sum(), arguments, allow_unused=True)
 
     assert str(caught.value) == (
         "E301 capture: `program`, which holds hand-written backwards, must have a gradient for "
         "each of its outputs\n"
-        "  got:      an output that nobody uses, and no way to run it again: it draws random "
-        "numbers, or what it reads from around it has changed\n"
+        "  got:      an output that nobody uses, and no way to run it again: an input, or what it "
+        "reads from around it, has changed\n"
         "  fix:      add the unused output, times zero, to what is differentiated"
     )
 
@@ -750,6 +765,27 @@ def test_budget_of_bytes_is_kept(name, share):
     assert differences(gradients, pulled(case.program, arguments)) == []
 
 
+def test_budget_of_bytes_holds_for_every_size():
+    def program(x):
+        return x.sin().exp().tanh() * x.cos()
+
+    derived = derive(program, normal(4), save=64)
+    for size in (4, 8, 1000):
+        x = normal(size) * 1  # no leaf: to keep it costs its bytes
+        assert bytes_kept(derived, x) <= 64
+
+
+def bytes_kept(derived, x):
+    """How many a call keeps; none if what it must keep is more than its policy says."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes), id):
+        try:
+            derived.apply(x)
+        except PolicyError:
+            return 0
+    return sum(kept)
+
+
 def test_leapfrog_saves_no_intermediate():
     arguments = CASES["leapfrog"].arguments()
     derived("leapfrog").apply(*arguments)
@@ -953,3 +989,69 @@ def test_compiled_call_serves_other_dtypes_and_ranks():
 def test_most_common_cases_are_enough():
     assert len(CASES) >= 60
     assert 3 * len(COMMON) >= len(CASES) / 2
+
+
+# ---- what a call is made under ----
+
+
+def test_program_may_switch_autocast_off():
+    def program(x, w):
+        with torch.autocast("cpu", enabled=False):
+            return (x @ w).exp()
+
+    x, w = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+    derived = derive(program, x, w)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = derived.apply(x, w), program(x, w)
+        again = torch.autograd.grad(got.sum(), (x, w))
+
+    assert got.dtype is torch.float32
+    assert torch.equal(got, expected)
+    assert differences(again, torch.autograd.grad(expected.sum(), (x, w)), tolerance=1e-6) == []
+
+
+def test_without_recording_the_program_runs():
+    def program(x):
+        return x * 2 if torch.is_grad_enabled() else x * 3
+
+    x = torch.randn(3, requires_grad=True)
+    derived = derive(program, x)
+    with torch.no_grad():
+        got = derived.apply(x)
+
+    assert torch.equal(got, 3 * x)
+    assert torch.equal(derived.apply(x), 2 * x)
+
+
+def test_second_derivative_sees_the_numbers_of_forward():
+    def program(x):
+        return torch.nn.functional.dropout(x, 0.5) * x.exp()
+
+    x = torch.randn(20, dtype=torch.float64, requires_grad=True)
+    derived = derive(program, x)
+    found = []
+    for call in (derived.apply, program):
+        torch.manual_seed(3)
+        (first,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        found.append([first, second, torch.rand(2)])
+
+    assert differences(*found) == []
+
+
+def test_function_class_is_derived_from_its_forward():
+    class TwoOf(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            step = (x > 0).to(x.dtype)
+            ctx.mark_non_differentiable(step)
+            return (x * w).sin(), step
+
+    x, w = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    derived = derive(TwoOf, x, w)
+    outputs = derived.apply(x, w)
+
+    assert derived.__name__ == "TwoOf"
+    assert [y.requires_grad for y in outputs] == [True, False]
+    assert "def forward(ctx, x, w):" in derived.source()
+    assert torch.autograd.gradcheck(lambda x, w: derived.apply(x, w)[0], (x, w))

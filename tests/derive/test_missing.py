@@ -251,7 +251,7 @@ def test_class_without_gradient_is_left_alone(monkeypatch):
             return y, x.argmax()
 
     module = importlib.import_module("pullback.derive.backward")
-    monkeypatch.setattr(module, "derive", lambda *_, **__: pytest.fail("derived"))
+    monkeypatch.setattr(module, "make_derived", lambda *_, **__: pytest.fail("derived"))
     for _ in range(2):
         out = Index.apply(normal(3))
 
@@ -392,7 +392,9 @@ def test_forward_mode_is_that_of_forward(function):
     assert differences(list(got), list(expected)) == []
 
 
-@styles
+@pytest.mark.parametrize(
+    "function", [Scaled, pytest.param(Apart, marks=pytest.mark.slow)], ids=["one", "apart"]
+)
 def test_compiled_call_is_that_of_forward(function):
     def program(x, w, power):
         return function.apply(x, w, power, bias=w)
@@ -426,6 +428,7 @@ def test_compiled_call_keeps_marks():
     assert [y.requires_grad for y in got] == [True, False]
 
 
+@pytest.mark.slow
 def test_opaque_class_is_derived_under_compile():
     class Opaque(pb.Function):
         is_traceable = False
@@ -469,6 +472,72 @@ def test_checkpoint_and_threads_may_call():
 
     assert differences(got, expected) == []
     assert found == [[]] * 4
+
+
+class CubeOfTorch(torch.autograd.Function):
+    """Saves an intermediate: PyTorch differentiates it as a constant."""
+
+    @staticmethod
+    def forward(ctx, x):
+        square = x * x
+        ctx.save_for_backward(x, square)
+        return x * square
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        x, square = ctx.saved_tensors
+        return cotangent * (2 * x * x + square)
+
+
+class Captured(pb.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return CubeOfTorch.apply(x.sin())
+
+
+class Branching(pb.Function):
+    """By a value, so that its ops run as they are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.sin()
+        return CubeOfTorch.apply(y) if x.sum() < 100 else y
+
+
+class Partly(pb.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return CubeOfTorch.apply(x.sin())
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return pb.derived
+
+
+@pytest.mark.parametrize("function", [Captured, Branching, Partly], ids=lambda f: f.__name__)
+def test_intermediates_of_functions_inside_keep_history(function):
+    x = normal(3)
+    (first,) = grad(function.apply(x).sum(), x, create_graph=True)
+    (expected,) = grad((x.sin() ** 3).sum(), x, create_graph=True)
+
+    assert differences([first], [expected]) == []
+    assert differences(grad(first.sum(), x), grad(expected.sum(), x)) == []
+
+
+def test_what_changes_unseen_runs_as_ops():
+    gains = iter([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0])
+
+    class Reads(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * next(gains)
+
+    x = normal(3)
+    outs = [Reads.apply(x) for _ in range(2)]
+
+    assert type(outs[0].grad_fn).__name__ == "MulBackward0"
+    assert differences(grad(outs[1].sum(), x), [(outs[1] / x).detach()]) == []
+    assert not torch.equal(*outs)
 
 
 # ---- what cannot be derived ----

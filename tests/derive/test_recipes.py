@@ -1,5 +1,6 @@
 """Recipes are captured when a call of a new kind comes, kept, and found again."""
 
+import itertools
 import threading
 import types
 
@@ -10,7 +11,7 @@ from torch import nn
 from pullback.derive import recipes as module
 from pullback.derive.backward import derive
 from pullback.derive.recipes import KINDS, Recipes
-from pullback.errors import DifferingCaptureError
+from pullback.errors import CaptureError, DifferingCaptureError
 from tests.derive.functions import (
     CASES,
     COMMON_THEN_EVERY,
@@ -323,3 +324,78 @@ def test_policy_decides_what_is_saved(save):
     kept = [t for t in saved if not any(t is x for x in inputs_of(arguments))]
 
     assert [list(t.shape) for t in kept] == ([] if save == "inputs" else [[4, 5]])
+
+
+# ---- what a program keeps, and what has no gradient ----
+
+
+class Cached(torch.nn.Module):
+    """Makes a table at its first call, and a longer one when it must."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None or self.table.shape[0] < x.shape[0]:
+            self.table = torch.arange(x.shape[0], dtype=x.dtype).cos()
+        return x * self.table[: x.shape[0], None]
+
+
+def test_table_of_the_first_call_is_real():
+    module = Cached()
+    derived = derive(module, torch.randn(4, 2, requires_grad=True))
+    for rows in (4, 9, 3):
+        x = torch.randn(rows, 2, requires_grad=True)
+
+        assert torch.equal(derived.apply(x), Cached()(x))
+    assert type(module.table) is torch.Tensor
+
+
+class Watched(torch.nn.Module):
+    """Keeps what it computed last."""
+
+    def forward(self, x):
+        self.last = x.softmax(-1)
+        return self.last * x
+
+
+def test_tensor_kept_for_later_is_refused():
+    with pytest.raises(CaptureError) as caught:
+        derive(Watched(), torch.randn(3, requires_grad=True))
+
+    assert str(caught.value) == (
+        "E301 capture: `Watched` must not keep the tensors of a call for later to be derived\n"
+        "  got:      a tensor from inside it that can be reached from around it after the call\n"
+        "  fix:      return it as one more output"
+    )
+
+
+def test_input_without_derivative_is_no_hindrance():
+    def program(x, mean, var):
+        return torch.nn.functional.batch_norm(x, mean, var)
+
+    x, mean, var = torch.randn(5, 3, requires_grad=True), torch.zeros(3), torch.full((3,), 4.0)
+    derived = derive(program, x, mean, var)
+    (got,) = torch.autograd.grad(derived.apply(x, mean, var).sum(), x)
+
+    assert torch.allclose(got, torch.full_like(x, 0.5))
+    assert "grad_mean" not in derived.source()
+
+
+def test_strict_recipes_refuse_what_changes_unseen():
+    counter = itertools.count(1)
+
+    def program(x):
+        return x * (next(counter) > 0)
+
+    x = torch.randn(3, requires_grad=True)
+    Recipes(program, "auto").general((x,))
+    with pytest.raises(CaptureError) as caught:
+        Recipes(program, "auto", is_strict=True).general((x,))
+
+    assert str(caught.value) == (
+        "E301 capture: `program` must read from around it only what can be looked at\n"
+        "  got:      something that can change unseen\n"
+        "  fix:      pass it as an argument"
+    )

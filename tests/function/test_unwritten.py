@@ -63,6 +63,9 @@ class PartApart(pb.Function):
 
 
 parts = pytest.mark.parametrize("function", [Part, PartApart], ids=["one", "apart"])
+one_part_then_both = pytest.mark.parametrize(
+    "function", [Part, pytest.param(PartApart, marks=pytest.mark.slow)], ids=["one", "apart"]
+)
 
 
 @parts
@@ -236,7 +239,7 @@ def test_rest_is_derived_under_transforms():
     assert differences([hand], [3 * x]) == []
 
 
-@parts
+@one_part_then_both
 def test_rest_is_derived_around_compiled_code(function):
     compiled = torch.compile(lambda x, w: function.apply(x, w) + 1, backend="aot_eager")
     x, w = normal(2, 3), normal(3)
@@ -245,7 +248,7 @@ def test_rest_is_derived_around_compiled_code(function):
     assert differences(got, [3 * x, *grad(plain(x, w).sum(), w)]) == []
 
 
-@parts
+@one_part_then_both
 def test_rest_is_derived_in_compiled_autograd(function):
     x, w = normal(2, 3), normal(3)
     out = function.apply(x, w).sum()

@@ -36,7 +36,11 @@ _FIXED = (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented
 # Libraries that keep nothing to themselves that a result could depend on.
 _PURE = {"torch", "pullback", "math", "cmath", "operator", "functools", "itertools", "collections"}
 _PURE |= {"builtins", "typing", "types", "enum", "abc", "dataclasses", "contextlib", "numbers"}
-_CALLED = ("forward", "setup_context", "__call__")  # attributes that a call reads without naming them
+_CALLED = (
+    "forward",
+    "setup_context",
+    "__call__",
+)  # attributes that a call reads without naming them
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,9 @@ class _Look:
             yield from self._of_dict(getattr(value, "__dict__", {}), depth)
             self._add(depth, *(getattr(value, name, None) for name in _slots_of(kind)))
             self._note(kind)
-            self.is_whole &= isinstance(value, _FIXED) or all(map(_is_python, kind.__mro__[:-1]))
+            self.is_whole &= isinstance(value, _FIXED) or all(
+                _is_text(_module_of(base)) for base in kind.__mro__[:-1]
+            )
 
     def _of_module(self, module: nn.Module, depth: int) -> Iterator[Any]:
         """A module, and those inside it however deep."""
@@ -180,10 +186,12 @@ class _Look:
         """Remember a class of the user's; of other libraries, only some are known to be pure."""
         if isinstance(value, type):
             for base in value.__mro__:
-                if _is_users(base.__module__):
+                if _is_users(_module_of(base)):
                     self.classes.setdefault(base, set())
-        name = value.__module__ if isinstance(value, type) else value.__name__
-        self.is_whole &= name.split(".")[0] in _PURE or _is_users(name)
+            name, module = value.__module__, _module_of(value)
+        else:
+            name, module = value.__name__, value
+        self.is_whole &= name.split(".")[0] in _PURE or _is_users(module)
 
     def _of_classes(self) -> Iterator[Any]:
         """The attributes of the user's classes that the code mentions."""
@@ -211,7 +219,7 @@ class _Look:
         for name in names:
             value = _named(name, function.__globals__)
             self._add(depth, value)
-            if isinstance(value, ModuleType) and _is_users(value.__name__):
+            if isinstance(value, ModuleType) and _is_users(value):
                 self._add(depth, *map(vars(value).get, names))
 
 
@@ -242,22 +250,20 @@ def _contents(cell: Any) -> Any:
 # ---- objects ----
 
 
-def _is_users(module: str) -> bool:
-    """Whether the user wrote the module of this name."""
-    known = sys.modules.get(module)
-    if known is None:
-        return module == "__main__"
-    return is_users_file(getattr(known, "__file__", None) or "") and _is_text(known)
-
-
-def _is_python(cls: type) -> bool:
-    """Whether a class is written in Python: nothing of its objects is hidden."""
-    return cls.__module__ == "__main__" or _is_text(sys.modules.get(cls.__module__))
+def _is_users(module: Any) -> bool:
+    """Whether the user wrote a module."""
+    return _is_text(module) and is_users_file(getattr(module, "__file__", None) or "")
 
 
 def _is_text(module: Any) -> bool:
-    file = getattr(module, "__file__", None)
-    return (file is None and not hasattr(module, "__spec__")) or str(file).endswith(".py")
+    """Whether a module is written in Python; one that is not known by its name is."""
+    if module is None or module.__name__ == "__main__":
+        return True
+    return str(getattr(module, "__file__", None)).endswith(".py")
+
+
+def _module_of(cls: type) -> Any:
+    return sys.modules.get(cls.__module__)
 
 
 def _slots_of(kind: type) -> list[str]:

@@ -69,7 +69,7 @@ class Turns(DispatchMode):  # type: ignore[misc]
     so they do after `MOST` turns, since a turn costs more than a small operator.
     """
 
-    PATIENCE = 0.02
+    PATIENCE = 0.5
     MOST = 3000
 
     def __init__(self, table: TurnTable, seat: int) -> None:

@@ -64,8 +64,10 @@ class Example:
         return self.map(lambda t: cast(t, dtype), label or f"in {name_of(dtype)}")
 
     def double(self) -> Example:
-        """The example in float64, with the same values."""
-        return self.to(torch.float64)
+        """The example in float64, with the same values; itself where it is so already."""
+        wide = (torch.float64, torch.complex128)
+        tensors = [t for t in tensors_in(self.args) if can_differ(t)]
+        return self if all(t.dtype in wide for t in tensors) else self.to(torch.float64)
 
     def need(self, needs: frozenset[int], label: str = "") -> Example:
         """The example with grad required at other positions."""

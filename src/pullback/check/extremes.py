@@ -21,6 +21,7 @@ from pullback.check.subject import Subject
 from pullback.check.trials import ENOUGH, Trial, is_finite
 
 Cotangents = Sequence["Tensor | None"]
+STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
 LOOKS = 4  # so many entries that are not finite are looked at
 
 
@@ -92,6 +93,8 @@ def not_finite(
         return
     wide = tuple(None if c is None else _wide(c) for c in cotangents)
     exact = called.example.double()
+    sizes = [float(c.abs().max()) for c in wide if c is not None and c.numel()]
+    most = STEEP * max(sizes, default=0.0)
     places = tuple(positions[name] for name in spoiled)
     want = subject.reference.gradients(exact, wide, places) or {}
     eager = subject.reference.gradients(called.example, cotangents, places) or {}
@@ -100,10 +103,12 @@ def not_finite(
         for flat in (~torch.isfinite(grad.detach())).flatten().nonzero()[:LOOKS, 0].tolist():
             truth = _finite(want.get(position), flat)
             if truth is None or _finite(eager.get(position), flat) is None:
+                if not _is_inside(subject, exact, wide):
+                    break
                 truth = _smooth(subject, exact, wide, position, flat)
             elif _jumps(subject, exact, wide, position, flat):
                 truth = None
-            if truth is None or abs(truth) > torch.finfo(grad.dtype).max / 16:
+            if truth is None or abs(truth) > min(most, torch.finfo(grad.dtype).max / 16):
                 continue
             wrong = int((~torch.isfinite(grad.detach())).sum())
             yield Mismatch(
@@ -156,6 +161,23 @@ def _jumps(
         return False
     curve = subject.reference.curve(example, cotangents, {position: unit})
     return all(math.isfinite(curve(step)) for step in (1e-3, -1e-3))
+
+
+def _is_inside(subject: Subject, example: Example, cotangents: Cotangents) -> bool:
+    """Whether forward is finite all around, in every input: at the edge of its domain anything may
+    be not finite.
+    """
+    generator = torch.Generator().manual_seed(41)
+    along = {
+        i: torch.randn(example.args[i].shape, generator=generator, dtype=torch.float64)
+        for i in example.needs
+        if not example.args[i].is_complex()
+    }
+    curve = subject.reference.curve(example, cotangents, along)
+    try:
+        return all(math.isfinite(curve(step)) for step in (1e-3, -1e-3, 1e-6, -1e-6))
+    except Exception:
+        return False
 
 
 def _smooth(

@@ -22,7 +22,7 @@ from pullback.check.mismatch import (
     index_of,
     tolerance_for,
 )
-from pullback.check.reference import Reference, inner
+from pullback.check.reference import STEP, Reference, inner
 from pullback.check.run import Run
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
@@ -157,10 +157,22 @@ class Case:
             slack = 10 * tolerance.relative * size + tolerance.floor
             if not estimate.is_known or estimate.agrees(told, slack):
                 continue
-            if self._has_kink(along):
+            if self._has_kink(along) or not self._is_confirmed(along, estimate, told, slack):
                 continue
+            if k >= DIRECTIONS and any(map(self._has_kink, self._random(value))):
+                continue  # smooth along one coordinate by chance: at ties, sides may agree
             return self._searched(have, tolerance, along, estimate, told, k)
         return None
+
+    def _is_confirmed(self, along: Tensor, first: Estimate, told: float, slack: float) -> bool:
+        """Whether smaller steps give the same slope: among many kinks, large ones cross some."""
+        for step in (STEP / 8, STEP / 64):
+            finer = self.reference.slope(self.exact, self.cotangents, {self.position: along}, step)
+            if finer.is_known and (
+                finer.agrees(told, slack) or not first.agrees(finer.value, slack)
+            ):
+                return False
+        return True
 
     def _searched(
         self,
@@ -232,6 +244,12 @@ class Case:
         return [unit, unit * 1j] if value.is_complex() else [unit]
 
     def _directions(self, value: Tensor, have: Tensor) -> Iterator[Tensor]:
+        yield from self._random(value)
+        if value.numel() <= COORDINATES // 2:
+            for flat in range(value.numel()):
+                yield from self._units(flat)
+
+    def _random(self, value: Tensor) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(5)
         for _ in range(DIRECTIONS):
             along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
@@ -239,9 +257,6 @@ class Case:
                 imaginary = torch.randn(value.shape, generator=generator, dtype=torch.float64)
                 along = torch.complex(along, imaginary)
             yield along / along.abs().max().clamp_min(1e-3)
-        if value.numel() <= COORDINATES // 2:
-            for flat in range(value.numel()):
-                yield from self._units(flat)
 
     def _settled(
         self, want: Tensor, worst: int, tolerance: Tolerance

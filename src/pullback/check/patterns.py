@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,8 +64,7 @@ def _cut(name: str) -> Pattern:
 def _scaled(name: str, ratio: float, run: Run) -> Pattern:
     if abs(ratio + 1) < 1e-6:
         return Pattern(SIGN, "the sign is flipped everywhere", f"negate the gradient of `{name}`")
-    sizes = _sizes(run)
-    for size in sizes:
+    for size in _sizes(name, run):
         if size > 1 and abs(ratio * size - 1) < 1e-6:
             why = f"it is {size} times too small, as a mean over {size} entries is"
             return Pattern(REDUCTION, why, f"sum where the gradient of `{name}` takes a mean")
@@ -72,7 +72,11 @@ def _scaled(name: str, ratio: float, run: Run) -> Pattern:
     return Pattern(FACTOR, why, f"divide the gradient of `{name}` by {ratio:.6g}")
 
 
-def _sizes(run: Run) -> set[int]:
+def _sizes(name: str, run: Run) -> set[int]:
+    """How many entries a mean may be over; none where every output has the shape of the input."""
+    leaf = run.leaves.get(name)
+    if leaf is not None and all(output.shape == leaf.shape for output in run.outputs):
+        return set()
     found: set[int] = set()
     for tensor in (*run.outputs, *run.leaves.values()):
         found |= {tensor.numel(), *tensor.shape}
@@ -91,8 +95,17 @@ def _ratio(have: Tensor, want: Tensor) -> float | None:
         if abs(ratio.imag) > 1e-9 * abs(ratio):
             return None
         ratio = ratio.real
+    if int((size > 0).sum()) == 1 and not _is_simple(ratio):
+        return None  # any two numbers have a ratio
     limit = 1e-6 * float(size.max()) * max(1.0, abs(ratio))
     return ratio if bool(((have - ratio * want).abs() <= limit).all()) else None
+
+
+def _is_simple(ratio: float) -> bool:
+    """Whether a factor is one that people write: a fraction of small numbers."""
+    return math.isfinite(ratio) and any(
+        abs(ratio * n - round(ratio * n)) < 1e-6 and round(ratio * n) != 0 for n in range(1, 13)
+    )
 
 
 def _swapped_with(mismatch: Mismatch, others: Sequence[Mismatch]) -> str:

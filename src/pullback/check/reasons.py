@@ -12,19 +12,22 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from pullback.check.subject import Subject
-from pullback.derive.backward import derive
-from pullback.derive.blame import UNKNOWN, blame
-from pullback.derive.fault import Fault
 from pullback.derive.plain import program_of
+
+if TYPE_CHECKING:
+    from pullback.derive.fault import Fault
 
 # Seconds to search for a reason, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
+
+UNKNOWN = "it follows no simple pattern"  # as `blame` says where it found none
 
 LONGEST = 24  # lines of a backward that is shown
 
@@ -45,6 +48,26 @@ class _Known:
 
 
 _known: WeakKeyDictionary[Subject, _Known] = WeakKeyDictionary()
+
+
+def blame(*args: Any, **options: Any) -> Any:
+    """`derive.blame.blame`: with it comes Dynamo, which the quick profile does without."""
+    from pullback.derive.blame import blame as search
+
+    return search(*args, **options)
+
+
+def derive(*args: Any) -> Any:
+    """`derive.backward.derive`, imported when it is needed."""
+    from pullback.derive.backward import derive as make
+
+    return make(*args)
+
+
+def prepare(profile: str) -> None:
+    """Import what a search needs before workers are forked, so that not each of them has to."""
+    if SECONDS[profile]:
+        import_module("pullback.derive.blame")
 
 
 def reason_of(subject: Subject, name: str) -> Reason:

@@ -232,7 +232,8 @@ def name_of(cls: Any) -> str:
 
 
 def _file_of(cls: Any) -> str:
-    return str(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else ""
 
 
 def _is_file(cls: Any, file: str) -> bool:

@@ -25,21 +25,43 @@ from pullback.derive.plain import program_of
 from pullback.function.slots import DispatchMode
 
 STEP = 1e-2
+SMALL = 1e-3  # inputs below this are stepped from in proportion to their size
+FINEST = torch.finfo(torch.float64).eps
 
 
 class Precision(DispatchMode):  # type: ignore[misc]
-    """Sees the coarsest floating dtype that a program computes with."""
+    """Sees the coarsest floating dtype that went into each tensor of a program."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.coarsest = torch.finfo(torch.float64).eps
+        self.coarsest = FINEST
+        self._known: dict[int, tuple[Tensor, float]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        given = tensors_in([*args, *(kwargs or {}).values()])
+        before = max((self._of(t) or FINEST for t in given), default=FINEST)
         for tensor in tensors_in(result):
-            if can_differ(tensor) and tensor.numel() > 0:
-                self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
+            if tensor.numel() > 0:
+                own = torch.finfo(tensor.dtype).eps if can_differ(tensor) else FINEST
+                # By storage, so that what is written into a view is known of the whole.
+                eps = max(own, before, self._of(tensor) or FINEST)
+                self._known[tensor.untyped_storage().data_ptr()] = (tensor, eps)
+                self.coarsest = max(self.coarsest, own)
         return result
+
+    def of(self, outputs: Sequence[Tensor]) -> float:
+        """The coarsest dtype that went into the outputs; of all, where one was made unseen.
+
+        What is only made coarse to be saved says nothing about forward.
+        """
+        found = [self._of(output) for output in outputs if output.numel() > 0]
+        known = [eps for eps in found if eps is not None]
+        return max(known, default=FINEST) if len(known) == len(found) else self.coarsest
+
+    def _of(self, tensor: Tensor) -> float | None:
+        known = self._known.get(tensor.untyped_storage().data_ptr())
+        return None if known is None else known[1]
 
 
 class Reference:
@@ -47,7 +69,7 @@ class Reference:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.noise = torch.finfo(torch.float64).eps
+        self.noise = FINEST
         self._has_looked = False
 
     # ---- autograd over forward as plain PyTorch ----
@@ -69,15 +91,14 @@ class Reference:
         args = example.fresh(needs=frozenset(wanted))
         leaves: dict[int, Tensor] = {i: args[i] for i in wanted}
         passed = tuple(_cloned(arg) for arg in args)
+        look = self._look()
         try:
-            with (
-                torch.enable_grad(),
-                warnings.catch_warnings(),
-                seeded(),
-                self._look() or nullcontext(),
-            ):
+            with torch.enable_grad(), warnings.catch_warnings(), seeded():
                 warnings.simplefilter("ignore")
-                outputs = tensors_in(self.program(*passed))
+                with look or nullcontext():
+                    outputs = tensors_in(self.program(*passed))
+                if look is not None:
+                    self.noise = max(self.noise, look.of(outputs))
                 if len(outputs) != len(cotangents):
                     return None
                 used = [
@@ -94,6 +115,8 @@ class Reference:
                     allow_unused=True,
                 )
         except Exception:
+            if look is not None:
+                self.noise = max(self.noise, look.coarsest)
             return None
         return dict(zip(leaves, found, strict=True))
 
@@ -102,14 +125,7 @@ class Reference:
         if self._has_looked:
             return None
         self._has_looked = True
-        reference = self
-
-        class Telling(Precision):
-            def __exit__(self, *exc: Any) -> None:
-                reference.noise = max(reference.noise, self.coarsest)
-                super().__exit__(*exc)
-
-        return Telling()
+        return Precision()
 
     # ---- differences of forward as it is ----
 
@@ -144,6 +160,7 @@ class Reference:
         step: float = STEP,
     ) -> Estimate:
         """The derivative of `curve` at 0, with its error."""
+        step = min(step, step * _reach(example, direction))
         try:
             return central(self.curve(example, cotangents, direction), step, self.noise_of(example))
         except Exception:
@@ -158,6 +175,7 @@ class Reference:
     ) -> tuple[Estimate, Estimate]:
         """The derivatives of `curve` at 0 from the left and from the right."""
         curve = self.curve(example, cotangents, direction)
+        step = min(step, step * _reach(example, direction))
         noise = self.noise_of(example)
         try:
             return one_sided(curve, step, noise, -1), one_sided(curve, step, noise, 1)
@@ -173,7 +191,8 @@ class Reference:
 def inner(cotangent: Tensor, other: Tensor) -> Tensor:
     """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
     wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
-    return (cotangent.detach().to(wide).conj() * other.detach().to(wide)).sum().real
+    one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))
+    return (one.conj() * two).sum().real
 
 
 def _as_plain(
@@ -181,6 +200,13 @@ def _as_plain(
 ) -> Any:
     """Run the forward of a Function that a program calls, without its backward."""
     return call(*args, **kwargs) if kwargs else program_of(cls)(*args)
+
+
+def _reach(example: Example, direction: dict[int, Tensor]) -> float:
+    """The largest value among the inputs that move: steps beyond it leave where the example is."""
+    sizes = [float(t.detach().abs().max()) for i in direction if (t := example.args[i]).numel()]
+    found = max(sizes, default=0.0)
+    return found if 0 < found < SMALL else 1.0
 
 
 def _cloned(arg: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.isolate import Died, can_fork, messages
+from pullback.check.reasons import prepare
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.run import ForwardRefusedError, run
@@ -50,13 +51,14 @@ def check(
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     job = Job(known, examples, rules, profile)
+    prepare(profile)
     start = time.monotonic()
     collected = _Collected(job, progress)
     why_not = can_fork() if isolate else "asked to"
     try:
         if why_not:
             collected.notes.append(f"the rules ran in this process: {why_not}")
-            work(job, collected.take)
+            collected.work_here()
         else:
             for registered in rules:
                 if registered.prepare is not None:
@@ -100,6 +102,17 @@ class _Collected:
             except Died as death:
                 self._died(death)
                 first = max(self.current + 1, first + 1)
+
+    def work_here(self) -> None:
+        """The rules in this process, where only a call of `sys.exit` can be survived."""
+        first = 0
+        while first < len(self.job.rules):
+            try:
+                work(self.job, self.take, first)
+                return
+            except SystemExit:
+                self._died(Died("it called sys.exit"))
+                first = self.current + 1
 
     def take(self, message: Message) -> None:
         """Note what a worker said."""

@@ -40,11 +40,12 @@ from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
 from pullback.derive.source import module_source
 from pullback.derive.traced import traceable
+from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
 from pullback.function.slots import has_tangent, new_class, transforms_active, version_of
-from pullback.graph.cut import require_policy
+from pullback.graph.cut import Point, require_policy
 
 
 def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
@@ -56,7 +57,8 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         examples: arguments to capture it with; calls of other kinds are captured when they come.
         save: what forward keeps for backward: "auto", "inputs", "everything", or how many bytes.
 
-    Returns a subclass of `Function` with `source()`, the text of a module that needs only torch.
+    Returns a subclass of `Function` with `source()`, the text of a module that needs only torch,
+    and `frontier(*args)`, what other amounts of saved bytes would cost.
     Law: `apply` gives what `program` gives, and every derivative that autograd gives through it.
 
     >>> import torch
@@ -88,7 +90,8 @@ def make_derived(
     """
     require_policy(save)
     if isinstance(program, type) and issubclass(program, TorchFunction):
-        program = forward_of(program)
+        is_derived = getattr(program, "_pb_derived", False)
+        program = program.program if is_derived else forward_of(program)
     if not examples:
         raise CaptureError(
             f"`{_name(program)}` must be derived with examples of its arguments",
@@ -98,15 +101,15 @@ def make_derived(
         )
     recipes = Recipes(program, save, is_strict=is_strict, compile=compile)
     derived = _Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
-    name = "".join(part.capitalize() or "_" for part in _name(program).split("_"))
+    name = "".join(part[:1].upper() + part[1:] or "_" for part in _name(program).split("_"))
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
         "backward": staticmethod(derived.make_backward()),
         "apply": classmethod(derived.make_apply()),
         "source": staticmethod(lambda: derived.source(name)),
+        "frontier": staticmethod(derived.frontier),
         "program": staticmethod(program),
-        "_pb_derived": True,
-        "_pb_recipes": recipes,
+        "_pb_derived": derived,
         # The text fits the kind of one call: compiled autograd would serve others wrongly by it.
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
@@ -141,6 +144,10 @@ class _Derived:
         _require_flat(self.general.captured)
         return module_source(self.general.captured, self.recipes.save, name, self.program)
 
+    def frontier(self, *args: Any) -> tuple[Point, ...]:
+        """The best trades of memory against work for a call with `args`: see `derive.trade`."""
+        return trade_of(self.recipes.fresh(args).captured, tensors_in(args))
+
     # ---- calls ----
 
     def make_apply(self) -> Any:
@@ -149,9 +156,7 @@ class _Derived:
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             given = args
-            keywords: tuple[str, ...] = ()
-            if kwargs:
-                args, keywords = _placed(signature, args, kwargs)
+            args, keywords = _placed(signature, args, kwargs)
             tensors = tensors_in(args)
             tangents = has_tangent(tensors)
             if tangents or transforms_active():
@@ -161,8 +166,8 @@ class _Derived:
             if any(map(is_fake, tensors)):
                 return announce(cls, self.recipes.program_with(keywords, len(args)), args, {})
 
-            def node(*_: Any, **__: Any) -> Any:
-                recipe, tensors = self.recipes.find(args, keywords)
+            def node(*args: Any, **kwargs: Any) -> Any:
+                recipe, tensors = self.recipes.find(*_placed(signature, args, kwargs))
                 around = [one.tensor for one in recipe.captured.closures if one.needs]
                 outputs = dispatch.apply.__get__(None, cls)(recipe, *tensors, *around)
                 return recipe.captured.give(outputs)
@@ -254,6 +259,8 @@ def _placed(
     signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """A call by positions: the arguments, the last of which go to the parameters named."""
+    if not kwargs:
+        return args, ()
     if signature is not None:
         bound = signature.bind(*args, **kwargs)
         args, kwargs = bound.args, bound.kwargs

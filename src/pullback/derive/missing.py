@@ -92,7 +92,9 @@ class _Calls:
 
         try:
             if self.derived is None:
-                self.derived = _named(make_derived(self.program, args, is_strict=True), self.door.name)
+                self.derived = _named(
+                    make_derived(self.program, args, is_strict=True), self.door.name
+                )
         except Exception:
             # Whatever capture cannot do, or an error of the user's: the plain ops know.
             return self._by_ops(args)
@@ -134,8 +136,9 @@ class _Calls:
 def _hold(held: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Let the history of `outputs` keep what it may have to compute from."""
     for leaf in _tensors(outputs) if held else ():
-        if leaf.grad_fn is not None:
-            leaf.grad_fn.metadata["pullback.held"] = held
+        maker: Any = leaf.grad_fn
+        if maker is not None:
+            maker.metadata["pullback.held"] = held
 
 
 def _named(derived: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ def forward_of(cls: Any) -> Callable[..., Any]:
     def program(*args: Any) -> Any:
         return run_plainly(cls, args)
 
+    parameters = list(inspect.signature(cls.forward).parameters.values())
+    named: Any = program
+    named.__signature__ = inspect.Signature(parameters[not has_setup_context(cls) :])
     program.__name__ = cls.__name__
     program.__doc__ = cls.__doc__
     program.__module__ = cls.__module__

@@ -104,9 +104,7 @@ class Recipes:
             self._keep(self._kind(leaves, spec, (), needs)).recipes.append(recipe)
         return recipe
 
-    def _widest(
-        self, args: Sequence[Any], smooth: Sequence[bool]
-    ) -> tuple[Sequence[bool], Recipe]:
+    def _widest(self, args: Sequence[Any], smooth: Sequence[bool]) -> tuple[Sequence[bool], Recipe]:
         """The recipe with a gradient for all `smooth` inputs, or for those that PyTorch has one."""
         try:
             return smooth, self._make(args, (), smooth)
@@ -124,6 +122,10 @@ class Recipes:
         except CaptureError as error:
             return _UNDIFFERENTIABLE not in str(error)
         return True
+
+    def fresh(self, args: Sequence[Any]) -> Recipe:
+        """A recipe that was captured with `args` themselves, at their sizes."""
+        return self._make(args, ())
 
     def program_with(self, keywords: tuple[str, ...], count: int) -> Callable[..., Any]:
         """The program with `count` positional arguments, of which the last are its `keywords`."""
@@ -147,8 +149,11 @@ class Recipes:
             else _key(leaf)
             for leaf in leaves
         )
+        # What fits into a number of bytes does so at one size; and a leaf costs nothing to keep.
+        sizes = [(leaf.shape, leaf.is_leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        fixed = tuple(sizes) if isinstance(self.save, int) else ()
         surroundings = (torch.get_default_dtype(), autocast_now(), self._state())
-        return (spec, keywords, row, *surroundings)
+        return (spec, keywords, row, fixed, *surroundings)
 
     def _look(
         self,

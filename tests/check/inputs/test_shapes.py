@@ -4,8 +4,12 @@ import torch
 
 from pullback.check.example import example_of
 from pullback.check.inputs.shapes import (
+    broadcast_of,
+    empty_of,
     loosened,
+    lower_ranks_of,
     many_of,
+    oblong_of,
     ranks_of,
     resized,
     shares,
@@ -52,14 +56,47 @@ def test_only_a_tensor_that_broadcasts_gets_size_one():
     broad = example_of((torch.randn(4, 5), torch.randn(5)))
     equal = example_of((torch.randn(4, 5), torch.randn(4, 5)))
 
-    assert [(4, 5), (1,)] in [shapes(variant) for variant in loosened(broad)]
-    assert all(1 not in s for variant in loosened(equal) for s in shapes(variant))
+    assert [shapes(one) for one, _ in broadcast_of(broad)] == [[(4, 5), (1,)]]
+    assert [shapes(written) for _, written in broadcast_of(broad)] == [[(4, 5), (5,)]]
+    assert list(broadcast_of(equal)) == []
 
 
-def test_ranks_grow_shrink_and_vanish():
-    found = [shapes(variant)[0] for variant in ranks_of(example_of((torch.randn(3, 4),)))]
+def test_rows_with_labels_are_not_loosened():
+    free = example_of((torch.randn(4, 5), torch.randn(4, 6)))
+    labelled = example_of((torch.randn(4, 5), torch.tensor([0, 2, 1, 1])))
 
-    assert {(2, 3, 4), (4,), ()} <= set(found)
+    assert [(8, 5), (4, 6)] in [shapes(variant) for variant in loosened(free)]
+    assert list(loosened(labelled)) == []
+
+
+def test_ranks_grow_but_indices_stay():
+    labelled = example_of((torch.randn(3, 4), torch.tensor([0, 2, 1])))
+    found = [shapes(variant) for variant in ranks_of(labelled)]
+
+    assert found == [[(2, 3, 4), (3,)], [(2, 3, 3, 4), (3,)]]
+
+
+def test_lower_ranks_shrink_and_vanish():
+    found = [shapes(variant)[0] for variant in lower_ranks_of(example_of((torch.randn(3, 4),)))]
+
+    assert found == [(4,), ()]
+
+
+def test_a_one_that_broadcasts_keeps_its_size():
+    example = example_of((torch.randn(1, 5), torch.randn(5, 1), torch.randn(1)))
+
+    assert shapes(resized(example, {1: 7}, "")) == [(7, 5), (5, 1), (1,)]
+
+
+def test_only_the_batch_is_made_empty():
+    example = example_of((torch.randn(3, 4), torch.randn(4)))
+
+    assert [shapes(variant) for variant in empty_of(example)] == [[(0, 4), (4,)]]
+
+
+def test_only_stacks_are_made_oblong():
+    assert list(oblong_of(example_of((torch.randn(4, 4),)))) == []
+    assert [shapes(v)[0] for v in oblong_of(example_of((torch.randn(2, 4, 4),)))][0] == (2, 4, 7)
 
 
 def test_many_has_the_elements_asked_for():

@@ -48,7 +48,7 @@ def _others(arg: Any, name: str, example: Example) -> Iterator[Any]:
 
 def _mask(tensor: Tensor) -> Tensor:
     """Two of three entries as 1 or true, the first one among them."""
-    flat = torch.arange(tensor.numel()) % 3 != 1
+    flat = torch.arange(tensor.numel(), device=tensor.device) % 3 != 1
     return flat.reshape(tensor.shape).to(tensor.dtype)
 
 
@@ -61,7 +61,7 @@ def indices_of(example: Example) -> Iterator[Example]:
         top = int(index.max())
         if _is_order(index, example):
             continue  # an order of all elements: repeating one is no order any more
-        spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index.dtype)
+        spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
         yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
         yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
         pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
@@ -72,7 +72,7 @@ def _is_order(index: Tensor, example: Example) -> bool:
     """Whether an index tensor, along a dimension, holds each number below a size once."""
     for dim in range(index.dim()):
         size = index.shape[dim]
-        want = torch.arange(size, dtype=index.dtype)
+        want = torch.arange(size, dtype=index.dtype, device=index.device)
         if size > 1 and bool((index.sort(dim).values.movedim(dim, -1) == want).all()):
             others = [example.args[i] for i in example.tensors if example.args[i] is not index]
             if any(size in other.shape for other in others):

@@ -29,9 +29,9 @@ from pullback.check.target import Target
 # All tensors of one shape, then the shapes of products, of rows, of images with kernels.
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((3, 4),),
+    ((3, 4), (4, 5)),
     ((4,),),
     ((2, 3, 4),),
-    ((3, 4), (4, 5)),
     ((3, 4), (5, 4), (5,)),
     ((3, 4), (4,)),
     ((2, 3, 4), (2, 4, 5)),

@@ -30,7 +30,9 @@ def symbols_of(example: Example) -> tuple[int, ...]:
     """The distinct sizes, in the order in which they appear."""
     found: dict[int, None] = {}
     for tensor in tensors_in(example.args):
-        sizes = (size for dim, size in enumerate(tensor.shape) if _varies(tensor, dim, (0, 0), None))
+        sizes = (
+            size for dim, size in enumerate(tensor.shape) if _varies(tensor, dim, (0, 0), None)
+        )
         found.update(dict.fromkeys(sizes))
     return tuple(found)
 
@@ -82,10 +84,10 @@ def _renewed(
             return tensor
         return resampled(tensor, shape, draw)
     if tensor.numel() == 0:
-        return torch.zeros(shape, dtype=tensor.dtype)
+        return tensor.new_zeros(shape)
     total = int(tensor.sum())
     if tensor.dim() == 1 and total in sizes and int(tensor.min()) >= 0 and total > tensor.numel():
-        return torch.tensor(shares(sizes[total], shape[0], tensor.tolist()), dtype=tensor.dtype)
+        return tensor.new_tensor(shares(sizes[total], shape[0], tensor.tolist()))
     top = int(tensor.max())
     bound = bound_of(tensor, others, sizes)
     if tuple(tensor.shape) == shape and (bound is None or top < bound):
@@ -174,7 +176,7 @@ def untied(example: Example) -> Iterator[Example]:
 
 
 def loosened(example: Example) -> Iterator[Example]:
-    """One tensor's share of a common size as twice that, and, where it broadcasts already, as 1.
+    """One tensor's share of a common size as twice that.
 
     What goes with indices or masks stays: rows without a label are no other size, but a mistake.
     """
@@ -183,17 +185,28 @@ def loosened(example: Example) -> Iterator[Example]:
     for number, tensor in enumerate(tensors):
         others = [other for other in tensors if other is not tensor]
         for dim, size in enumerate(tensor.shape):
-            if size in bound:
-                continue
-            news = [2 * size] if any(size in other.shape for other in others) else []
-            if any(_broadcasts(tensor, other) for other in others):
-                news.append(1)
-            for new in news:
-                if new != size:
-                    label = f"dimension {dim} of tensor {number} as {new} in place of {size}"
-                    yield resized(
-                        example, {size: new}, label, only=frozenset({(number, dim)}), follow=False
-                    )
+            if size not in bound and any(size in other.shape for other in others):
+                label = f"dimension {dim} of tensor {number} as {2 * size} in place of {size}"
+                yield resized(
+                    example, {size: 2 * size}, label, only=frozenset({(number, dim)}), follow=False
+                )
+
+
+def broadcast_of(example: Example) -> Iterator[tuple[Example, Example]]:
+    """A size of an input that seems to broadcast as 1, and the twin with that 1 written out."""
+    for i in example.differentiable:
+        tensor = example.args[i]
+        others = [example.args[j] for j in example.tensors if j != i]
+        if not any(_broadcasts(tensor, other) for other in others):
+            continue
+        for dim, size in enumerate(tensor.shape):
+            if size > 1:
+                one = tensor.narrow(dim, 0, 1).clone()
+                label = f"dimension {dim} of argument {i} as 1 in place of {size}"
+                yield (
+                    example.put(i, one, label),
+                    example.put(i, one.expand(tensor.shape).clone(), "written out"),
+                )
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -17,16 +17,22 @@ Shape = Sequence[int]
 def resampled(tensor: Tensor, shape: Shape, draw: int, bound: int | None = None) -> Tensor:
     """Values like those of `tensor`, in another shape; `bound` is above every index."""
     generator = torch.Generator().manual_seed(draw)
-    shape = tuple(shape)
+    values = _drawn(tensor.detach().cpu(), tuple(shape), generator, bound)
+    return values.to(device=tensor.device, dtype=tensor.dtype)
+
+
+def _drawn(
+    tensor: Tensor, shape: tuple[int, ...], generator: torch.Generator, bound: int | None
+) -> Tensor:
     if tensor.dtype == torch.bool:
         rate = float(tensor.double().mean()) if tensor.numel() else 0.5
         return torch.rand(shape, generator=generator) < rate
     if tensor.is_complex():
-        parts = torch.view_as_real(tensor.detach().resolve_conj())
+        parts = torch.view_as_real(tensor.resolve_conj())
         real = _floats(parts[..., 0], shape, generator)
-        return torch.complex(real, _floats(parts[..., 1], shape, generator)).to(tensor.dtype)
+        return torch.complex(real, _floats(parts[..., 1], shape, generator))
     if tensor.is_floating_point():
-        return _floats(tensor, shape, generator).to(tensor.dtype)
+        return _floats(tensor, shape, generator)
     return _integers(tensor, shape, generator, bound)
 
 
@@ -34,7 +40,7 @@ def is_permutation(tensor: Tensor) -> bool:
     """Whether an index tensor is an order of 0, 1, 2, ..."""
     if tensor.dim() != 1 or tensor.numel() < 2 or not is_index(tensor):
         return False
-    return torch.equal(tensor.sort().values, torch.arange(tensor.numel(), dtype=tensor.dtype))
+    return torch.equal(tensor.cpu().sort().values, torch.arange(tensor.numel(), dtype=tensor.dtype))
 
 
 def is_index(tensor: Tensor) -> bool:

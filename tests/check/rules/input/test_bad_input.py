@@ -57,8 +57,11 @@ class Zip(Function):
 
 
 class Reshapes(Function):
+    """Reinterprets the second input, and turns its gradient instead of undoing that."""
+
     @staticmethod
     def forward(ctx, x, y):
+        ctx.shape = y.shape
         y = y.reshape(x.shape)
         ctx.save_for_backward(x, y)
         return x * y
@@ -66,7 +69,8 @@ class Reshapes(Function):
     @staticmethod
     def backward(ctx, g):
         x, y = ctx.saved_tensors
-        return g * y, g * x
+        grad = g * x
+        return g * y, grad if grad.shape == ctx.shape else grad.t()
 
 
 SOUND = {
@@ -78,7 +82,7 @@ PLANTED = {
     "reshape": (
         Reshapes,
         lambda: (normal(3, 4), normal(3, 4, seed=1)),
-        "backward, after forward accepted the shapes",
+        "gradient of `y`",
     ),
 }
 

@@ -35,7 +35,13 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(code="A751", name="gradient-aliases-input", group="alias", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="A751",
+    name="gradient-aliases-input",
+    group="alias",
+    severity=Severity.FRAGILE,
+    profile="quick",
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
-RULE = Rule(code="A754", name="output-aliases-input", group="alias")
+RULE = Rule(code="A754", name="output-aliases-input", group="alias", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

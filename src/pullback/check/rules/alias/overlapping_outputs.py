@@ -26,7 +26,13 @@ from itertools import combinations
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 
-RULE = Rule(code="A752", name="overlapping-outputs", group="alias", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="A752",
+    name="overlapping-outputs",
+    group="alias",
+    severity=Severity.FRAGILE,
+    profile="quick",
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -28,7 +28,9 @@ from torch import Tensor
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 
-RULE = Rule(code="A753", name="view-output", group="alias", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="A753", name="view-output", group="alias", severity=Severity.FRAGILE, profile="quick"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

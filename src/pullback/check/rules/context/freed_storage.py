@@ -40,7 +40,9 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Q004", name="freed-storage", group="context", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="Q004", name="freed-storage", group="context", severity=Severity.FRAGILE, profile="quick"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -99,7 +101,7 @@ class Mover:
         if any(o.untyped_storage().data_ptr() == storage.data_ptr() for o in outputs):
             return False
         old = tensor.data
-        whole = torch.empty(0, dtype=old.dtype).set_(storage)
+        whole = torch.empty(0, dtype=old.dtype, device=old.device).set_(storage)
         self.old = storage.data_ptr()
         self.new = whole.clone()
         tensor.data = self.new.as_strided(old.size(), old.stride(), old.storage_offset())

@@ -41,7 +41,9 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Q003", name="subclass-input", group="context", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="Q003", name="subclass-input", group="context", severity=Severity.FRAGILE, profile="quick"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -43,7 +43,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="standard")
+RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="quick")
 
 THREADS = 3
 

@@ -8,10 +8,10 @@ Why it matters
     still say that they require grad, and marks and saves are only looked at when they do.
 
 Fails
-    return torch.from_numpy(np.exp(x.numpy()))     # numpy() refuses what requires grad
+    return x.resize_(n) * 2            # PyTorch refuses to resize what requires grad
 
 Passes
-    return torch.from_numpy(np.exp(x.detach().numpy()))
+    return x[:n] * 2
 
 Cannot see
     A forward that refuses both: then these are not its inputs.

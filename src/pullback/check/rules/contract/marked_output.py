@@ -48,11 +48,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     called = subject.run()
     if not called.leaves or subject.target.intent.surrogate is True:
         return
-    marked = [
-        i
-        for i, o in enumerate(called.outputs)
-        if can_differ(o) and not o.requires_grad and o.numel()
-    ]
+    able = [i for i, output in enumerate(called.outputs) if can_differ(output) and output.numel()]
+    marked = [i for i in able if not called.outputs[i].requires_grad]
     if not called.live:
         yield from _all_cut(subject, called, able, "none: no output requires grad")
     elif not subject.wrong_names and _is_all_zero(subject):

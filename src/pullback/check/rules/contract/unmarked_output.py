@@ -30,7 +30,13 @@ from pullback.check.others import other_values
 from pullback.check.run import cotangents_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
-RULE = Rule(code="K805", name="unmarked-output", group="contract", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="K805",
+    name="unmarked-output",
+    group="contract",
+    severity=Severity.FRAGILE,
+    profile="quick",
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -46,7 +46,7 @@ RULE = Rule(
     name="cost-grows",
     group="cost",
     severity=Severity.WASTEFUL,
-    profile="standard",
+    profile="quick",
 )
 
 PAIRS = ((12, 48), (8, 32), (6, 18))

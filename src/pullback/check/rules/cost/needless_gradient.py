@@ -45,8 +45,9 @@ RULE = Rule(
     profile="quick",
 )
 
-SAVED = 0.7  # PyTorch does at most this share of its products when the input is frozen
+SAVED = 0.66  # PyTorch does at most this share of its products when the input is frozen
 SAME = 0.95
+WASTE = 0.1  # the share of its work that the function does beyond what PyTorch would do
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -57,8 +58,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     call, plain = subject.target.call, subject.reference.program
     try:
-        everything = _products(subject, call, needs)[0]
-        usual = _products(subject, plain, needs)[1]
+        everything, pulled = _products(subject, call, needs)
+        both, usual = _products(subject, plain, needs)
         if not everything or not usual:
             return
         for frozen in sorted(needs):
@@ -67,6 +68,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             least = _products(subject, plain, rest)[1]
             if now < SAME * everything or least > SAVED * usual:
                 continue
+            # A backward without products has had its gradients computed by forward already.
+            if pulled and now - (both - usual + least) < WASTE * now:
+                continue  # what PyTorch saves there, this function never did
             yield subject.finding(
                 RULE,
                 example=subject.small,
@@ -77,6 +81,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             )
     except (ForwardRefusedError, BackwardFailedError) as refusal:
         yield Skip(RULE, f"not every subset of the inputs is accepted: {refusal}")
+
+
+def _wasted(now: int, least: int, usual: int, forward: int) -> int:
+    """The products beyond those that forward needs and PyTorch's backward does at the least.
+
+    A product has two in backward: more than half of those in forward are gradients made early.
+    """
+    needed = min(forward, usual // 2) if forward > usual else forward
+    return now - needed - least
 
 
 def _products(subject: Subject, call: Callable[..., Any], needs: frozenset[int]) -> tuple[int, int]:

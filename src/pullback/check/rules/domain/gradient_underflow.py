@@ -14,7 +14,8 @@ Passes
     return grad / x
 
 Cannot see
-    A gradient that is zero where it should be tiny.
+    A gradient that is zero where it should be tiny. A gradient that is infinite where it should be
+    beyond 1e9: next to a pole `-grad * a / b**2` is as good as any.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             if len(kept) > 2 * len({name for name, _ in alive}) // CALLS and len(kept) > 1:
                 yield _finding(subject, kept[0], words, "it is still held after a collection", 2)
             elif not kept:
-                name = alive[0][0]
+                name = next((n for n, _ in alive if n.startswith("output")), alive[0][0])
                 yield _finding(subject, name, words, "it is freed by the garbage collector only", 1)
             else:
                 continue

@@ -42,7 +42,9 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(code="B856", name="saved-too-much", group="memory", severity=Severity.WASTEFUL)
+RULE = Rule(
+    code="B856", name="saved-too-much", group="memory", severity=Severity.WASTEFUL, profile="quick"
+)
 
 SHARE = 1.25  # so many times what autograd keeps is too much
 SMALL = 256  # bytes that are not worth a word

@@ -47,6 +47,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.writes_inputs:
         yield Skip(RULE, "forward itself changes its inputs")
         return
+    if not subject.is_steady:
+        yield Skip(RULE, "the gradients differ from run to run")
+        return
     usual = subject.pull()
     for what in _editable(subject.run()):
         run = subject.run()

@@ -2,7 +2,8 @@
 
 What it checks
     Whether an attribute of ctx holds an input or an output (or its memory), or more than a few
-    numbers that are still there after backward has freed the graph, while the output lives.
+    numbers that are still there after backward has freed the graph, while the output lives. A mask
+    or an index that forward made (`ctx.mask = x > 0`) is left alone.
 
 Why it matters
     What lies on ctx is not freed by backward, is not seen when it is changed in place, does not go
@@ -28,7 +29,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from pullback.check.example import tensors_in
+from pullback.check.example import can_differ, tensors_in
 from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
@@ -61,7 +62,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     with suppress(BackwardFailedError):  # what is kept is kept all the same
         run.pull(subject.cotangents(run))
     after = _attributes(node)
-    found = [name for name in before if told[name] or name in after]
+    found = [name for name in before if told[name] or any(map(can_differ, after.get(name, ())))]
     for name in before:
         subject.blamed.add((RULE.group, f"ctx.{name}"))
     for name in found[:1]:

@@ -42,7 +42,9 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL)
+RULE = Rule(
+    code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL, profile="quick"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

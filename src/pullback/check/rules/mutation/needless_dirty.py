@@ -29,7 +29,9 @@ from pullback.check.snapshot import Snapshot
 from pullback.check.spy import marking_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
-RULE = Rule(code="M705", name="needless-dirty", group="mutation", severity=Severity.FRAGILE)
+RULE = Rule(
+    code="M705", name="needless-dirty", group="mutation", severity=Severity.FRAGILE, profile="quick"
+)
 
 SHIFTS = (1, 2, 3)
 

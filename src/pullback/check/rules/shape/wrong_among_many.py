@@ -28,7 +28,7 @@ from pullback.check.inputs.shapes import many_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trial_of, trials
 
-RULE = Rule(code="S308", name="wrong-among-many", group="shape", profile="standard")
+RULE = Rule(code="S308", name="wrong-among-many", group="shape", profile="quick")
 
 FIX = "look at the last block, and at the type of the indices"
 

@@ -2,7 +2,8 @@
 
 What it checks
     Each size of the example in turn as 1, 2, 3, odd, a power of two and one more than that, equal
-    sizes together; all sizes at once; sizes that are equal by chance as different ones.
+    sizes together; all sizes at once; sizes that are equal by chance as different ones; a size of
+    1 where forward broadcasts.
 
 Why it matters
     Kernels work in blocks and have a last, partial one; windows do not fit into short sequences; a
@@ -23,8 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.inputs.shapes import blocks_of, sizes_of
-from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.check.example import Example, can_differ
+from pullback.check.inputs.shapes import blocks_of, broadcast_of, sizes_of
+from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, is_close
 from pullback.check.trials import reported, trials
 
 RULE = Rule(code="S301", name="wrong-at-size", group="shape", profile="quick")
@@ -37,3 +39,17 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     start = subject.small
     yield from reported(subject, RULE, trials(subject, "sizes", sizes_of(start)), FIX)
     yield from reported(subject, RULE, trials(subject, "blocks", blocks_of(start)), FIX)
+    yield from reported(subject, RULE, trials(subject, "broadcast", _broadcast(subject)), FIX)
+
+
+def _broadcast(subject: Subject) -> Iterator[Example]:
+    """Sizes as 1 where forward gives what it gives with the 1 written out: it broadcasts."""
+    for one, written in broadcast_of(subject.small):
+        try:
+            have, want = subject.run(one).outputs, subject.run(written).outputs
+        except ForwardRefusedError:
+            continue
+        if len(have) == len(want) and all(
+            is_close(a, b) for a, b in zip(have, want, strict=True) if can_differ(a)
+        ):
+            yield one

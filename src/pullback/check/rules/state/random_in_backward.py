@@ -48,6 +48,11 @@ FIX = "draw in forward and save what was drawn, or the generator's state"
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward draws, or depends on what it would draw."""
+    with _kept_states():
+        yield from _drawn(subject)
+
+
+def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
@@ -55,23 +60,22 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "declared to be nondeterministic")
         return
     run = subject.run()
-    with _kept_states():
-        before = _states()
-        first = run.pull(subject.cotangents(run), retain_graph=True)
-        moved = [name for name, state in _states().items() if state != before[name]]
-        if not moved:
+    before = _states()
+    first = run.pull(subject.cotangents(run), retain_graph=True)
+    moved = [name for name, state in _states().items() if state != before[name]]
+    if not moved:
+        return
+    kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
+    for seed in SEEDS:
+        _seed(seed)
+        try:
+            again = run.pull(subject.cotangents(run), retain_graph=True)
+        except BackwardFailedError:
+            break
+        found = _difference(subject, kept, again)
+        if found is not None:
+            yield found
             return
-        kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
-        for seed in SEEDS:
-            _seed(seed)
-            try:
-                again = run.pull(subject.cotangents(run), retain_graph=True)
-            except BackwardFailedError:
-                break
-            found = _difference(subject, kept, again)
-            if found is not None:
-                yield found
-                return
     yield subject.finding(
         RULE,
         example=subject.base,

@@ -61,7 +61,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     between = (subject.given, other_values(subject.base))
     for repeat in range(REPEATS):
-        subject.accepts(between[repeat % 2])
+        for other in between[: repeat % 3]:  # none, one or two: a counter may have a period
+            subject.accepts(other)
         run = subject.run()
         held = _held(run)
         try:

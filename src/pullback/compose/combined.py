@@ -1,0 +1,103 @@
+"""`combine`: a whole program as one node with one backward.
+
+The node is that of `derive`: the program is captured together with the backward that the engine
+runs for it, in which every hand-written rule stands as it is written. What is added here: it always
+keeps its inputs, so that a second derivative can always be had, and a call that cannot be captured
+runs as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pullback.compose.nested import as_written, callable_of, composition
+from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
+from pullback.derive.backward import make_derived
+from pullback.errors import CaptureError
+from pullback.function.slots import transforms_active
+from pullback.graph.cut import require_policy
+from pullback.run import backend_of
+
+
+def combine(
+    program: Callable[..., Any],
+    *examples: Any,
+    backend: str = "eager",
+    save: str | int = "everything",
+) -> Any:
+    """A `Function` that computes `program` in one node with one backward.
+
+    Arguments:
+        program: takes tensors and plain values, also in lists, tuples and dicts, and returns such.
+        examples: arguments to capture it with; calls of other kinds are captured when they come.
+        backend: what runs the node: "eager" is Python that calls torch's ops.
+        save: what forward keeps for backward, as in `derive`. By default that is what the program
+            as written would keep: computing something again pays only where a backend fuses it.
+
+    What cannot be captured runs as written, and `explain()` says why: the whole program if its
+    examples cannot, otherwise the calls that cannot.
+
+    Law: the same outputs and the same gradients, first and second order, as the program as written.
+    A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch gets
+    wrong; here it is right, as if it were a `pb.Function`.
+
+    >>> import torch
+    >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
+    >>> x = torch.tensor([0.5], requires_grad=True)
+    >>> F.apply(x).backward()
+    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
+    True
+    >>> print(F.explain())
+    combined: one node of 2 units, backend "eager"
+    """
+    program, compile = callable_of(program), backend_of(backend)
+    require_policy(save)
+    require_examples(program, examples)
+    try:
+        derived = make_derived(program, examples, save, keeps_inputs=True, compile=compile)
+    except REFUSALS as error:
+        return as_written(program, reason_of(error))
+    return _combined(program, derived, backend)
+
+
+def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
+    """Raise unless there are examples to capture a program with."""
+    if not examples:
+        name = getattr(program, "__name__", type(program).__name__)
+        raise CaptureError(
+            f"`{name}` must be composed with examples of its arguments",
+            got="no example",
+            fix="pass tensors like those it will be called with, and its other arguments",
+        )
+
+
+def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
+    """The class: `derived`, and the program as written for calls that it refuses."""
+    reasons, known = Reasons(), derived._pb_derived
+    apply = vars(derived)["apply"].__func__
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if reasons and _key(known.recipes, args, kwargs) in reasons:
+            return program(*args, **kwargs)
+        try:
+            return apply(made, *args, **kwargs)
+        except REFUSALS as error:
+            if not transforms_active():
+                key = _key(known.recipes, args, kwargs)
+                reasons.add(key, call_text((args, kwargs)), reason_of(error))
+        return program(*args, **kwargs)
+
+    def explain() -> str:
+        count = len(known.general.captured.units)
+        first = f'combined: one node of {count} units, backend "{backend}"'
+        return "\n".join([first, *reasons.lines()])
+
+    made = composition(program, "combined", run, derived)
+    made.explain = staticmethod(explain)
+    return made
+
+
+def _key(recipes: Any, args: Any, kwargs: Any) -> Any:
+    """What a capture of this call depends on."""
+    return recipes.key((args, kwargs))[:2]

@@ -1,0 +1,261 @@
+"""A recorded program with some of its units combined, ready to run.
+
+A recording holds the decisions and numbers of one call, so a *flow* serves calls of the same kind
+and the same sizes. The nodes in it do not: two groups that are written alike share one class, in
+one program, in calls of other sizes, and in other groupings of the same program.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.fake import apart
+from pullback.capture.names import identifier
+from pullback.capture.patch import watching
+from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
+from pullback.capture.units import Part, Program, Ref, Unit, record
+from pullback.capture.watch import Watcher
+from pullback.compose.grouping import (
+    Crossing,
+    Groups,
+    crossings,
+    groups_of,
+    is_in_order,
+    part_of_group,
+)
+from pullback.compose.reasons import REFUSALS, reason_of
+from pullback.compose.text import Node, function_of
+from pullback.derive.backward import make_derived
+from pullback.derive.draws import draws_now
+from pullback.derive.recipe import Compile
+from pullback.errors import CaptureError
+from pullback.function.isolation import isolated
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A program as a row of nodes and units.
+
+    `nodes` has for each group that is one node its class, `reasons` for each that should be and is
+    not, why. `needs` says which tensors from around the program needed a gradient.
+    """
+
+    program: Program
+    groups: Groups
+    nodes: dict[tuple[int, ...], Any]
+    reasons: dict[tuple[int, ...], str]
+    function: Callable[..., Any]
+    needs: tuple[bool, ...]
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """What the program gives, for these tensors among its arguments."""
+        rest = iter(self.function(*tensors))
+        outputs = self.program.outputs
+        leaves = [next(rest) if isinstance(o, Ref) else o for o in outputs]
+        return unflatten(leaves, self.program.out_spec)
+
+    def is_as_it_was(self) -> bool:
+        """Whether the tensors from around the program need gradients as when it was recorded."""
+        return self.needs == _needs(self.program)
+
+
+def _needs(program: Program) -> tuple[bool, ...]:
+    return tuple(closure.tensor.requires_grad for closure in program.closures)
+
+
+def skeleton(program: Program) -> tuple[Any, ...]:
+    """What two recordings must share for one grouping to mean the same in both."""
+    return tuple((u.name, u.kind, u.inputs, u.outputs, u.changed) for u in program.units)
+
+
+# ---- recording ----
+
+
+def recorded(program: Callable[..., Any], args: Sequence[Any]) -> Program:
+    """`program` as units, run on copies of `args`; nothing outside it is changed.
+
+    Raises `CaptureError` for what cannot be repeated unit by unit.
+    """
+    with _alone(args):
+        copies = copies_of(args)
+        try:
+            return record(program, *copies)
+        except RuntimeError as error:
+            if "it changes a tensor in place" not in str(error):
+                raise
+            raise CaptureError(
+                f"`{getattr(program, '__name__', 'program')}` must leave tensors from around it as "
+                "they are",
+                got="a change in place",
+            ) from None
+
+
+def copies_of(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments, with tensors of their own that may be changed in place."""
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        copy = leaf.detach().clone()
+        return copy.requires_grad_().clone() if leaf.requires_grad else copy
+
+    copies: tuple[Any, ...] = map_leaves(copied, tuple(args))
+    return copies
+
+
+@contextmanager
+def _alone(args: Sequence[Any]) -> Iterator[None]:
+    """Whoever watches or hooks around a call is not told; random numbers stay undrawn."""
+    with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
+        with isolated(tuple(args), 0):
+            yield
+
+
+# ---- making ----
+
+
+def flow_of(
+    program: Program,
+    groups: Sequence[Sequence[int]],
+    args: Sequence[Any],
+    *,
+    save: str | int,
+    compile: Compile,
+    module: str,
+) -> Flow:
+    """The flow of a recording, with a node for each group of several units.
+
+    `args` are those that it was recorded with: the nodes are captured with the values that arise.
+    `module` is where the program is written.
+    """
+    ordered = groups_of(program, groups)
+    if not is_in_order(ordered):
+        ordered = groups_of(program, groups, _drawing(program, args))
+    with _alone(args):
+        values = program.values(*copies_of(args))
+        nodes, reasons = dict[Any, Any](), _crossed(crossings(program, ordered))
+        wanted = {tuple(sorted(group)) for group in groups}
+        for group in ordered:
+            if group not in wanted or group in reasons:
+                continue
+            part = part_of_group(program, group)
+            try:
+                nodes[group] = node_of(part, values, save=save, compile=compile, module=module)
+            except REFUSALS as error:
+                reasons[group] = reason_of(error)
+    steps: list[Unit | Node] = []
+    for group in ordered:
+        part = part_of_group(program, group)
+        if group in nodes:
+            steps.append(Node(nodes[group].apply, part.inputs, part.outputs))
+        else:
+            steps += part.units
+    return Flow(program, ordered, nodes, reasons, _function(program, steps), _needs(program))
+
+
+def _function(program: Program, steps: Sequence[Unit | Node]) -> Callable[..., Any]:
+    closures = {closure.number: closure.tensor for closure in program.closures}
+    outputs = [output.number for output in program.outputs if isinstance(output, Ref)]
+    inputs = [number for number, _ in program.inputs]
+    return function_of("run", steps, inputs, outputs, closures)  # type: ignore[no-any-return]
+
+
+def _crossed(found: Sequence[Crossing]) -> dict[tuple[int, ...], str]:
+    """The groups that a change in place connects with others, and why they are no nodes."""
+    return {
+        group: f"`{one.unit.name}` changes what is made outside its group ({one.unit.place})"
+        for one in found
+        for group in one.groups
+        if len(group) > 1 or one.unit.number not in group
+    }
+
+
+def _drawing(program: Program, args: Sequence[Any]) -> list[int]:
+    """The units that draw random numbers."""
+    found = []
+    with _alone(args):
+        given = tensors_in(copies_of(args))
+        values = dict(zip((number for number, _ in program.inputs), given, strict=True))
+        values |= {closure.number: closure.tensor for closure in program.closures}
+        for unit in program.units:
+            before = draws_now()
+            unit.run(values)
+            if not before.is_now():
+                found.append(unit.number)
+    return found
+
+
+# ---- nodes ----
+
+_nodes: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+def node_of(
+    part: Part, values: dict[int, Tensor], *, save: str | int, compile: Compile, module: str
+) -> Any:
+    """The class of a node that makes the calls of `part`; parts written alike share it."""
+    key = (_written(part), save, compile)
+    with _lock:
+        known = _nodes.get(key)
+        if known is None:
+            name, numbers = _name(part.units), (part.inputs, part.outputs)
+            program = function_of(name, part.units, *numbers, module=module)
+            examples = [values[number] for number in part.inputs]
+            known = make_derived(program, examples, save, keeps_inputs=True, compile=compile)
+            _nodes[key] = known
+        return known
+
+
+def _name(units: Sequence[Unit]) -> str:
+    names = [identifier(unit.name) for unit in units]
+    return "_".join(names if len(names) <= 4 else [*names[:3], f"and_{len(names) - 3}"])
+
+
+def _written(part: Part) -> tuple[Any, ...]:
+    """How a part is written, whatever the numbers of its values are."""
+    places: dict[int, int] = {}
+
+    def place(number: int) -> int:
+        return places.setdefault(number, len(places))
+
+    row: list[Any] = [tuple(map(place, part.inputs))]
+    for unit in part.units:
+        leaves, spec = flatten((unit.args, unit.kwargs))
+        given = tuple(_leaf(leaf, place) for leaf in leaves)
+        changed = tuple((place(old), place(new)) for old, new in unit.changed)
+        made = tuple(map(place, unit.outputs))
+        row.append((unit.kind, _Is(unit.target), spec, given, made, changed, unit.modes))
+    return (*row, tuple(map(place, part.outputs)))
+
+
+_PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _leaf(leaf: Any, place: Callable[[int], int]) -> Any:
+    if isinstance(leaf, Ref):
+        return Ref, place(leaf.number)
+    if isinstance(leaf, (float, slice)):
+        return type(leaf), repr(leaf)
+    return (type(leaf), leaf) if isinstance(leaf, _PLAIN) else _Is(leaf)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Is:
+    """A thing that counts by its identity, and is kept alive so that this stays its own."""
+
+    it: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Is) and self.it is other.it
+
+    def __hash__(self) -> int:
+        return id(self.it)

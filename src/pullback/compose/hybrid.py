@@ -1,0 +1,174 @@
+"""`hybrid`: a program with some of its units combined into nodes, and the rest as written.
+
+The program is recorded as units on its examples. A call of a kind or of sizes that were not seen
+is recorded anew: if it makes the same calls, the same grouping serves it, otherwise it runs as
+written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from pullback.capture.fake import is_fake
+from pullback.capture.trees import tensors_in
+from pullback.compose.combined import require_examples
+from pullback.compose.flow import Flow, flow_of, recorded, skeleton
+from pullback.compose.nested import as_written, callable_of, composition
+from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
+from pullback.derive.recipes import Recipes
+from pullback.function.slots import has_tangent, transforms_active
+from pullback.graph.cut import require_policy
+from pullback.run import backend_of
+
+FLOWS = 256  # how many calls of other kinds and sizes are kept
+
+
+def hybrid(
+    program: Callable[..., Any],
+    *examples: Any,
+    groups: Iterable[Iterable[int]] = (),
+    backend: str = "eager",
+    save: str | int = "everything",
+) -> Any:
+    """A `Function` that runs `program` with each of `groups` as one node.
+
+    Arguments:
+        program: as for `combine`.
+        examples: arguments to record it with.
+        groups: for each node, the numbers of its units, as `explain()` prints them: any partition
+            whose groups can run one after the other. A unit that is in no group runs as written.
+        backend: as for `combine`.
+        save: as for `combine`, for each node.
+
+    What cannot be recorded or captured runs as written, and `explain()` says why: the whole
+    program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
+    gradient recording and inside a capture the program itself runs.
+
+    Law: the same outputs and the same gradients, first and second order, as the program as written.
+    A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch gets
+    wrong; inside a node it is right, as if it were a `pb.Function`.
+
+    >>> import torch
+    >>> F = hybrid(lambda x: x.sin().exp() * 2, torch.ones(3, requires_grad=True), groups=[(0, 1)])
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> F.apply(x).grad_fn.next_functions[0][0].name()
+    'SinExpBackward'
+    >>> print(F.explain())
+    hybrid: 1 node and 1 unit as written, backend "eager"
+      one node: 0 sin, 1 exp
+      as written: 2 mul
+    """
+    program, compile = callable_of(program), backend_of(backend)
+    require_policy(save)
+    require_examples(program, examples)
+    chosen = tuple(tuple(group) for group in groups)
+    flows = _Flows(program, chosen, save, compile)
+    try:
+        flows.begin(examples)
+    except REFUSALS as error:
+        return as_written(program, reason_of(error))
+    made = composition(program, "hybrid", flows.run)
+    made.explain = staticmethod(lambda: "\n".join(flows.lines(backend)))
+    made.groups = flows.first.groups
+    return made
+
+
+class _Flows:
+    """The flows of one program and one grouping, by the calls that they serve."""
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        groups: tuple[tuple[int, ...], ...],
+        save: str | int,
+        compile: Any,
+    ) -> None:
+        self.program = program
+        self.groups = groups
+        self.save = save
+        self.compile = compile
+        self.kinds = Recipes(program, save)
+        self.reasons = Reasons()
+        self._flows: OrderedDict[Any, Flow] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def begin(self, examples: tuple[Any, ...]) -> None:
+        """Make the flow of the examples, which all others follow."""
+        with torch.enable_grad():
+            self.first = self._make((examples, {}))
+            self._flows[self.kinds.key((examples, {}))[:2]] = self.first
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One call."""
+        tensors = tensors_in((args, kwargs))
+        if (
+            not torch.is_grad_enabled()
+            or transforms_active()
+            or has_tangent(tensors)
+            or any(map(is_fake, tensors))
+        ):
+            return self.program(*args, **kwargs)
+        flow = self._find(args, kwargs)
+        return self.program(*args, **kwargs) if flow is None else flow.run(tensors)
+
+    def _find(self, args: Any, kwargs: Any) -> Flow | None:
+        """The flow for a call; None if it runs as written."""
+        kind, call, _ = self.kinds.key((args, kwargs))
+        key = kind, call
+        flow = self._flows.get(key)
+        if flow is not None and flow.is_as_it_was():
+            return flow
+        if key in self.reasons:
+            return None
+        with self._lock:
+            try:
+                flow = self._flows[key] = self._make((args, kwargs))
+            except REFUSALS as error:
+                self.reasons.add(key, call_text((args, kwargs)), reason_of(error))
+                return None
+            if skeleton(flow.program) != skeleton(self.first.program):
+                del self._flows[key]
+                reason = "it makes other calls than the examples do"
+                self.reasons.add(key, call_text((args, kwargs)), reason)
+                return None
+            while len(self._flows) > FLOWS:
+                self._flows.popitem(last=False)
+            return flow
+
+    def _make(self, call: tuple[Any, Any]) -> Flow:
+        program = self.program
+
+        def whole(args: Any, kwargs: Any) -> Any:
+            return program(*args, **kwargs)
+
+        whole.__name__ = getattr(program, "__name__", type(program).__name__)
+        units = recorded(whole, call)
+        module = getattr(program, "__module__", None) or "__main__"
+        return flow_of(
+            units, self.groups, call, save=self.save, compile=self.compile, module=module
+        )
+
+    # ---- what to say of it ----
+
+    def lines(self, backend: str) -> list[str]:
+        """What runs how, line by line."""
+        flow = self.first
+        nodes = len(flow.nodes)
+        alone = sum(len(group) for group in flow.groups if group not in flow.nodes)
+        first = f"hybrid: {_count(nodes, 'node')} and {_count(alone, 'unit')} as written"
+        rows = [f'{first}, backend "{backend}"']
+        for group in flow.groups:
+            names = ", ".join(f"{n} {flow.program.units[n].name}" for n in group)
+            how = "one node" if group in flow.nodes else "as written"
+            why = f": {flow.reasons[group]}" if group in flow.reasons else ""
+            rows.append(f"  {how}: {names}{why}")
+        return [*rows, *self.reasons.lines()]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")

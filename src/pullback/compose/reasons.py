@@ -1,0 +1,74 @@
+"""Why something is not combined: one line for each kind of call, or group, that is not."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from pullback.capture.trees import flatten
+from pullback.errors import (
+    CaptureError,
+    DifferingCaptureError,
+    PullbackError,
+    UnsupportedOpError,
+)
+
+REFUSALS = (CaptureError, DifferingCaptureError, UnsupportedOpError)
+"""What is raised for a program that cannot be captured, compiled or verified."""
+
+_LIMIT = 256  # kinds of calls that are remembered
+
+
+class Reasons:
+    """The calls that run as written, by their key, and why; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._reasons: OrderedDict[Any, tuple[str, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, key: Any, call: str, reason: str) -> None:
+        """Remember a call, in words, and its reason."""
+        with self._lock:
+            self._reasons[key] = (call, reason)
+            while len(self._reasons) > _LIMIT:
+                self._reasons.popitem(last=False)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._reasons
+
+    def __bool__(self) -> bool:
+        return bool(self._reasons)
+
+    def lines(self) -> Iterator[str]:
+        """One line for each kind of call."""
+        with self._lock:
+            pairs = dict.fromkeys(self._reasons.values())
+        return (f"nested for {call}: {reason}" for call, reason in pairs)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line: the rule, what there was instead, and where."""
+    if not isinstance(error, PullbackError):
+        lines = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    got, at = error.facts["got"], error.facts["at"]
+    at = "" if at.startswith("<") else at  # in text that was written for a group
+    text = error.rule + (f": {got}" if got else "") + (f" ({at})" if at else "")
+    return " ".join(text.split())
+
+
+def call_text(args: Any) -> str:
+    """The arguments of a call in a few words: `(float64[3, 4], None, 2)`."""
+    leaves, _ = flatten(args)
+    return f"({', '.join(map(_leaf_text, leaves))})"
+
+
+def _leaf_text(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+    text = repr(leaf)
+    return text if len(text) <= 20 else type(leaf).__name__

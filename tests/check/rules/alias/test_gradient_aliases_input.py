@@ -1,0 +1,55 @@
+"""Sound functions pass `gradient-aliases-input`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.alias.gradient_aliases_input import check
+from tests.check.subjects import findings, made, normal
+
+X, W = normal(4), normal(4, seed=1)
+
+
+class Exp(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y.detach() if bool((g == 1).all()) else g * y
+
+
+SOUND = {
+    "product": (made(lambda x, w: x * w, lambda g, x, w: (g * w, g * x)), (X, W)),
+    "one for two": (made(lambda x, w: x + w, lambda g, x, w: (g, g)), (X, W)),
+    "cotangent": (made(lambda x: x * 1, lambda g, x: g), (X,)),
+}
+
+PLANTED = {
+    "input": (
+        made(lambda x, w: (x * w).sum(), lambda g, x, w: (w, x) if g == 1 else (g * w, g * x)),
+        (X, W),
+        "gradient of `x`",
+    ),
+    "output": (Exp, (X,), "gradient of `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["gradient-aliases-input"] * len(found)
+    assert at in found[0].at

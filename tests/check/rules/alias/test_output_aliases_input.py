@@ -1,0 +1,43 @@
+"""Sound functions pass `output-aliases-input`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from pullback.check.rules.alias.output_aliases_input import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4, 6)
+
+SOUND = {
+    "copy": (made(lambda x: x.clone(), lambda g, x: g), (X,)),
+    "itself": (made(lambda x: x, lambda g, x: g), (X,)),
+    "view": (made(lambda x: x.t(), lambda g, x: g.t()), (X,)),
+}
+
+PLANTED = {
+    "detached": (made(lambda x: x.detach(), lambda g, x: g), (X,), "output 0"),
+    "data": (made(lambda x: (x * 2, x.data), lambda g, h, x: 2 * g + h), (X,), "output 1"),
+    "by numpy": (
+        made(lambda x: torch.from_numpy(x.detach().numpy()[1:]), lambda g, x: pad(g, (0, 0, 1, 0))),
+        (X,),
+        "output 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["output-aliases-input"] * len(found)
+    assert at in found[0].at

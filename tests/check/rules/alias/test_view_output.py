@@ -1,0 +1,47 @@
+"""Sound functions pass `view-output`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from pullback.check.rules.alias.view_output import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4, 6)
+
+SOUND = {
+    "copy": (made(lambda x: x.cumsum(0)[-1, -1].clone(), lambda g, x: g * (x == x)), (X,)),
+    "slice": (made(lambda x: (x * 2)[:, :3], lambda g, x: 2 * pad(g, (0, 3))), (X,)),
+    "of the input": (made(lambda x: x[0, 0], lambda g, x: pad(g.view(1, 1), (0, 5, 0, 3))), (X,)),
+    "program": (lambda x: x.flatten().cumsum(0)[-1], (X,)),
+}
+
+PLANTED = {
+    "last of a scan": (
+        made(lambda x: x.flatten().cumsum(0)[-1], lambda g, x: g.expand_as(x)),
+        (X,),
+        "output 0",
+    ),
+    "entry of a pair": (
+        made(lambda x: torch.stack([x.sum(), x.prod()])[0], lambda g, x: g.expand_as(x)),
+        (X,),
+        "output 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["view-output"] * len(found)
+    assert at in found[0].at

@@ -1,0 +1,54 @@
+"""Sound functions pass `backward-fails`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.contract.backward_fails import check
+from tests.check.subjects import findings, made, normal
+
+X, W = normal(3, 4), normal(4, seed=1)
+
+
+class NoBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+
+SOUND = {
+    "product": (made(lambda x, w: x * w, lambda g, x, w: (g * w, (g * x).sum(0))), (X, W)),
+    "one too many, which is None": (made(lambda x: x * 2, lambda g, x: (2 * g, None)), (X,)),
+    "no gradient at all": (made(lambda x: x.argmax(), lambda g, x: None), (X,)),
+}
+
+PLANTED = {
+    "too few": (made(lambda x, w: x * w, lambda g, x, w: g * w), (X, W), "backward"),
+    "too many": (made(lambda x: x * 2, lambda g, x: (2 * g, g)), (X,), "backward"),
+    "shape": (made(lambda x: x.sum(0), lambda g, x: g.expand(5, 4)), (X,), "backward"),
+    "raises": (made(lambda x: x * 2, lambda g, x: [][0]), (X,), "backward"),
+    "complex": (made(lambda x: x * 2, lambda g, x: g * 2j), (X,), "backward"),
+    "none written": (NoBackward, (X,), "backward"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["backward-fails"] * len(found)
+    assert at in found[0].at
+
+
+def test_fix_follows_what_engine_says():
+    (finding,) = findings(check, PLANTED["too few"][0], X, W)
+
+    assert finding.fix == "return one value per argument of forward, None where none"

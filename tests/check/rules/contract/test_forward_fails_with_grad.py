@@ -1,0 +1,86 @@
+"""Sound functions pass `forward-fails-with-grad`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.contract.forward_fails_with_grad import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4)
+
+
+class Resized(Function):
+    """PyTorch refuses to resize what requires grad."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.resize_(x.shape) * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Detached(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Unset(Function):
+    @staticmethod
+    def forward(ctx, x):
+        if not x.requires_grad:
+            scale = 2
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class InPlace(Function):
+    """Refuses leaves only, as PyTorch does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+SOUND = {
+    "detached": (Detached, (X,)),
+    "in place": (InPlace, (X,)),
+    "refuses both": (made(lambda x: [][0], lambda g, x: g), (X,)),
+}
+
+PLANTED = {
+    "resized": (Resized, (X,), "forward, when an input requires grad"),
+    "unset": (Unset, (X,), "forward, when an input requires grad"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["forward-fails-with-grad"] * len(found)
+    assert at in found[0].at

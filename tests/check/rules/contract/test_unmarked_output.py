@@ -1,0 +1,99 @@
+"""Sound functions pass `unmarked-output`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.contract.unmarked_output import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(3, 5)
+
+
+class Smallest(Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, index = x.min(-1)
+        ctx.save_for_backward(index)
+        ctx.mark_non_differentiable(index)
+        return values, index
+
+    @staticmethod
+    def backward(ctx, g, _):
+        (index,) = ctx.saved_tensors
+        return torch.zeros(3, 5, dtype=g.dtype).scatter(-1, index[:, None], g[:, None])
+
+
+class AsFloat(Smallest):
+    @staticmethod
+    def forward(ctx, x):
+        values, index = x.min(-1)
+        ctx.save_for_backward(index)
+        return values, index.to(x.dtype)
+
+
+class Count(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.exp().sum(), (x > 0).sum().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g.expand(3, 5)
+
+
+class Rounded(Function):
+    """PyTorch too gives `round` a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.round(), x.round()
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g
+
+
+class Ones(Function):
+    """Whole numbers by chance."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x / x
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return 2 * g
+
+
+SOUND = {
+    "integers": (Smallest, (X,)),
+    "rounded": (Rounded, (X,)),
+    "by chance": (Ones, (X,)),
+    "whole inputs": (
+        made(lambda x: (x * 2, x * 3), lambda g, h, x: 2 * g + 3 * h),
+        (X.round().detach(),),
+    ),
+}
+
+PLANTED = {
+    "index": (AsFloat, (X,), "output 1"),
+    "count": (Count, (X,), "output 1"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["unmarked-output"] * len(found)
+    assert at in found[0].at

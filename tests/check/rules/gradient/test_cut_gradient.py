@@ -1,0 +1,45 @@
+"""Sound functions pass `cut-gradient`; planted faults are caught, and named."""
+
+import pytest
+import torch
+
+from pullback.check.rules.gradient.cut_gradient import check
+from tests.check.subjects import findings, made, normal
+
+A, B = normal(5), normal(5, seed=1)
+
+SOUND = {
+    "product": (made(lambda a, b: a * b, lambda g, a, b: (g * b, g * a)), (A, B)),
+    "not used": (made(lambda a, b: a * 2, lambda g, a, b: (2 * g, None)), (A, B)),
+    "rounded": (made(lambda a: a.round(), lambda g, a: torch.zeros_like(g)), (A,)),
+    "teacher": (
+        made(lambda a, b: a * b, lambda g, a, b: (g * b, None), declares={"surrogate": "b"}),
+        (A, B),
+    ),
+}
+
+PLANTED = {
+    "none": (made(lambda a, b: a * b, lambda g, a, b: (g * b, None)), (A, B), "gradient of `b`"),
+    "zeros": (
+        made(lambda a, b: a * b, lambda g, a, b: (g * b, torch.zeros_like(b))),
+        (A, B),
+        "gradient of `b`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["cut-gradient"] * len(found)
+    assert at in found[0].at

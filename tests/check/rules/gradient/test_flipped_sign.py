@@ -1,0 +1,39 @@
+"""Sound functions pass `flipped-sign`; planted faults are caught, and named."""
+
+import pytest
+
+from pullback.check.rules.gradient.flipped_sign import check
+from tests.check.subjects import findings, made, normal
+
+A, B = normal(5), normal(5, seed=1)
+
+SOUND = {
+    "difference": (made(lambda a, b: a - b, lambda g, a, b: (g, -g)), (A, B)),
+    "other fault": (made(lambda a, b: a - b, lambda g, a, b: (g, -2 * g)), (A, B)),
+    "reversal": (
+        made(lambda a: a * 1, lambda g, a: -g, declares={"surrogate": "a"}),
+        (A,),
+    ),
+}
+
+PLANTED = {
+    "difference": (made(lambda a, b: a - b, lambda g, a, b: (g, g)), (A, B), "gradient of `b`"),
+    "cosine": (made(lambda a: a.cos(), lambda g, a: g * a.sin()), (A,), "gradient of `a`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["flipped-sign"] * len(found)
+    assert at in found[0].at

@@ -1,0 +1,50 @@
+"""Sound functions pass `swapped-gradients`; planted faults are caught, and named."""
+
+import pytest
+
+from pullback.check.rules.gradient.swapped_gradients import check
+from tests.check.subjects import findings, made, normal
+
+A, B = normal(5), normal(5, seed=1)
+
+SOUND = {
+    "product": (made(lambda a, b: a * b, lambda g, a, b: (g * b, g * a)), (A, B)),
+    "equal gradients": (made(lambda a, b: a + b, lambda g, a, b: (g, g)), (A, B)),
+    "other fault": (made(lambda a, b: a * b, lambda g, a, b: (g, g * a)), (A, B)),
+}
+
+PLANTED = {
+    "product": (
+        made(lambda a, b: a * b, lambda g, a, b: (g * a, g * b)),
+        (A, B),
+        "gradient of `a`",
+    ),
+    "three": (
+        made(lambda a, b, c: a * b + c, lambda g, a, b, c: (g * a, g * b, g)),
+        (A, B, normal(5, seed=2)),
+        "gradient of `a`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["swapped-gradients"] * len(found)
+    assert at in found[0].at
+
+
+def test_other_input_is_named():
+    first, second = findings(check, PLANTED["product"][0], A, B)
+
+    assert ("`b`" in first.why, "`a`" in second.why) == (True, True)

@@ -1,0 +1,90 @@
+"""Sound functions pass `unused-output`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.gradient.unused_output import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(5)
+BOTH = (lambda x: (x.sin(), x.cos()), lambda g, h, x: g * x.cos() - h * x.sin())
+
+
+class Lazy(Function):
+    """Gets None for what is unused, and can live with it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x)
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        total = torch.zeros_like(x)
+        if g is not None:
+            total = total + g * x.cos()
+        return total if h is None else total - h * x.sin()
+
+
+class Greedy(Lazy):
+    """Cannot."""
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return g * x.cos() - h * x.sin()
+
+
+class AllOrNothing(Lazy):
+    """Drops both when one is missing."""
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return None if g is None or h is None else g * x.cos() - h * x.sin()
+
+
+SOUND = {
+    "two outputs": (made(*BOTH), (X,)),
+    "one output": (made(lambda x: x.exp(), lambda g, x: g * x.exp()), (X,)),
+    "undefined": (Lazy, (X,)),
+}
+
+PLANTED = {
+    "fails": (Greedy, (X,), "backward with only output"),
+    "dropped": (AllOrNothing, (X,), "gradient of `x`"),
+    "shortcut": (
+        made(BOTH[0], lambda g, h, x: g if not h.any() else g * x.cos() - h * x.sin()),
+        (X,),
+        "with only output 0",
+    ),
+    "taken for dense": (
+        made(lambda x: x * 3, lambda g, x: 3 * g if bool((g != 0).all()) else g),
+        (X,),
+        "with one entry",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["unused-output"] * len(found)
+    assert at in found[0].at
+
+
+def test_gradgradcheck_alone_would_miss_the_shortcut():
+    assert torch.autograd.gradgradcheck(PLANTED["shortcut"][0].apply, (X,)) is True

@@ -1,0 +1,41 @@
+"""Sound functions pass `wrong-factor`; planted faults are caught, and named."""
+
+import pytest
+
+from pullback.check.rules.gradient.wrong_factor import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(3, 4)
+
+SOUND = {
+    "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
+    "other fault": (made(lambda x: x * x, lambda g, x: x.abs() * g), (X,)),
+}
+
+PLANTED = {
+    "half": (made(lambda x: x * x, lambda g, x: x * g), (X,), "gradient of `x`"),
+    "slightly": (made(lambda x: x**3, lambda g, x: 2.999 * x * x * g), (X,), "gradient of `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["wrong-factor"] * len(found)
+    assert at in found[0].at
+
+
+def test_factor_is_told():
+    (finding,) = findings(check, *PLANTED["half"][:1], X)
+
+    assert "0.5 times the right one" in finding.why

@@ -1,0 +1,92 @@
+"""Sound functions pass `wrong-for-subset`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.gradient.wrong_for_subset import check
+from tests.check.subjects import findings, made, normal
+
+A, B = normal(5), normal(5, seed=1)
+
+
+class Asks(Function):
+    """Computes what is asked for."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        return g * b if needs[0] else None, g * a if needs[1] else None
+
+
+class AsksTheOther(Asks):
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a if ctx.needs_input_grad[0] else None
+
+
+class FailsWhenFrozen(Asks):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a if b.requires_grad else None, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a
+
+
+class OtherWithoutGrad(Asks):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b if any(ctx.needs_input_grad) else a.clone()
+
+
+class FailsWithoutGrad(Asks):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        if any(ctx.needs_input_grad):
+            out = a * b
+        return out
+
+
+SOUND = {"asks": (Asks, (A, B)), "gives all": (made(lambda a: a * 2, lambda g, a: 2 * g), (A,))}
+
+PLANTED = {
+    "asks about another": (AsksTheOther, (A, B), "gradient of `b`"),
+    "fails when frozen": (FailsWhenFrozen, (A, B), "backward when only `a`"),
+    "other without grad": (OtherWithoutGrad, (A, B), "output 0"),
+    "fails without grad": (FailsWithoutGrad, (A, B), "forward when no input requires grad"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["wrong-for-subset"] * len(found)
+    assert at in found[0].at
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_gradcheck_alone_would_miss_it(name):
+    assert torch.autograd.gradcheck(PLANTED[name][0].apply, (A, B))

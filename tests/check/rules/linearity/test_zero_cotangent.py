@@ -1,0 +1,51 @@
+"""Sound functions pass `zero-cotangent`; planted faults are caught, and named."""
+
+import pytest
+import torch
+
+from pullback.check.rules.linearity.zero_cotangent import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4, 3)
+SQUARE = lambda x: x * x  # noqa: E731
+
+SOUND = {
+    "square": (made(SQUARE, lambda g, x: 2 * x * g), (X,)),
+    "infinite slope": (
+        made(lambda x: x.sqrt(), lambda g, x: g / (2 * x.sqrt())),
+        (torch.tensor([0.0, 1.0, 4.0]),),
+    ),
+    "absent": (made(SQUARE, lambda g, x: 2 * x * g if g.any() else None), (X,)),
+    "noise on purpose": (
+        made(SQUARE, lambda g, x: 2 * x * g + 1, declares={"surrogate": "x"}),
+        (X,),
+    ),
+}
+
+PLANTED = {
+    "constant": (made(SQUARE, lambda g, x: 2 * x * g + 1e-3), (X,), "gradient of `x`"),
+    "decay": (made(SQUARE, lambda g, x: 2 * x * g + 0.01 * x), (X,), "gradient of `x`"),
+    "division": (made(SQUARE, lambda g, x: 2 * x * g * (g.norm() / g.norm())), (X,), "of `x`"),
+    "fails": (
+        made(SQUARE, lambda g, x: 2 * x * g / (1 // int(bool(g.any())))),
+        (X,),
+        "backward, with zeros",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["zero-cotangent"] * len(found)
+    assert at in found[0].at

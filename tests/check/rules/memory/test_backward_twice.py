@@ -1,0 +1,69 @@
+"""Sound functions pass `backward-twice`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.memory.backward_twice import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4)
+
+
+class Pops(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.cache = [x.cosh()]
+        return x.sinh()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.cache.pop()
+
+
+class Frees(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.kept = x.cosh()
+        return x.sinh()
+
+    @staticmethod
+    def backward(ctx, g):
+        kept, ctx.kept = ctx.kept, None
+        return g * kept
+
+
+SOUND = {
+    "saved": (made(lambda x: x.sinh(), lambda g, x: g * x.cosh()), (X,)),
+    "given away": (
+        made(lambda x: x * x, lambda g, x: x.data.mul_(2 * g), declares={"donates": "x"}),
+        (X,),
+    ),
+}
+
+PLANTED = {
+    "pops": (Pops, (X,), "the second backward"),
+    "frees": (Frees, (X,), "the second backward"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["backward-twice"] * len(found)
+    assert at in found[0].at
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_second_backward_raises_is_told(name):
+    assert findings(check, PLANTED[name][0], X)[0].got.split(":")[0] in ("IndexError", "TypeError")

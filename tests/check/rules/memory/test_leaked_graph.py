@@ -1,0 +1,104 @@
+"""Sound functions pass `leaked-graph`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+import pullback as pb
+from pullback.check.rules.memory.leaked_graph import check
+from tests.check.subjects import findings, normal
+
+X = normal(4)
+SEEN = []
+
+
+class Saved(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y
+
+
+class Cycle(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = x.exp()
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.y.detach()
+
+
+class Ours(pb.Function):
+    """The same on a `pb.Function`, which saves what lies on ctx."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = x.exp()
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.y
+
+
+class Listed(Function):
+    @staticmethod
+    def forward(ctx, x):
+        SEEN.append(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Cached(Function):
+    last = None
+
+    @staticmethod
+    def forward(ctx, x):
+        Cached.last = x
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+SOUND = {"saved": (Saved, (X,)), "ours": (Ours, (X,)), "only the last": (Cached, (X,))}
+
+PLANTED = {
+    "cycle": (Cycle, (X,), "output 0"),
+    "list": (Listed, (X,), "input `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["leaked-graph"] * len(found)
+    assert at in found[0].at
+
+
+@pytest.mark.parametrize(("name", "words"), [("cycle", "collector only"), ("list", "still held")])
+def test_kind_of_leak_is_told(name, words):
+    (finding,) = findings(check, PLANTED[name][0], X)
+
+    assert words in finding.got

@@ -1,0 +1,113 @@
+"""Sound functions pass `unread-saved`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.memory.unread_saved import check
+from tests.check.subjects import findings, made, normal
+
+X, Y = normal(4, 3), normal(4, 3, seed=1)
+
+
+class Tanh(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.tanh()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * (1 - y * y)
+
+
+class Both(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.tanh()
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        _, y = ctx.saved_tensors
+        return g * (1 - y * y)
+
+
+class ShapeOnly(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum(0)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g.expand(x.shape)
+
+
+class ByNumpy(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(g.numpy() * x.exp().numpy())
+
+
+class ForSecond(Function):
+    """Reads its input for the second derivative only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(x, y.detach())
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * (x.exp() if torch.is_grad_enabled() else y)
+
+
+SOUND = {
+    "tanh": (Tanh, (X,)),
+    "shape only": (ShapeOnly, (X,)),
+    "by numpy": (ByNumpy, (X,)),
+    "for the second derivative": (ForSecond, (X,)),
+    "single number": (
+        made(lambda x, s: x * 2, lambda g, x, s: (2 * g * x / x, None)),
+        (X, Y[0, 0]),
+    ),
+}
+
+PLANTED = {
+    "both": (Both, (X,), "saved tensor 0, of shape [4, 3]"),
+    "never unpacked": (
+        made(lambda x, y: x * y + x, lambda g, x, y: (g * (y + 1), g * y / y)),
+        (X, Y),
+        "saved tensor 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["unread-saved"] * len(found)
+    assert at in found[0].at

@@ -1,0 +1,50 @@
+"""Sound functions pass `mutated-cotangent`; planted faults are caught, and named."""
+
+import pytest
+import torch
+
+from pullback.check.rules.mutation.mutated_cotangent import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4, 3)
+
+SOUND = {
+    "product": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
+    "on a copy": (made(lambda x: x * x, lambda g, x: g.clone().mul_(2 * x)), (X,)),
+    "passed on": (made(lambda x: x * 1, lambda g, x: g), (X,)),
+}
+
+PLANTED = {
+    "multiplied": (
+        made(lambda x: x * x, lambda g, x: g.mul_(2 * x)),
+        (X,),
+        "cotangent of output 0",
+    ),
+    "past the counter": (
+        made(lambda x: (x.sin(), x.cos()), lambda g, h, x: h.data.mul_(-x.sin()) + g * x.cos()),
+        (X,),
+        "cotangent of output 1",
+    ),
+    "float32 only": (
+        made(lambda x: x * 2, lambda g, x: g.mul_(2) if g.dtype == torch.float32 else 2 * g),
+        (X.detach().float(),),
+        "cotangent of output 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["mutated-cotangent"] * len(found)
+    assert at in found[0].at

@@ -1,0 +1,118 @@
+"""Sound functions pass `mutated-input`; planted faults are caught, and named."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.mutation.mutated_input import check
+from tests.check.subjects import findings, made, normal
+
+X, W = normal(3, 4), normal(4, seed=1)
+
+
+class InPlace(Function):
+    """Marked and returned."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Donated(Function):
+    """Given away on purpose."""
+
+    declares: ClassVar = {"donates": "x", "surrogate": "x"}
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.exp())
+        x.data.zero_()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
+class PastTheCounter(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        x.data.sub_(x.mean())
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g.sum(0)
+
+
+class Buffer(Function):
+    @staticmethod
+    def forward(ctx, x, running):
+        running.mul_(0.9).add_(0.1 * x.mean(0))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class InList(Function):
+    @staticmethod
+    def forward(ctx, x, kept):
+        kept[0].add_(1)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+def plain(x, running):
+    """PyTorch's own in-place operator, which autograd sees."""
+    running.add_(1)
+    return x * 2
+
+
+SOUND = {
+    "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
+    "marked": (InPlace, (X,)),
+    "donated": (Donated, (X,)),
+    "plain program": (plain, (X, torch.zeros(4))),
+}
+
+PLANTED = {
+    "past the counter": (PastTheCounter, (X, W), "input `x`"),
+    "buffer": (Buffer, (X, torch.zeros(4)), "input `running`"),
+    "in a list": (InList, (X, [torch.zeros(2)]), "input `kept`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["mutated-input"] * len(found)
+    assert at in found[0].at
+
+
+@pytest.mark.parametrize(("name", "weight"), [("past the counter", "wrong"), ("buffer", "fragile")])
+def test_buffer_is_less_at_risk(name, weight):
+    target, args, _ = PLANTED[name]
+
+    assert [str(finding.weight) for finding in findings(check, target, *args)] == [weight]

@@ -1,0 +1,78 @@
+"""Sound functions pass `mutated-saved`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.mutation.mutated_saved import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4, 3)
+
+
+class Exp(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y
+
+
+class IntoOutput(Exp):
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        raw = y.detach().numpy()
+        raw *= g.numpy()
+        return torch.from_numpy(raw)
+
+
+class Growing(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = x.exp()
+        return ctx.kept.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.kept.mul_(g)
+
+
+SOUND = {
+    "exp": (Exp, (X,)),
+    "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
+    "random": (made(lambda x: x * x, lambda g, x: 2 * x * g * torch.rand_like(g)), (X,)),
+    "given away": (
+        made(lambda x: x * x, lambda g, x: x.data.mul_(2 * g), declares={"donates": "x"}),
+        (X,),
+    ),
+    "writes the cotangent": (made(lambda x: x * x, lambda g, x: g.mul_(2 * x)), (X,)),
+}
+
+PLANTED = {
+    "input": (made(lambda x: x * x, lambda g, x: x.data.mul_(2 * g)), (X,), "input `x`"),
+    "output": (IntoOutput, (X,), "output 0"),
+    "kept": (Growing, (X,), "in a second backward"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["mutated-saved"] * len(found)
+    assert at in found[0].at

@@ -1,0 +1,67 @@
+"""Sound functions pass `unmarked-dirty`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.mutation.unmarked_dirty import check
+from tests.check.subjects import findings, made, normal
+
+X, Y = normal(4), normal(4, seed=1)
+
+
+class Marked(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.mark_dirty(x)
+        return x.add_(y)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
+class Unmarked(Marked):
+    @staticmethod
+    def forward(ctx, x, y):
+        x.add_(y)
+        return x
+
+
+class UnmarkedView(Marked):
+    @staticmethod
+    def forward(ctx, x, y):
+        x.add_(y)
+        return x.view(2, 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(4), g.view(4)
+
+
+SOUND = {
+    "marked": (Marked, (X, Y)),
+    "sum": (made(lambda x, y: x + y, lambda g, x, y: (g, g)), (X, Y)),
+    "view": (made(lambda x: x.view_as(x), lambda g, x: g), (X,)),
+}
+
+PLANTED = {
+    "returned": (Unmarked, (X.detach(), Y), "input `x`"),
+    "as a view": (UnmarkedView, (X, Y), "input `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["unmarked-dirty"] * len(found)
+    assert at in found[0].at

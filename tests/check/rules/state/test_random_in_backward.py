@@ -1,0 +1,103 @@
+"""Sound functions pass `random-in-backward`; planted faults are caught, and named."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.state.random_in_backward import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(16)
+
+
+class Dropout(Function):
+    @staticmethod
+    def forward(ctx, x):
+        mask = torch.rand_like(x) > 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+class Counts(Function):
+    """Differs from backward to backward, and draws nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.scale = 1.0
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        ctx.scale *= 0.5
+        return 4 * x * g * ctx.scale
+
+
+def restored(g, x):
+    """Draws, and puts the generator back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return 2 * x * g + 0 * torch.rand_like(g)
+
+
+SQUARE = lambda x: x * x  # noqa: E731
+
+SOUND = {
+    "drawn in forward": (Dropout, (X,)),
+    "restored": (made(SQUARE, restored), (X,)),
+    "counts": (Counts, (X,)),
+    "declared": (
+        made(
+            SQUARE, lambda g, x: 2 * x * g + torch.rand_like(g), declares={"nondeterministic": 1.0}
+        ),
+        (X,),
+    ),
+}
+
+PLANTED = {
+    "mask": (made(SQUARE, lambda g, x: 2 * x * g * (torch.rand_like(g) > 0.5)), (X,), "of `x`"),
+    "for nothing": (made(SQUARE, lambda g, x: 2 * x * g + 0 * torch.rand_like(g)), (X,), "PyTorch"),
+    "python": (made(SQUARE, lambda g, x: 2 * x * g * random.random()), (X,), "gradient of `x`"),
+    "numpy": (made(SQUARE, lambda g, x: 2 * x * g * np.random.rand()), (X,), "gradient of `x`"),
+    "seldom": (made(SQUARE, lambda g, x: 2 * x * g * (random.randrange(8) > 0)), (X,), "of `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["random-in-backward"] * len(found)
+    assert at in found[0].at
+
+
+def test_draw_for_nothing_is_fragile():
+    (finding,) = findings(check, *PLANTED["for nothing"][:1], X)
+
+    assert str(finding.weight) == "fragile"
+
+
+def test_generators_are_left_as_they_were():
+    before = random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
+    findings(check, PLANTED["seldom"][0], X)
+    after = random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
+
+    assert after == before

@@ -1,0 +1,95 @@
+"""Sound functions pass `two-live-calls`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.state.two_live_calls import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4)
+
+
+class Saved(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x > 0)
+        return x * (x > 0)
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+class OnClass(Function):
+    @staticmethod
+    def forward(ctx, x):
+        OnClass.mask = x > 0
+        return x * (x > 0)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * OnClass.mask
+
+
+class ShapeOnClass(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ShapeOnClass.shape = x.shape
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.expand(ShapeOnClass.shape)
+
+
+class Stack(Function):
+    kept = []  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx, x):
+        Stack.kept.append(x.detach())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * Stack.kept.pop().cos()
+
+
+SOUND = {
+    "saved": (Saved, (X,)),
+    "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
+    "random": (made(lambda x: x * x, lambda g, x: 2 * x * g * torch.rand_like(g)), (X,)),
+    "other values refused": (
+        made(lambda x: x if abs(float(x.sum()) - 2) < 1e-6 else [][0], lambda g, x: g),
+        (torch.full((4,), 0.5),),
+    ),
+}
+
+PLANTED = {
+    "on the class": (OnClass, (normal(8),), "gradient of `x`"),
+    "shape": (ShapeOnClass, (X,), "after forward of another"),
+    "stack": (Stack, (X,), "gradient of `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["two-live-calls"] * len(found)
+    assert at in found[0].at
+
+
+def test_gradcheck_alone_would_miss_the_class():
+    assert torch.autograd.gradcheck(ShapeOnClass.apply, (X,))

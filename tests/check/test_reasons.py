@@ -1,0 +1,91 @@
+"""A wrong gradient comes with its reason, the edit that mends it and the backward that is right."""
+
+import pytest
+import torch
+
+import pullback as pb
+from examples import my_complex_op
+from pullback.check import reasons
+from pullback.derive import blame
+from tests.check.subjects import normal, subject
+
+INPUTS = (my_complex_op.inputs()["x"],)
+WRONG = my_complex_op.MyComplexOpAsPublished
+
+
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, low):
+        ctx.save_for_backward(x)
+        ctx.low = low
+        return x.clamp(min=low) ** 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 2 * x, None
+
+
+def test_finding_has_reason_edit_and_place():
+    report = pb.check(WRONG, INPUTS, select=["gradient"], profile="deep")
+
+    (finding,) = report.findings
+    assert finding.why == "the saved `sine` is used where the input `x` is needed"
+    assert finding.fix == "use `x` instead of `sine` in `sine.cos()`, and save `x`"
+    assert finding.place.endswith("my_complex_op.py:47")
+    assert finding.facts["backward"].splitlines()[0] == "def backward(ctx, grad_out):"
+    assert "grad_x = grad_sine * x.cos()" in finding.facts["backward"]
+
+
+def test_quick_profile_takes_no_time(monkeypatch):
+    monkeypatch.setattr(reasons, "blame", None)
+    monkeypatch.setattr(reasons, "derive", None)
+    (finding,) = pb.check(WRONG, INPUTS, select=["gradient"], profile="quick", isolate=False)
+
+    assert finding.why == ""
+    assert finding.facts == {}
+
+
+def test_failure_of_the_search_is_not_told(monkeypatch):
+    def fails(*args, **options):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(reasons, "blame", fails)
+    monkeypatch.setattr(reasons, "derive", fails)
+    report = pb.check(WRONG, INPUTS, select=["gradient"], isolate=False)
+
+    (finding,) = report.findings
+    assert finding.why == ""
+    assert finding.facts == {}
+    assert report.skips == ()
+
+
+@pytest.mark.parametrize("target", [lambda x: WRONG.apply(x)], ids=["callable"])
+def test_callable_gets_no_reason(target, monkeypatch):
+    monkeypatch.setattr(reasons, "blame", None)
+    (finding,) = pb.check(target, INPUTS, select=["gradient"], isolate=False)
+
+    assert finding.why == ""
+
+
+def test_plain_arguments_are_told():
+    text = reasons.right_backward(subject(Clamped, normal(4), -0.5, profile="deep"))
+
+    assert text.splitlines()[0] == "# for low=-0.5; return None in its place too"
+
+
+def test_search_is_made_once(monkeypatch):
+    calls = []
+    real = reasons.blame
+    monkeypatch.setattr(
+        reasons, "blame", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
+    )
+    one = subject(WRONG, *INPUTS, profile="deep")
+    for _ in range(2):
+        reasons.reason_of(one, "x")
+
+    assert calls == [1]
+
+
+def test_unknown_pattern_is_no_reason():
+    assert reasons.UNKNOWN == blame.UNKNOWN

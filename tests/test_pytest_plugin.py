@@ -1,0 +1,127 @@
+"""`pytest --pullback` audits what the tests ran, also under xdist, and `sound` is a fixture."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+OPS = """
+import torch
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return {factor} * x * g
+"""
+TESTS = """
+import pytest
+import torch
+
+from user_ops import Square
+
+
+def test_value():
+    assert Square.apply(torch.full((3,), 2.0, requires_grad=True)).sum() == 12
+
+
+def test_nothing():
+    assert True
+"""
+SKIPPED = TESTS.replace("def test_value", "@pytest.mark.no_pullback\ndef test_value")
+FIXTURE = """
+import sys
+
+import pytest
+
+from pullback.errors import UnsoundError
+
+
+def test_sound(sound):
+    import torch
+    from user_ops import Square
+
+    with pytest.raises(UnsoundError):
+        sound(Square, (torch.ones(2),), profile="quick")
+    sound(Square, (torch.ones(2),), profile="quick", allow=["wrong-factor"])
+"""
+LIGHT = """
+import sys
+
+
+def test_light(pytestconfig):
+    assert pytestconfig.pluginmanager.has_plugin("_pullback_pytest")
+    assert "torch" not in sys.modules
+    assert "pullback" not in sys.modules
+"""
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    """Run the tests of a user in a folder of their own; the exit code and the output."""
+
+    def run(tests, *options, factor=3):
+        (tmp_path / "user_ops.py").write_text(OPS.format(factor=factor), encoding="utf-8")
+        (tmp_path / "test_user.py").write_text(tests, encoding="utf-8")
+        own = ("-p", "_pullback_pytest", "-p", "no:cacheprovider", "--rootdir", ".")
+        command = [sys.executable, "-m", "pytest", *own, "--pullback-profile", "quick", *options]
+        paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_finding_fails_the_run(run_pytest):
+    code, text = run_pytest(TESTS, "--pullback")
+
+    assert code == 1
+    assert "2 passed" in text
+    assert "G103 wrong-factor (wrong): " in text
+    assert "inputs:   x: float64[3]" in text
+    assert "1 Function audited, 1 with findings" in text
+
+
+def test_workers_of_xdist_are_audited(run_pytest):
+    code, text = run_pytest(TESTS, "--pullback", "-n", "1")
+
+    assert code == 1
+    assert text.count("G103 wrong-factor (wrong): ") == 1
+    assert "1 Function audited, 1 with findings" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "tests", "told"),
+    [
+        (["--pullback", "--pullback-allow", "gradient"], TESTS, "1 Function audited, 0 with"),
+        (["--pullback"], SKIPPED, "0 Functions audited, 0 with findings"),
+        ([], FIXTURE, "1 passed"),
+        ([], LIGHT, "1 passed"),
+    ],
+    ids=["allowed", "marked", "fixture", "light"],
+)
+def test_run_passes(run_pytest, options, tests, told):
+    code, text = run_pytest(tests, *options)
+
+    assert code == 0, text
+    assert told in text
+
+
+def test_sound_function_passes_the_audit(run_pytest):
+    code, text = run_pytest(TESTS, "--pullback", factor=2)
+
+    assert code == 0, text
+    assert "1 Function audited, 0 with findings" in text
