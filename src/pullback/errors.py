@@ -334,7 +334,8 @@ class GroupingError(PullbackError, ValueError):
 
     A group is a collection of unit numbers, as `explain()` prints them. Each unit is in one group
     at most, and no two groups may wait for each other: where one unit of a group needs what another
-    group makes of this group's outputs, there is no order to run them in.
+    group makes of this group's outputs, there is no order to run them in. Units that draw random
+    numbers keep their order, too.
     """
 
     code = "E501"

@@ -1,10 +1,11 @@
 """Gradients are judged right or wrong beyond doubt, and the worst entry is named."""
 
+import numpy as np
 import pytest
 import torch
 
 from tests.check import functions as f
-from tests.check.subjects import normal, subject
+from tests.check.subjects import made, normal, subject
 
 SOUND = {
     "square": (f.Square, (normal(3, 4),)),
@@ -68,3 +69,119 @@ def test_slope_outside_of_a_kink_is_wrong():
     (mismatch,) = subject(Bent, torch.zeros(2, dtype=torch.float64)).base_mismatches
 
     assert mismatch.name == "x"
+
+
+# ---- hard to judge ----
+
+X = normal(4, 5).detach()
+Z = torch.complex(X, normal(4, 5, seed=2).detach())
+ZEROS = torch.zeros(40, dtype=torch.float64)
+
+
+def scales(*values):
+    """A row of factors in float64."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def by_numpy(function):
+    """A forward that autograd cannot see into."""
+    return lambda x: torch.from_numpy(np.asarray(function(x.detach().numpy())))
+
+
+def variance(x):
+    """The variance of each row."""
+    return ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1)
+
+
+def variance_back(g, x):
+    """Its gradient."""
+    return 2 * g[:, None] * (x - x.mean(-1, keepdim=True)) / x.shape[-1]
+
+
+HARD = {
+    "cancellation": (variance, variance_back, X + 1e6),
+    "saturated": (lambda x: x.sigmoid(), lambda g, x: g * x.sigmoid() * (-x).sigmoid(), 300 * X),
+    "steep": (lambda x: (20 * x).exp(), lambda g, x: 20 * g * (20 * x).exp(), X),
+    "near a pole": (lambda x: 1 / x, lambda g, x: -g / (x * x), 1e-8 * X),
+    "fast": (lambda x: (1000 * x).sin(), lambda g, x: 1000 * (1000 * x).cos() * g, X),
+    "huge": (by_numpy(lambda x: x**3), lambda g, x: 3 * x * x * g, 1e15 * X),
+    "tiny": (by_numpy(lambda x: x**3), lambda g, x: 3 * x * x * g, 1e-15 * X),
+    "many kinks": (lambda x: x.clamp(min=0), lambda g, x: g * ((x > 0) + 0.5 * (x == 0)), ZEROS),
+    "kinks by numpy": (by_numpy(lambda x: np.maximum(x, 0)), lambda g, x: g * (x > 0), ZEROS),
+    "ties": (
+        lambda x: x.amax(),
+        lambda g, x: g * (torch.arange(40) == 7),
+        ZEROS,
+    ),
+    "steps": (lambda x: x.floor(), lambda g, x: 0 * g, (3 * X).round()),
+    "jump": (lambda x: x * (x > 0.5), lambda g, x: g * (x > 0.5), ZEROS + 0.5),
+    "float32 inside": (
+        lambda x: (x.float() ** 3).double(),
+        lambda g, x: (3 * x.float() ** 2 * g.float()).double(),
+        X,
+    ),
+    "bfloat16 inside": (lambda x: x.bfloat16().sin().double(), lambda g, x: g * x.cos(), X),
+    "complex to real": (lambda z: z.abs(), lambda g, z: g * z / z.abs(), Z),
+    "real to complex": (
+        lambda x: torch.exp(1j * x),
+        lambda g, x: (g * (1j * torch.exp(1j * x)).conj()).real,
+        X,
+    ),
+    "no dimension": (lambda x: x**3, lambda g, x: 3 * x * x * g, torch.tensor(1.3)),
+    "zero": (lambda x: 0 * x + 1, lambda g, x: 0 * g, X),
+    "partly undefined": (lambda x: x.log(), lambda g, x: torch.where(x > 0, g / x, 0.0), X),
+    "infinite slope": (
+        lambda x: x.sqrt(),
+        lambda g, x: torch.where(x > 0, g / (2 * x.sqrt()), 0.0),
+        scales(0.0, 1.0, 4.0),
+    ),
+    "other sizes": (
+        lambda x: x * scales(1e8, 1.0, 1e-8),
+        lambda g, x: g * scales(1e8, 1.0, 1e-8),
+        normal(4, 3).detach(),
+    ),
+}
+
+HIDDEN = {
+    "small among large": (
+        lambda x: x * scales(1e8, 1.0, 1e-3),
+        lambda g, x: g * scales(1e8, 1.0, 2e-3),
+        normal(4, 3).detach(),
+    ),
+    "tiny gradient": (lambda x: 1e-12 * x, lambda g, x: 2e-12 * g, X),
+    "huge": (lambda x: x**3, lambda g, x: 2 * x * x * g, 1e15 * X),
+    "huge by numpy": (by_numpy(lambda x: x**3), lambda g, x: 2 * x * x * g, 1e15 * X),
+    "thousandth by numpy": (by_numpy(lambda x: x**3), lambda g, x: 3.003 * x * x * g, X),
+    "NaN": (lambda x: x * x, lambda g, x: 2 * x * g * torch.where(x > 0, 1.0, torch.nan), X),
+    "infinite": (lambda x: x * x, lambda g, x: 2 * x * g / (x > 0), X),
+    "float32 inside": (lambda x: (x.float() ** 3).double(), lambda g, x: 2 * x * x * g, X),
+    "beside kinks": (
+        lambda x: x.clamp(min=0),
+        lambda g, x: g * torch.where(x >= 0, 1.0, 0.3),
+        torch.cat([ZEROS, torch.tensor([-1.0], dtype=torch.float64)]),
+    ),
+    "not conjugated": (lambda z: (z * z.conj()).real, lambda g, z: 2 * g * z.conj(), Z),
+    "real part only": (
+        by_numpy(np.abs),
+        lambda g, z: torch.complex((g * z / z.abs()).real, 0 * g),
+        Z,
+    ),
+    "no dimension": (lambda x: x**3, lambda g, x: 2 * x * x * g, torch.tensor(1.3)),
+    "cancellation": (variance, lambda g, x: 1.005 * variance_back(g, x), X + 1e6),
+    "truth is zero": (lambda x: 0 * x + 1, lambda g, x: 1e-3 * g, X),
+    "fast": (lambda x: (1000 * x).sin(), lambda g, x: 900 * (1000 * x).cos() * g, X),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_function_is_not_doubted(name):
+    forward, backward, x = HARD[name]
+
+    assert subject(made(forward, backward), x).base_mismatches == []
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_error_is_found(name):
+    forward, backward, x = HIDDEN[name]
+
+    assert len(subject(made(forward, backward), x).base_mismatches) == 1

@@ -25,7 +25,7 @@ class Op(torch.autograd.Function):
         x, w = ctx.saved_tensors
         {backward}
 """
-RIGHT = "return g * w, (g * x).sum_to_size(w.shape)"
+RIGHT = "return g * w.conj(), (g * x.conj()).sum_to_size(w.shape)"
 
 
 def op(backward, forward="x * w"):
@@ -51,6 +51,18 @@ PLANTED = {
         SINGLE,
         "gradient",
         "assert",
+    ),
+    "complex": (
+        op("return g * w, (g * x.conj()).sum_to_size(w.shape)"),
+        tuple(torch.view_as_complex(normal(3, 2, seed=seed).detach()) for seed in (1, 2)),
+        "gradient",
+        ".conj()).sum().real",
+    ),
+    "same tensor twice": (
+        op("return (g * w, g * x) if x is not w else (g * w, 0 * g)"),
+        (X, W),
+        "same-tensor-twice",
+        "Op.apply(x, x)",
     ),
     "raises": (op("raise RuntimeError('no')"), (X, W), "contract", "# RuntimeError: no"),
     "subset": (

@@ -28,7 +28,7 @@ GRACE = 10.0
 MEMORY = 6 << 30
 
 
-class Died(Exception):  # noqa: N818
+class Died(Exception):
     """The worker ended before its work; `how` says in words what became of it."""
 
     def __init__(self, how: str) -> None:

@@ -7,6 +7,7 @@ forward), show a kink (then any slope between the two sides is right), or confir
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -151,7 +152,7 @@ class Case:
             return None
         tolerance = self._tolerance(0.0)
         for k, along in enumerate(self._directions(value, have)):
-            estimate = self.reference.slope(self.exact, self.cotangents, {self.position: along})
+            estimate, _ = self._slope(along)
             told = float(inner(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
             slack = 10 * tolerance.relative * size + tolerance.floor
@@ -226,11 +227,36 @@ class Case:
             self.got,
         )
 
+    def _slope(self, along: Tensor) -> tuple[Estimate, float]:
+        """The derivative along a direction, and the step that showed it."""
+        for step in self._steps(along):
+            direction = {self.position: along}
+            estimate = self.reference.slope(self.exact, self.cotangents, direction, step)
+            if estimate.is_known:
+                break
+        return estimate, step
+
+    def _sides(self, along: Tensor, step: float) -> tuple[Estimate, Estimate]:
+        """The derivatives from the left and from the right along a direction."""
+        return self.reference.sides(self.exact, self.cotangents, {self.position: along}, step)
+
+    def _steps(self, along: Tensor) -> list[float]:
+        """Steps to try: larger for coarse or large numbers, then such as small numbers need."""
+        moved = self.exact.args[self.position].detach().cpu().abs()[along != 0]
+        size = float(moved.max()) if moved.numel() else 0.0
+        usual = max(STEP, self.reference.noise_of(self.exact) ** (1 / 3))
+        steps = [usual * max(1.0, size)] if math.isfinite(size) else [usual]
+        if size > 1:
+            steps.append(usual)
+        elif 0 < size < usual:
+            steps.append(0.05 * size)
+        return steps
+
     def _entry(self, flat: int) -> complex | float | None:
         """The true gradient at one element, by differences; None where they cannot tell."""
         parts = []
         for unit in self._units(flat):
-            estimate = self.reference.slope(self.exact, self.cotangents, {self.position: unit})
+            estimate, _ = self._slope(unit)
             if not estimate.is_known:
                 return None
             parts.append(estimate.value)
@@ -269,14 +295,13 @@ class Case:
         for k, unit in enumerate(self._units(worst)):
             said = _part(want.flatten()[worst].item(), k)
             mine = _part(have, k)
-            along = {self.position: unit}
-            estimate = self.reference.slope(self.exact, self.cotangents, along)
+            estimate, step = self._slope(unit)
             truths.append(said)
             if abs(mine - said) <= allowed:
                 continue
             if estimate.is_known and estimate.agrees(mine, allowed):
                 return None  # differences side with the user
-            left, right = self.reference.sides(self.exact, self.cotangents, along)
+            left, right = self._sides(unit, step)
             if estimate.is_known and estimate.agrees(said, allowed):
                 # Differences to both sides take the middle of a kink, as PyTorch's `abs` does.
                 if _lies_between(mine, left, right, allowed):
@@ -308,7 +333,7 @@ class Case:
         if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
             return True
         unit = apart / apart.abs().max()
-        estimate = self.reference.slope(self.exact, self.cotangents, {self.position: unit})
+        estimate, _ = self._slope(unit)
         said, mine = float(inner(want, unit)), float(inner(have, unit))
         gap = abs(said - mine)
         return not (
@@ -319,7 +344,7 @@ class Case:
         )
 
     def _has_kink(self, along: Tensor) -> bool:
-        left, right = self.reference.sides(self.exact, self.cotangents, {self.position: along})
+        left, right = self._sides(along, self._slope(along)[1])
         if not (left.is_known and right.is_known):
             return True
         return not left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value))

@@ -58,9 +58,11 @@ def tolerance_for(eps: float, cotangent: float) -> Tolerance:
     """The tolerance for a gradient computed with relative rounding error `eps`.
 
     `cotangent` is the size of the largest entry of the cotangents: where the true gradient is zero,
-    rounding leaves a residue of that order.
+    rounding leaves a residue of that order. What is beyond the tolerance is doubted, not yet wrong.
     """
-    return Tolerance(max(1e-5, 200 * eps), max(1e-7, 60 * eps), max(1e-10, 60 * eps) * cotangent)
+    relative = min(200 * eps, 0.05 + 8 * eps)
+    scaled = min(60 * eps, 0.02 + 2 * eps)
+    return Tolerance(max(1e-5, relative), max(1e-12, scaled), scaled * cotangent)
 
 
 def excess_of(have: Tensor | None, want: Tensor, tolerance: Tolerance) -> Tensor:

@@ -32,7 +32,7 @@ Form = Callable[["_Scene"], str]
 
 GROUPS = ("gradient", "shape", "layout", "dtype", "domain", "contract")
 
-_NAME = re.compile(r"gradient of `([^`]+)`")
+_NAME = re.compile(r"gradient of (?:the tensor that is both )?`([^`]+)`")
 _RAISED = re.compile(r"^[A-Za-z_.]*(?:Error|Exception|Warning|Interrupt)\b")
 _OUTPUTS = re.compile(r"only (output \d+(?: and output \d+)*) of the outputs used")
 _NEEDED = re.compile(r"when only ((?:`[^`]+`(?:, )?)+)")
@@ -104,8 +104,11 @@ class _Scene:
     def arguments(self) -> str:
         """The arguments of the call, as code; clones where forward writes into them."""
         clone = ".clone()" if self.subject.writes_inputs else ""
-        args = zip(self.names, self.example.args, strict=False)
-        return ", ".join(f"{n}{clone}" if can_differ(arg) else n for n, arg in args)
+        args = self.example.args
+        first = [next(j for j in range(i + 1) if args[j] is args[i]) for i in range(len(args))]
+        names = [self.names[j if isinstance(args[j], Tensor) else i] for i, j in enumerate(first)]
+        pairs = zip(names, args, strict=True)
+        return ", ".join(f"{name}{clone}" if can_differ(arg) else name for name, arg in pairs)
 
     def settings(self, *, leaves: bool = True) -> list[str]:
         """The lines that make the arguments."""
@@ -130,9 +133,10 @@ class _Scene:
         """The lines that call, and the expression of the sum of outputs times cotangents."""
         seed = ["torch.manual_seed(0)"] if self.is_random else []
         if isinstance(self.run.result, Tensor):
-            return [*seed, f"out = {self.call}({self.arguments})"], "(out * g).sum()"
+            total = _product("out", "g", self.run.result)
+            return [*seed, f"out = {self.call}({self.arguments})"], total
         lines = [f"outs = {self.call}({self.arguments})"]
-        parts = [f"(outs[{i}] * g{i}).sum()" for i in self.used]
+        parts = [_product(f"outs[{i}]", f"g{i}", self.run.outputs[i]) for i in self.used]
         return [*seed, *lines], " + ".join(parts)
 
     def weights(self) -> list[str]:
@@ -140,6 +144,13 @@ class _Scene:
         is_one = isinstance(self.run.result, Tensor)
         pairs = zip(self.used, self.cotangents(), strict=True)
         return [f"{'g' if is_one else f'g{i}'} = {_spelled(c)}" for i, c in pairs]
+
+
+def _product(output: str, cotangent: str, value: Tensor) -> str:
+    """The real number whose gradient is the pull of a cotangent."""
+    if value.is_complex():
+        return f"({output} * {cotangent}.conj()).sum().real"
+    return f"({output} * {cotangent}).sum()"
 
 
 def _scene(
@@ -292,8 +303,6 @@ def _number(scene: _Scene) -> str:
     name, at = scene.names[mismatch.position], _index(index)
     expected = mismatch.want[index].item() if mismatch.index is None else mismatch.expected
     lines, total = scene.result()
-    if any(scene.run.outputs[i].is_complex() for i in scene.used):
-        return ""
     size = max(abs(expected), 1e-6)
     limit = size * (1e-2 if scene.example.args[mismatch.position].dtype != torch.float64 else 1e-4)
     return "\n".join(

@@ -17,6 +17,7 @@ from pullback.check.rules import selected
 from pullback.check.run import ForwardRefusedError, run
 from pullback.check.subject import Subject
 from pullback.check.target import Target, target_of
+from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, UnsoundError
 
@@ -52,6 +53,7 @@ def check(
     examples = examples_from(known, inputs)
     job = Job(known, examples, rules, profile)
     prepare(profile)
+    warm_up()
     start = time.monotonic()
     collected = _Collected(job, progress)
     why_not = can_fork() if isolate else "asked to"

@@ -71,7 +71,9 @@ def _view(tensor: Tensor, kind: str) -> str:
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     if size > 2 * LARGEST:
         raise UnspeakableError(f"{size} elements")
-    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage(), 0, (size,), (1,))
+    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        tensor.untyped_storage(), 0, (size,), (1,)
+    )
     where = f", {tensor.storage_offset()}" if tensor.storage_offset() else ""
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     return f"torch.tensor({_nested(memory)}{kind}).as_strided({shape}, {strides}{where})"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pullback.compose.nested import as_written, callable_of, composition
-from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
+from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
 from pullback.derive.backward import make_derived
 from pullback.errors import CaptureError
 from pullback.function.slots import transforms_active
@@ -56,7 +56,9 @@ def combine(
     require_examples(program, examples)
     try:
         derived = make_derived(program, examples, save, keeps_inputs=True, compile=compile)
-    except REFUSALS as error:
+    except Exception as error:
+        if not is_refusal(error):
+            raise
         return as_written(program, reason_of(error))
     return _combined(program, derived, backend)
 
@@ -82,7 +84,9 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
             return program(*args, **kwargs)
         try:
             return apply(made, *args, **kwargs)
-        except REFUSALS as error:
+        except Exception as error:
+            if not is_refusal(error):
+                raise
             if not transforms_active():
                 key = _key(known.recipes, args, kwargs)
                 reasons.add(key, call_text((args, kwargs)), reason_of(error))

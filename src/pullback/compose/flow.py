@@ -78,24 +78,26 @@ def skeleton(program: Program) -> tuple[Any, ...]:
 
 # ---- recording ----
 
+CHANGES = "it changes a tensor in place"  # as `isolated` says it
+
 
 def recorded(program: Callable[..., Any], args: Sequence[Any]) -> Program:
-    """`program` as units, run on copies of `args`; nothing outside it is changed.
+    """`program` as units, run on copies of `args`; tensors and random states stay as they are.
 
     Raises `CaptureError` for what cannot be repeated unit by unit.
     """
     with _alone(args):
-        copies = copies_of(args)
         try:
-            return record(program, *copies)
+            program(*copies_of(args))  # a recording is real: what it would change, is seen here
         except RuntimeError as error:
-            if "it changes a tensor in place" not in str(error):
+            if CHANGES not in str(error):
                 raise
             raise CaptureError(
                 f"`{getattr(program, '__name__', 'program')}` must leave tensors from around it as "
                 "they are",
                 got="a change in place",
             ) from None
+        return record(program, *copies_of(args))
 
 
 def copies_of(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -50,11 +50,21 @@ class Reasons:
         return (f"nested for {call}: {reason}" for call, reason in pairs)
 
 
+_LEAF = "a leaf Variable that requires grad"  # as PyTorch says of a change in place
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether `error` says that a program cannot be captured: it may still run as written.
+
+    One that changes an input in place does, but on copies of the examples, which are leaves.
+    """
+    return isinstance(error, REFUSALS) or (isinstance(error, RuntimeError) and _LEAF in str(error))
+
+
 def reason_of(error: BaseException) -> str:
     """An error in one line: the rule, what there was instead, and where."""
     if not isinstance(error, PullbackError):
-        lines = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return "an input is changed in place"  # the one refusal that PyTorch makes
     got, at = error.facts["got"], error.facts["at"]
     at = "" if at.startswith("<") else at  # in text that was written for a group
     text = error.rule + (f": {got}" if got else "") + (f" ({at})" if at else "")

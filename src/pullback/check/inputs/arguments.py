@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
+from pullback.check.example import Example, tensors_in
 from pullback.check.inputs.values import is_index, is_mask
 
 REDUCTIONS = ("mean", "sum", "none")
 # Numbers whose name says that either sign makes sense.
 SIGNED = ("slope", "negative_slope", "scale", "factor", "shift", "offset", "bias", "gain")
 DIMENSIONS = ("dim", "axis")
+IGNORED = -100  # what PyTorch's losses take for "no label"
 
 
 def arguments_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
@@ -53,12 +54,16 @@ def _mask(tensor: Tensor) -> Tensor:
 
 
 def indices_of(example: Example) -> Iterator[Example]:
-    """Index tensors with every index down to 0, with neighbours equal, and all the same."""
+    """Index tensors with every index down to 0, with neighbours equal, all the same, or ignored."""
     for i in example.tensors:
         index = example.args[i]
         if not is_index(index) or index.numel() < 2 or int(index.min()) < 0:
             continue
         top = int(index.max())
+        if index.dtype.is_signed and _sizes_below(example, -IGNORED):
+            flat = torch.arange(index.numel()) % 3 == 1
+            some = index.masked_fill(flat.reshape(index.shape), IGNORED)
+            yield example.put(i, some, f"argument {i} with some entries {IGNORED}, to be ignored")
         if _is_order(index, example):
             continue  # an order of all elements: repeating one is no order any more
         spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
@@ -66,6 +71,11 @@ def indices_of(example: Example) -> Iterator[Example]:
         yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
         pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
         yield example.put(i, pairs, f"argument {i} with each index twice")
+
+
+def _sizes_below(example: Example, limit: int) -> bool:
+    """Whether a negative index of that size counts nothing from the end."""
+    return all(size < limit for t in tensors_in(example.args) for size in t.shape)
 
 
 def _is_order(index: Tensor, example: Example) -> bool:

@@ -65,7 +65,8 @@ SHIFTED: dict[str, Change] = {"values around 1e4": lambda t: t + 1e4}
 
 def _large(tensor: Tensor) -> float:
     """A number whose square is beyond the dtype, and itself far from it."""
-    return math.sqrt(torch.finfo(tensor.dtype).max) * 1e6
+    limit = math.sqrt(torch.finfo(tensor.dtype).max)
+    return limit * min(1e6, math.sqrt(limit) / 4)
 
 
 def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
@@ -88,6 +89,36 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
 def _is_mask(tensor: Tensor) -> bool:
     """Whether a tensor holds both 0 and 1, and nothing else."""
     return is_mask(tensor) and tensor.numel() > 1 and bool(tensor.any()) and not bool(tensor.all())
+
+
+def hidden(example: Example) -> Iterator[Example]:
+    """Zeros and large numbers where a mask among the arguments hides an input."""
+    masks = [example.args[k] for k in example.tensors if k not in example.needs]
+    for mask in (m for m in masks if m.numel() and is_mask(m)):
+        for i in example.differentiable:
+            value = example.args[i]
+            if value.is_complex() or not _covers(mask, value):
+                continue
+            shown = mask.expand(value.shape) != 0
+            if bool(shown.all()):  # such a mask hides nothing yet
+                shown = ~_some(value)
+                at = next(k for k in example.tensors if example.args[k] is mask)
+                if mask.shape != value.shape:
+                    continue
+                start = example.put(at, shown.to(mask.dtype), "with a mask")
+            else:
+                start = example
+            for label, number in (("zero", 0.0), ("large", _large(value))):
+                new = torch.where(shown, value, torch.full_like(value, number))
+                yield start.put(i, new, f"argument {i} {label} where it is masked")
+
+
+def _covers(mask: Tensor, value: Tensor) -> bool:
+    """Whether a mask can be laid over a tensor."""
+    if mask.dim() > value.dim():
+        return False
+    pairs = zip(reversed(mask.shape), reversed(value.shape), strict=False)
+    return all(m in (1, v) for m, v in pairs)
 
 
 def tied(example: Example) -> Iterator[Example]:

@@ -2,8 +2,8 @@
 
 What it checks
     Whether nothing flows back at all (no output requires grad, or every gradient is zero) although
-    the outputs change smoothly with an input that requires grad; and whether an output is marked non-differentiable while backward computes with
-    its cotangent.
+    the outputs change smoothly with an input that requires grad; and whether an output is marked
+    non-differentiable while backward computes with its cotangent.
 
 Why it matters
     Nothing is raised: the loss goes down by what other paths learn, and everything before this

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.example import can_differ
 from pullback.check.inputs.shapes import batches_of, oblong_of, ranks_of, sizes_of
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import trials
@@ -45,7 +46,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
-    families = USUAL | UNUSUAL if subject.profile == "deep" else USUAL
+    families = USUAL | UNUSUAL if subject.profile == "deep" else dict(USUAL)
+    if not _has_batch(subject):
+        families.pop("batches")
     for family, variants in families.items():
         for trial in trials(subject, family, variants(subject.small)):
             if trial.failure:
@@ -58,3 +61,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     fix="serve these shapes in backward, or refuse them in forward",
                 )
                 return
+
+
+def _has_batch(subject: Subject) -> bool:
+    """Whether the leading size of the first input leads an output as well, or all are numbers."""
+    run = subject.run(subject.small)
+    first = next((a for a in run.args if can_differ(a) and a.dim()), None)
+    outputs = [output for output in run.outputs if can_differ(output)]
+    if first is None:
+        return False
+    leads = any(output.shape[:1] == first.shape[:1] for output in outputs)
+    return leads or all(output.dim() == 0 for output in outputs)

@@ -1,8 +1,8 @@
 """Gradients must be right for every index, and where indices repeat.
 
 What it checks
-    Index tensors and labels that go down to 0, hold each index twice, or one index only; orders of
-    all elements stay orders.
+    Index tensors and labels that go down to 0, hold each index twice, or one index only, and, where
+    forward takes it, the -100 that PyTorch's losses ignore; orders of all elements stay orders.
 
 Why it matters
     What is read several times gets the sum of the gradients: `scatter` in the place of

@@ -1,0 +1,110 @@
+"""Gradients in float16 must be right wherever they fit into it, whatever the sizes.
+
+What it checks
+    In float16, cotangents 2^-10 and 2^8 times the usual ones, and inputs 512 times larger: entries that are well inside of the
+    range of float16, and that PyTorch's own gradient of forward has right there, must be right.
+
+Why it matters
+    float16 ends at 65504 and thins out below 6e-5. A backward that divides before it multiplies
+    loses gradients that would have fitted: without loss scaling they are zero, with it infinite.
+
+Fails
+    return 2 * x * (g * 1e-4) * 1e4
+
+Passes
+    return 2 * x * g
+
+Cannot see
+    Entries that PyTorch's own gradient of forward has not right either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pullback.check.example import Example
+from pullback.check.inputs.domains import Change, changed
+from pullback.check.inputs.dtypes import dtype_of, in_dtype
+from pullback.check.mismatch import index_of, number
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Skip,
+    Subject,
+    each,
+)
+from pullback.check.trials import is_new
+
+RULE = Rule(code="D504", name="half-range", group="dtype", profile="quick")
+
+SCALES = (2.0**-10, 2.0**8)
+LEAST, MOST = 2.0**-12, 2.0**13  # entries between these are well inside of float16
+LOST = 0.25  # the share of an entry that must be lost
+USUAL = 0.02  # and of which PyTorch's own gradient loses less
+
+LARGE: dict[str, Change] = {"values times 512": lambda t: t * 512}
+
+FIX = "multiply in an order whose parts stay in range, or compute in float32"
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient leaves the range of float16 on its way."""
+    if subject.fails_at_base or dtype_of(subject.small) != torch.float64:
+        return
+    half = in_dtype(subject.small, torch.float16)
+    if half is None or not subject.is_steady:
+        return
+    if any(_lost(subject, half, 1.0)):
+        return  # wrong at any size: another rule's
+    large = ((example, 1.0) for example in changed(half, LARGE))
+    for example, scale in each([*((half, scale) for scale in SCALES), *large], subject):
+        lost = dict(_lost(subject, example, scale))
+        for name, (index, want, have) in lost.items():
+            if is_new(subject, RULE, name):
+                yield subject.finding(
+                    RULE,
+                    example=example,
+                    at=f"gradient of `{name}` at {list(index)}, for cotangents of size {scale:g}",
+                    expected=f"{number(want)}, as in float64",
+                    got=f"{number(have)}, in float16",
+                    fix=FIX,
+                )
+
+
+def _lost(
+    subject: Subject, half: Example, scale: float
+) -> Iterator[tuple[str, tuple[tuple[int, ...], float, float]]]:
+    """The worst lost entry of each gradient, by name."""
+    try:
+        run, exact = subject.run(half), subject.run(half.double())
+        given = [None if c is None else c * scale for c in subject.cotangents(run)]
+        wide = [None if c is None else c.double() for c in given]
+        grads, truths = run.pull(given), exact.pull(wide)
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+    places = {name: i for i, name in enumerate(run.names) if name in grads}
+    usual = subject.reference.gradients(half, given, tuple(places.values())) or {}
+    for name, place in places.items():
+        got, truth, eager = grads[name], truths[name], usual.get(place)
+        if (
+            got is None
+            or truth is None
+            or eager is None
+            or subject.target.intent.is_surrogate(name)
+        ):
+            continue
+        if not got.shape == truth.shape == eager.shape:
+            continue
+        truth, eager = truth.detach(), eager.detach().double()
+        size = truth.abs()
+        sure = (size > LEAST) & (size < MOST) & ((eager - truth).abs() <= USUAL * size)
+        off = torch.where(sure, (got.detach().double() - truth).abs() / size, 0.0)
+        off = torch.nan_to_num(off, nan=torch.inf)
+        if off.numel() and bool((off > LOST).any()):
+            flat = int(off.flatten().argmax())
+            have = float(got.detach().flatten()[flat])
+            yield name, (index_of(flat, got.shape), float(truth.flatten()[flat]), have)

@@ -1,0 +1,127 @@
+"""Entries of a gradient must not lose their digits to large entries of the cotangent elsewhere.
+
+What it checks
+    In float32, the cotangent is made 2^26 times larger at the first index of each dimension, then
+    at the last. Entries of the gradient that do not depend on those must come out as they do from
+    PyTorch's own gradient of forward; in float64 the backward itself must have them right.
+
+Why it matters
+    A sum over what follows, written as the total less the sum over what precedes, is exact on
+    paper. One large entry then takes the digits of all the others: a spike in one token's loss
+    makes noise of every other token's gradient.
+
+Fails
+    return g.sum() - g.cumsum(0) + g  # of a cumulative sum
+
+Passes
+    return g.flip(0).cumsum(0).flip(0)
+
+Cannot see
+    Entries that depend on all of the cotangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pullback.check.inputs.dtypes import dtype_of, in_dtype
+from pullback.check.mismatch import index_of, number
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Skip,
+    Subject,
+)
+
+RULE = Rule(code="L204", name="mixed-cotangent", group="linearity", profile="quick")
+
+FACTOR = 2.0**26
+FIRST, LAST = 0, -1
+LOST = 1e-2  # the share of an entry that must be lost
+USUAL = 1e-4  # and of which PyTorch's own gradient loses less
+
+FIX = "sum what belongs to an entry, in place of subtracting from a total what does not"
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient loses small entries."""
+    if subject.fails_at_base or not subject.is_steady:
+        yield Skip(RULE, subject.fails_at_base or "the gradients differ from run to run")
+        return
+    single = in_dtype(subject.small, torch.float32)
+    if single is None or dtype_of(subject.small) != torch.float64:
+        return
+    done = {name for group, name in subject.blamed if group == RULE.group}
+    done |= {name for name in subject.names if subject.target.intent.is_surrogate(name)}
+    for where in (FIRST, LAST):
+        try:
+            run, exact = subject.run(single), subject.run(single.double())
+            mixed = _mixed(subject.cotangents(run), where)
+            if not any(c is not None and c.dim() for c in mixed):
+                return
+            wide = [None if c is None else c.double() for c in mixed]
+            grads, truths = run.pull(mixed), exact.pull(wide)
+        except (ForwardRefusedError, BackwardFailedError):
+            return
+        places = {name: i for i, name in enumerate(run.names) if name in grads}
+        wanted = tuple(places.values())
+        usual = subject.reference.gradients(single, mixed, wanted) or {}
+        known = subject.reference.gradients(single.double(), wide, wanted) or {}
+        for name, place in places.items():
+            parts = (grads[name], truths[name], usual.get(place), known.get(place))
+            found = _lost(*parts)
+            if found is None or name in done or name in subject.wrong_names:
+                continue
+            done.add(name)
+            index, want, have = found
+            side = "start" if where == FIRST else "end"
+            yield subject.finding(
+                RULE,
+                example=single,
+                at=f"gradient of `{name}` at {list(index)}, for a cotangent large at its {side}",
+                expected=number(want),
+                got=number(have),
+                fix=FIX,
+            )
+
+
+def _mixed(cotangents: Sequence[Tensor | None], where: int) -> list[Tensor | None]:
+    """The cotangents, large at one end of each dimension."""
+    made: list[Tensor | None] = []
+    for cotangent in cotangents:
+        if cotangent is None:
+            made.append(None)
+            continue
+        large = cotangent.clone()
+        for dim in range(cotangent.dim()):
+            if cotangent.shape[dim] > 1:
+                end = cotangent.select(dim, where)
+                large.select(dim, where).copy_(end * FACTOR)
+        made.append(large)
+    return made
+
+
+def _lost(
+    got: Tensor | None, truth: Tensor | None, usual: Tensor | None, known: Tensor | None
+) -> tuple[tuple[int, ...], float, float] | None:
+    """The worst entry that is lost although it can be had, with what it must be and what it is."""
+    if got is None or truth is None or usual is None or known is None:
+        return None
+    if not got.shape == truth.shape == usual.shape == known.shape or got.is_complex():
+        return None
+    got, usual = got.detach().double(), usual.detach().double()
+    truth, known = truth.detach().double(), known.detach().double()
+    size = known.abs()
+    sure = (truth - known).abs() <= USUAL * size
+    sure &= ((usual - known).abs() <= USUAL * size) & (size > 1e-3) & torch.isfinite(size)
+    off = torch.where(sure, (got - known).abs() / size, 0.0)
+    off = torch.nan_to_num(off, nan=torch.inf)
+    if not off.numel() or not bool((off > LOST).any()):
+        return None
+    flat = int(off.flatten().argmax())
+    return index_of(flat, got.shape), float(known.flatten()[flat]), float(got.flatten()[flat])

@@ -1,0 +1,78 @@
+"""Units as a Python function: containers, several outputs, modes, and values that are let go."""
+
+import gc
+import weakref
+
+import torch
+
+from pullback.capture.units import record
+from pullback.compose.text import Node, function_of
+
+
+def function_for(program, *args):
+    units = record(program, *args)
+    outputs = [output.number for output in units.outputs]
+    return function_of("run", units.units, [n for n, _ in units.inputs], outputs)
+
+
+def test_function_makes_the_calls():
+    x = torch.randn(3, 4)
+
+    def program(x):
+        a, b = x.chunk(2, dim=-1)
+        with torch.no_grad():
+            mask = a > 0
+        return torch.cat([torch.where(mask, a, b), b], -1), mask
+
+    got, expected = function_for(program, x)(x), program(x)
+
+    assert all(map(torch.equal, got, expected))
+
+
+def test_modes_of_a_unit_are_entered():
+    x = torch.ones(3, requires_grad=True)
+
+    def program(x):
+        with torch.no_grad():
+            y = x * 2
+        return y * x
+
+    (got,) = function_for(program, x)(x)
+
+    assert torch.autograd.grad(got.sum(), x)[0].tolist() == [2.0] * 3
+
+
+def test_tensors_inside_dicts_are_filled():
+    x = torch.randn(3)
+
+    def program(x):
+        return torch.add(**{"input": x, "other": x}, alpha=2)
+
+    assert torch.equal(function_for(program, x)(x)[0], x * 3)
+
+
+def test_values_are_let_go_after_use():
+    held, alive = [], []
+
+    def make(x):
+        y = x * 2
+        held.append(weakref.ref(y))
+        return (y,)
+
+    def look(x):
+        gc.collect()
+        alive.append(held[0]() is not None)
+        return (x + 1,)
+
+    steps = [Node(make, (0,), (1,)), Node(lambda y: (y * 3,), (1,), (2,)), Node(look, (2,), (3,))]
+    function_of("run", steps, [0], [3])(torch.ones(2))
+
+    assert alive == [False]
+
+
+def test_constants_are_values_of_their_own():
+    run = function_of(
+        "run", [Node(lambda x, c: (x + c,), (0, 5), (6,))], [0], [6], {5: torch.ones(2)}
+    )
+
+    assert run(torch.ones(2))[0].tolist() == [2.0, 2.0]
