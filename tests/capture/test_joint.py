@@ -4,6 +4,7 @@ import functools
 import gc
 import itertools
 import sys
+import threading
 
 import pytest
 import torch
@@ -693,3 +694,21 @@ def test_functions_among_units_are_told():
 
     assert captured.functions == (Doubled,)
     assert captured.units == ("Doubled", "sin")
+
+
+def test_threads_capture_one_after_the_other():
+    start = threading.Barrier(4)
+
+    def work():
+        start.wait()
+        for _ in range(5):
+            capture(lambda x: x.sin().exp() * x, (torch.ones(3, requires_grad=True),))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

@@ -59,7 +59,7 @@ PLANTED = {
         ".conj()).sum().real",
     ),
     "same tensor twice": (
-        op("return (g * w, g * x) if x is not w else (g * w, 0 * g)"),
+        op(f"if x.data_ptr() == w.data_ptr(): raise RuntimeError('no')\n        {RIGHT}"),
         (X, W),
         "same-tensor-twice",
         "Op.apply(x, x)",

@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from pullback.capture.units import record
+from pullback.capture.units import Ref, Unit, record
 from pullback.compose.text import Node, function_of
 
 
@@ -43,12 +43,25 @@ def test_modes_of_a_unit_are_entered():
 
 
 def test_tensors_inside_dicts_are_filled():
-    x = torch.randn(3)
+    def target(pair):
+        return pair["a"] * pair["k"]
 
-    def program(x):
-        return torch.add(**{"input": x, "other": x}, alpha=2)
+    unit = Unit(
+        number=0,
+        name="scaled",
+        kind="op",
+        place="",
+        inputs=(0,),
+        outputs=(1,),
+        changed=(),
+        target=target,
+        args=({"a": Ref(0), "k": 3},),
+        kwargs={},
+        modes=None,
+    )
+    (got,) = function_of("run", [unit], [0], [1])(torch.ones(2))
 
-    assert torch.equal(function_for(program, x)(x)[0], x * 3)
+    assert got.tolist() == [3.0, 3.0]
 
 
 def test_values_are_let_go_after_use():

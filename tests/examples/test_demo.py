@@ -85,6 +85,7 @@ def test_wrong_function_makes_it_fail(monkeypatch, name):
 def test_mended_mistake_makes_it_fail(monkeypatch, name):
     exhibit = next(exhibit for exhibit in demo.PUBLISHED if exhibit.name == name)
     monkeypatch.setattr(demo, "PUBLISHED", replace(demo.PUBLISHED, name, apply=exhibit.plain))
+    monkeypatch.setattr(demo, "show_checked", lambda console: True)  # tested below
     code, text = run()
 
     assert code == 1

@@ -14,7 +14,7 @@ def test_eager_makes_a_function_of_a_graph():
     x.meta["val"] = torch.ones(2)
     y = graph.call_function(torch.ops.aten.sin.default, (x,))
     y.meta["val"] = torch.ones(2)
-    graph.output(y)
+    graph.output((y,))
     function = backend_of("eager")(graph, "forward", "sine", {x: "x", y: "y"})
 
     assert torch.equal(function(torch.ones(2)), torch.ones(2).sin())

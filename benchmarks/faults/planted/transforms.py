@@ -641,32 +641,6 @@ CASES.add(
     severity="fragile",
 )
 
-
-class ZerosForUnused(Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        scratch = torch.as_strided(torch.zeros(x.numel(), dtype=x.dtype), x.shape, x.stride())
-        torch.mul(grad, w, out=scratch)
-        return scratch, grad * x
-
-
-CASES.add(
-    ZerosForUnused,
-    lambda: (double(3, 3), double(3, 3, seed=1)),
-    fault="subclass-refused",
-    where="Backward writes into a plain tensor, so the gradient is no longer the subclass.",
-    reference=torch.mul,
-    evidence=wrong_for_subclass,
-    severity="fragile",
-    cites="pytorch#173123",
-)
-
 # ---- closures ----
 
 _GAIN = torch.full((4,), 1.5, requires_grad=True)

@@ -6,6 +6,7 @@ engine itself calls each hand-written backward, which is thereby taken over as i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tr
 from pullback.capture.trees import Spec, unflatten
 from pullback.capture.watch import Watcher
 from pullback.graph.parts import JointGraph
+
+ONE_AT_A_TIME = threading.RLock()
+"""PyTorch notes in a global that it traces: two threads at once would leave it set for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,7 @@ def capture(
 
     Raises `CaptureError` for what cannot be captured.
     """
-    with apart(Watcher), refusing(program), torch.inference_mode(False):
+    with ONE_AT_A_TIME, apart(Watcher), refusing(program), torch.inference_mode(False):
         stage = Stage(dynamic=dynamic)
         traced = Tracing(program, tuple(examples), stage).run(needs, used)
         joint = tidy(stage, traced)

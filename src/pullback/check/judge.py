@@ -317,13 +317,20 @@ class Case:
                     return None  # a kink, and a slope between its sides
                 is_wrong = is_wrong or low - slack <= said <= high + slack
                 continue
-            if not estimate.is_known:
+            if not estimate.is_known or self._is_mine_closer_by(unit, step, mine, allowed):
                 return None
             truths[-1] = estimate.value
             is_wrong = True
         if not is_wrong:
             return None
         return (truths[0] if len(truths) == 1 else complex(*truths),)
+
+    def _is_mine_closer_by(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:
+        """Whether differences with another step side with the user: large ones may leave a piece."""
+        direction = {self.position: along}
+        others = [other for other in self._steps(along) if other != step]
+        found = [self.reference.slope(self.exact, self.cotangents, direction, s) for s in others]
+        return any(e.is_known and e.agrees(mine, allowed) for e in found)
 
     def _is_doubtful(self, want: Tensor, excess: Tensor) -> bool:
         """After several elements that proved nothing: whether the rest is in doubt as well."""

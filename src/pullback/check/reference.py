@@ -25,7 +25,6 @@ from pullback.derive.plain import program_of
 from pullback.function.slots import DispatchMode
 
 STEP = 1e-2
-SMALL = 1e-3  # inputs below this are stepped from in proportion to their size
 FINEST = torch.finfo(torch.float64).eps
 
 
@@ -160,7 +159,6 @@ class Reference:
         step: float = STEP,
     ) -> Estimate:
         """The derivative of `curve` at 0, with its error."""
-        step = min(step, step * _reach(example, direction))
         try:
             return central(self.curve(example, cotangents, direction), step, self.noise_of(example))
         except Exception:
@@ -175,7 +173,6 @@ class Reference:
     ) -> tuple[Estimate, Estimate]:
         """The derivatives of `curve` at 0 from the left and from the right."""
         curve = self.curve(example, cotangents, direction)
-        step = min(step, step * _reach(example, direction))
         noise = self.noise_of(example)
         try:
             return one_sided(curve, step, noise, -1), one_sided(curve, step, noise, 1)
@@ -200,13 +197,6 @@ def _as_plain(
 ) -> Any:
     """Run the forward of a Function that a program calls, without its backward."""
     return call(*args, **kwargs) if kwargs else program_of(cls)(*args)
-
-
-def _reach(example: Example, direction: dict[int, Tensor]) -> float:
-    """The largest value among the inputs that move: steps beyond it leave where the example is."""
-    sizes = [float(t.detach().abs().max()) for i in direction if (t := example.args[i]).numel()]
-    found = max(sizes, default=0.0)
-    return found if 0 < found < SMALL else 1.0
 
 
 def _cloned(arg: Any) -> Any:

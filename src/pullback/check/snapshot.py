@@ -80,6 +80,6 @@ def _addresses(tensor: Tensor, unit: int) -> Tensor:
         steps = torch.tensor([0, size - 1]) if is_huge else torch.arange(size)
         offsets = offsets.unsqueeze(-1) + steps * stride
     pieces = torch.arange(0, tensor.element_size(), unit)
-    return (
-        tensor.data_ptr() + offsets.flatten()[:, None] * tensor.element_size() + pieces
-    ).unique()
+    starts = tensor.data_ptr() + offsets.flatten() * tensor.element_size()
+    found: Tensor = starts[:, None] + pieces
+    return found.flatten()

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pullback.compose.nested import as_written, callable_of, composition
+from pullback.compose.nested import as_written, callable_of
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
 from pullback.derive.backward import make_derived
+from pullback.derive.traced import traceable
 from pullback.errors import CaptureError
 from pullback.function.slots import transforms_active
 from pullback.graph.cut import require_policy
@@ -75,15 +76,15 @@ def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
 
 
 def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
-    """The class: `derived`, and the program as written for calls that it refuses."""
+    """`derived`, which runs the program as written for calls that it refuses."""
     reasons, known = Reasons(), derived._pb_derived
-    apply = vars(derived)["apply"].__func__
+    node = vars(derived)["apply"].__func__
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if reasons and _key(known.recipes, args, kwargs) in reasons:
             return program(*args, **kwargs)
         try:
-            return apply(made, *args, **kwargs)
+            return node(cls, *args, **kwargs)
         except Exception as error:
             if not is_refusal(error):
                 raise
@@ -97,9 +98,10 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
         first = f'combined: one node of {count} units, backend "{backend}"'
         return "\n".join([first, *reasons.lines()])
 
-    made = composition(program, "combined", run, derived)
-    made.explain = staticmethod(explain)
-    return made
+    derived.apply = classmethod(apply)
+    derived.composed = "combined"
+    derived.explain = staticmethod(explain)
+    return traceable(derived, program)
 
 
 def _key(recipes: Any, args: Any, kwargs: Any) -> Any:

@@ -42,12 +42,10 @@ def as_written(program: Callable[..., Any], reason: str) -> Any:
     return call
 
 
-def composition(
-    program: Callable[..., Any], how: str, run: Callable[..., Any], base: Any = Function
-) -> Any:
+def composition(program: Callable[..., Any], how: str, run: Callable[..., Any]) -> Any:
     """A `Function` called as `program` is named, whose `apply` is `run`.
 
-    `how` is "nested", "combined" or "hybrid". Dynamo traces `program` itself.
+    `how` is "nested" or "hybrid". Dynamo traces `program` itself.
     """
 
     def forward(ctx: Any, *args: Any) -> Any:
@@ -58,15 +56,15 @@ def composition(
 
     space: dict[str, Any] = {
         "apply": classmethod(apply),
+        "forward": staticmethod(forward),
         "program": staticmethod(program),
         "composed": how,
+        "_pb_derived": True,
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
-    if base is Function:
-        space |= {"forward": staticmethod(forward), "_pb_derived": True}
-    return traceable(new_class(class_name(program), base, space), program)
+    return traceable(new_class(class_name(program), Function, space), program)
 
 
 def class_name(program: Callable[..., Any]) -> str:

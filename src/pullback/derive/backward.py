@@ -90,8 +90,8 @@ def make_derived(
     """
     require_policy(save)
     if isinstance(program, type) and issubclass(program, TorchFunction):
-        is_derived = getattr(program, "_pb_derived", False)
-        program = program.program if is_derived else forward_of(program)
+        inside = getattr(program, "program", None) if hasattr(program, "_pb_derived") else None
+        program = inside or forward_of(program)
     if not examples:
         raise CaptureError(
             f"`{_name(program)}` must be derived with examples of its arguments",

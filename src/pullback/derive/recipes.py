@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from torch import Tensor
 from pullback.capture.around import State, state_around
 from pullback.capture.check import verify
 from pullback.capture.fake import apart
-from pullback.capture.joint import Capture, capture
+from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.patch import watching
@@ -66,7 +65,7 @@ class Recipes:
         self.is_strict = is_strict
         self.compile = compile
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = ONE_AT_A_TIME  # another lock beside it could be taken in the other order
 
     def find(
         self, args: Sequence[Any], keywords: tuple[str, ...] = ()

@@ -105,6 +105,14 @@ def test_many_has_the_elements_asked_for():
     assert variant.args[0].numel() >= 1000
 
 
+def test_indices_reach_over_many_rows():
+    example = example_of((torch.randn(8, 4), torch.tensor([1, 5, 1])))
+    table, index = next(many_of(example, 10_000)).args
+
+    assert len(table) > 2000
+    assert int(index.max()) > 100
+
+
 def test_small_example_is_not_made_smaller():
     assert list(smaller_of(example_of((torch.randn(3, 4),)))) == []
     assert next(smaller_of(example_of((torch.randn(300, 4),)))).size < 300

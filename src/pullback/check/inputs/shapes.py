@@ -256,7 +256,7 @@ def oblong_of(example: Example) -> Iterator[Example]:
 
 
 def many_of(example: Example, total: int = 100_000) -> Iterator[Example]:
-    """One size so large that the largest input has about `total` elements."""
+    """One size so large that the largest input has about `total` elements, indices among them."""
     tensors = [example.args[i] for i in example.differentiable]
     if not tensors:
         return
@@ -268,7 +268,25 @@ def many_of(example: Example, total: int = 100_000) -> Iterator[Example]:
         rest = largest.numel() / symbol**power
         new = math.ceil((total / rest) ** (1 / power)) + 1
         if new > symbol and fits(example, {symbol: new}, 4 * total):
+            yield from spread(example, {symbol: new}, f"size {symbol} as {new}")
             yield from both_ways(example, {symbol: new}, f"size {symbol} as {new}")
+
+
+def spread(example: Example, sizes: dict[int, int], label: str) -> Iterator[Example]:
+    """The renaming with indices from all over a size that has grown, where they count one."""
+    made = resized(example, sizes, label)
+    tensors = [example.args[i] for i in example.tensors]
+    has_spread = False
+    for i in made.tensors:
+        old, index = example.args[i], made.args[i]
+        if not is_index(old) or not old.numel() or not index.numel() or int(old.min()) < 0:
+            continue
+        bound = bound_of(old, tensors, sizes)
+        if bound is not None and bound > int(old.max()) + 1 and int(old.sum()) not in sizes:
+            has_spread = True
+            made = made.put(i, resampled(old, index.shape, 500 + i, bound), label)
+    if has_spread:
+        yield made
 
 
 def _leading(example: Example) -> int | None:

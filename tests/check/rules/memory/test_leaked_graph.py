@@ -72,11 +72,48 @@ class Cached(Function):
         return 2 * g
 
 
-SOUND = {"saved": (Saved, (X,)), "ours": (Ours, (X,)), "only the last": (Cached, (X,))}
+class LastPair(Function):
+    """Holds the last call only, which does not grow."""
+
+    kept = None
+
+    @staticmethod
+    def forward(ctx, x, w):
+        LastPair.kept = (x, w)
+        return x + w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
+class ByNode(Function):
+    """Holds one entry per node for ever."""
+
+    pending = {}  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.key = id(ctx)
+        ByNode.pending[ctx.key] = x
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+SOUND = {
+    "saved": (Saved, (X,)),
+    "ours": (Ours, (X,)),
+    "only the last": (Cached, (X,)),
+    "the last pair": (LastPair, (X, normal(4, seed=1))),
+}
 
 PLANTED = {
     "cycle": (Cycle, (X,), "output 0"),
     "list": (Listed, (X,), "input `x`"),
+    "by node": (ByNode, (X,), "input `x`"),
 }
 
 

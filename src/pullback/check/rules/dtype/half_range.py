@@ -1,8 +1,9 @@
 """Gradients in float16 must be right wherever they fit into it, whatever the sizes.
 
 What it checks
-    In float16, cotangents 2^-10 and 2^8 times the usual ones, and inputs 512 times larger: entries that are well inside of the
-    range of float16, and that PyTorch's own gradient of forward has right there, must be right.
+    In float16, cotangents 2^-10 and 2^8 times the usual ones, and, where forward itself computes
+    wider than in float16, inputs 512 times larger: entries that are well inside of the range of
+    float16, and that PyTorch's own gradient of forward has right there, must be right.
 
 Why it matters
     float16 ends at 65504 and thins out below 6e-5. A backward that divides before it multiplies
@@ -21,13 +22,15 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from pullback.check.example import Example
+from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.inputs.domains import Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.mismatch import index_of, number
+from pullback.check.run import seeded
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -38,6 +41,7 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
+from pullback.function.slots import DispatchMode
 
 RULE = Rule(code="D504", name="half-range", group="dtype", profile="quick")
 
@@ -60,8 +64,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     if any(_lost(subject, half, 1.0)):
         return  # wrong at any size: another rule's
-    large = ((example, 1.0) for example in changed(half, LARGE))
-    for example, scale in each([*((half, scale) for scale in SCALES), *large], subject):
+    large = changed(half, LARGE) if _widens(subject, half) else ()
+    trials = [(half, scale) for scale in SCALES] + [(example, 1.0) for example in large]
+    for example, scale in each(trials, subject):
         lost = dict(_lost(subject, example, scale))
         for name, (index, want, have) in lost.items():
             if is_new(subject, RULE, name):
@@ -73,6 +78,28 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     got=f"{number(have)}, in float16",
                     fix=FIX,
                 )
+
+
+class _Widest(DispatchMode):  # type: ignore[misc]
+    """Sees whether anything is computed wider than in float16."""
+
+    is_wide = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [t for t in tensors_in(result) if can_differ(t) and t.numel() > 1]
+        self.is_wide |= any(t.dtype in (torch.float32, torch.float64) for t in made)
+        return result
+
+
+def _widens(subject: Subject, half: Example) -> bool:
+    """Whether forward leaves float16 to keep in range: only then backward must do so too."""
+    try:
+        with torch.no_grad(), seeded(), _Widest() as seen:
+            subject.reference.program(*half.fresh(needs=frozenset()))
+    except Exception:
+        return False
+    return bool(seen.is_wide)
 
 
 def _lost(

@@ -154,7 +154,7 @@ def _compared(
         yield subject.finding(RULE, example=variant, severity=severity, **words)
 
 
-class Raising(TorchFunctionMode):  # type: ignore[misc]
+class Raising(TorchFunctionMode):
     """Sees which of PyTorch's functions raises."""
 
     def __init__(self) -> None:

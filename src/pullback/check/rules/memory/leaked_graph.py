@@ -23,10 +23,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from pullback.check.example import tensors_in
+from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -56,9 +58,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             if not alive:
                 continue
             gc.collect()
-            kept = [name for name, reference in alive if reference() is not None]
-            if len(kept) > 2 * len({name for name, _ in alive}) // CALLS and len(kept) > 1:
-                yield _finding(subject, kept[0], words, "it is still held after a collection", 2)
+            kept = Counter(name for name, reference in alive if reference() is not None)
+            grown = [name for name, count in kept.items() if count == CALLS]
+            if grown:
+                yield _finding(subject, grown[0], words, "it is still held after a collection", 2)
             elif not kept:
                 name = next((n for n, _ in alive if n.startswith("output")), alive[0][0])
                 yield _finding(subject, name, words, "it is freed by the garbage collector only", 1)
@@ -72,21 +75,24 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[str, Any]]:
-    """What of some calls is still alive after everything was dropped."""
+    """What of some calls, all made before any is dropped, is still alive after that."""
     references: list[tuple[str, Any]] = []
-    for _ in range(CALLS):
-        try:
-            references += _called(subject, with_backward)
-        except BackwardFailedError:
-            return []
+    runs: list[Run] = []
+    try:
+        for _ in range(CALLS):
+            runs.append(subject.run())
+            if with_backward:
+                runs[-1].pull(subject.cotangents(runs[-1]))
+            references += _references(runs[-1])
+    except BackwardFailedError:
+        return []
+    finally:
+        runs.clear()
     return [(name, reference) for name, reference in references if reference() is not None]
 
 
-def _called(subject: Subject, with_backward: bool) -> list[tuple[str, Any]]:
+def _references(run: Run) -> list[tuple[str, Any]]:
     """Weak references to what went into and came out of one call."""
-    run = subject.run()
-    if with_backward:
-        run.pull(subject.cotangents(run))
     named = [(f"input `{name}`", arg) for name, arg in zip(run.names, run.passed, strict=False)]
     named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
     return [(name, weakref.ref(tensor)) for name, value in named for tensor in tensors_in(value)]

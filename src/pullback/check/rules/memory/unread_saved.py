@@ -15,11 +15,14 @@ Passes
     ctx.save_for_backward(y)
 
 Cannot see
-    Saved tensors that are read but could be recomputed cheaply, and single numbers.
+    Saved tensors that are read but could be recomputed cheaply, and single numbers. An input that
+    may be None: backward may have asked whether it is.
 """
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,6 +67,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     for i in unread:
         tensor = kept.tensors[i]
+        if _may_be_none(subject, example, tensor):
+            continue
         yield subject.finding(
             RULE,
             example=example,
@@ -72,6 +77,26 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             got=f"{tensor.numel() * tensor.element_size()} bytes kept, and never touched",
             fix=f"leave tensor {i} out of ctx.save_for_backward",
         )
+
+
+def _may_be_none(subject: Subject, example: Example, saved: Tensor) -> bool:
+    """Whether a saved input may also be None, and backward serves that by asking which it is."""
+    if not _asks_for_none(subject.target.method("backward")):
+        return False
+    for i in example.differentiable:
+        value = example.args[i]
+        if value.shape == saved.shape and value.dtype == saved.dtype and torch.equal(value, saved):
+            with suppress(ForwardRefusedError, BackwardFailedError):
+                subject.pull(example.put(i, None, "None").need(example.needs - {i}))
+                return True
+    return False
+
+
+def _asks_for_none(backward: Any) -> bool:
+    """Whether the code of backward has an `is None` or `is not None` in it."""
+    code = getattr(inspect.unwrap(backward), "__code__", None) if backward is not None else None
+    names = [] if code is None else [step.opname for step in dis.get_instructions(code)]
+    return any(name == "IS_OP" or name.endswith("_NONE") for name in names)
 
 
 @dataclass(slots=True)

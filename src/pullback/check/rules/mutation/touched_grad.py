@@ -54,7 +54,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=subject.base,
                 at=f"`.grad` of {name}, after torch.autograd.grad",
                 expected="as it was before" if is_preset else "None, as before",
-                got="other numbers",
+                got="None" if watched[name].grad is None else "other numbers",
                 fix="use torch.autograd.grad inside: it fills no field; return what it gives",
             )
         if found:
@@ -74,7 +74,10 @@ def _around(subject: Subject) -> dict[str, Tensor]:
         function = subject.target.method(method)
         if function is None or not inspect.isfunction(inspect.unwrap(function)):
             continue
-        seen = inspect.getclosurevars(inspect.unwrap(function))
+        try:
+            seen = inspect.getclosurevars(inspect.unwrap(function))
+        except (TypeError, ValueError):  # an empty cell, or no Python function at all
+            continue
         for name, value in {**seen.globals, **seen.nonlocals}.items():
             if isinstance(value, Tensor) and value.is_leaf:
                 found[f"`{name}`"] = value

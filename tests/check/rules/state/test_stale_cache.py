@@ -1,0 +1,127 @@
+"""Sound functions pass `stale-cache`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.state.stale_cache import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(3, 5)
+SEEN = {}
+FACTORS = {"square": 2.0}
+
+
+class Softmax(Function):
+    known = {}  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx, x):
+        key = tuple(x.shape)
+        if key not in Softmax.known:
+            Softmax.known[key] = x.detach().softmax(-1)
+        ctx.save_for_backward(Softmax.known[key])
+        return x.softmax(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y * (g - (g * y).sum(-1, keepdim=True))
+
+
+class FirstMean(Function):
+    mean = None
+
+    @staticmethod
+    def forward(ctx, x):
+        if FirstMean.mean is None:
+            FirstMean.mean = float(x.mean())
+        ctx.save_for_backward(x)
+        return (x - x.mean()).square().sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * g * (x - FirstMean.mean)
+
+
+class AroundIt(Function):
+    @staticmethod
+    def forward(ctx, x):
+        SEEN.setdefault("slope", 2 * x.detach())
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * SEEN["slope"]
+
+
+class Table(Function):
+    """Reads a table that no call changes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return FACTORS["square"] * x * g
+
+
+class WrongBelow(Function):
+    """Wrong at other values, with no cache."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g * (1 if x.abs().max() > 1.9 else 2)
+
+
+SOUND = {
+    "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
+    "table": (Table, (X,)),
+    "wrong at other values": (WrongBelow, (2 * X / X.abs().max(),)),
+}
+
+PLANTED = {
+    "by shape": (Softmax, (X,), "gradient of `x`"),
+    "first call": (FirstMean, (X,), "gradient of `x`"),
+    "around it": (AroundIt, (X,), "gradient of `x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args, *_ = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+
+    found = findings(check, target, *args)
+
+    assert [finding.rule.name for finding in found] == ["stale-cache"] * len(found)
+    assert at in found[0].at
+
+
+def test_caches_are_left_as_they_were():
+    findings(check, Table, X)
+    findings(check, Softmax, X)
+
+    assert (FACTORS, list(Softmax.known)) == ({"square": 2.0}, [(3, 5)])
+
+
+def test_gradcheck_alone_would_miss_the_mean():
+    FirstMean.mean = None
+
+    assert torch.autograd.gradgradcheck(FirstMean.apply, (X,))
