@@ -60,6 +60,7 @@ HUGE: dict[str, Change] = {
 FAINT: dict[str, Change] = {
     "values whose squares underflow": lambda t: t / _large(t),
 }
+LARGE = 1e4  # its exponential overflows, its square does not
 SHIFTED: dict[str, Change] = {"values around 1e4": lambda t: t + 1e4}
 
 
@@ -95,7 +96,7 @@ def hidden(example: Example) -> Iterator[Example]:
     """Zeros and large numbers where a mask among the arguments hides an input."""
     masks = [example.args[k] for k in example.tensors if k not in example.needs]
     for mask in (m for m in masks if m.numel() and is_mask(m)):
-        for i in example.differentiable:
+        for i in sorted(example.needs):
             value = example.args[i]
             if value.is_complex() or not _covers(mask, value):
                 continue
@@ -108,7 +109,7 @@ def hidden(example: Example) -> Iterator[Example]:
                 start = example.put(at, shown.to(mask.dtype), "with a mask")
             else:
                 start = example
-            for label, number in (("zero", 0.0), ("large", _large(value))):
+            for label, number in (("zero", 0.0), ("large", LARGE)):
                 new = torch.where(shown, value, torch.full_like(value, number))
                 yield start.put(i, new, f"argument {i} {label} where it is masked")
 

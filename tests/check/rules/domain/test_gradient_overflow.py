@@ -26,6 +26,18 @@ def made(forward, backward):
 
 
 SOUND = {
+    "normalised": (
+        made(
+            lambda x: x / ((x * x).sum(-1, keepdim=True) + 1e-6).sqrt(),
+            lambda x, g: (
+                g / ((x * x).sum(-1, keepdim=True) + 1e-6).sqrt()
+                - x
+                * (g * x).sum(-1, keepdim=True)
+                / ((x * x).sum(-1, keepdim=True) + 1e-6).sqrt() ** 3
+            ),
+        ),
+        lambda: (normal(4, 5),),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "softplus": (
         made(torch.nn.functional.softplus, lambda x, g: g * x.sigmoid()),

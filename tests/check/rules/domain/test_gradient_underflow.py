@@ -26,6 +26,10 @@ def made(forward, backward):
 
 
 SOUND = {
+    "ratio": (
+        made(lambda a, b: a / b, lambda a, b, g: (g / b, -g * a / b**2)),
+        lambda: (normal(4, 5), normal(4, 5, seed=1)),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "sign": (made(torch.abs, lambda x, g: g * x.sign()), lambda: (normal(4, 5),)),
 }

@@ -31,6 +31,13 @@ def positive():
 
 
 SOUND = {
+    "labels of zero and one": (
+        made(
+            lambda x, t: torch.nn.functional.softplus(torch.where(t > 0.5, -x, x)),
+            lambda x, t, g: (-g * (2 * t - 1) * torch.sigmoid(-(2 * t - 1) * x), None),
+        ),
+        lambda: (normal(4, 3), (normal(4, 3, seed=1) > 0).double()),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "log of size": (made(lambda x: x.abs().log(), lambda x, g: g / x), positive),
 }

@@ -31,6 +31,13 @@ def cube_root_guard(x, grad):
 
 
 SOUND = {
+    "power by logarithms": (
+        made(
+            lambda x, p: torch.exp(p * x.log()),
+            lambda x, p, g: (g * p * x ** (p - 1), g * torch.exp(p * x.log()) * x.log()),
+        ),
+        lambda: (normal(4, 3).abs() + 0.2, normal(4, 3, seed=1).abs() + 0.2),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "corner": (made(torch.abs, lambda x, g: g * x.sign()), lambda: (normal(4, 5),)),
     "corner, slope 1": (

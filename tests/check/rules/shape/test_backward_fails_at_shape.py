@@ -26,6 +26,37 @@ def made(forward, backward):
 
 
 SOUND = {
+    "matrices only": (
+        made(lambda x, w: x @ w.mT, lambda x, w, g: (g @ w, g.t() @ x)),
+        lambda: (normal(4, 5), normal(3, 5, seed=1)),
+    ),
+    "one scale for all": (
+        made(lambda x, a: x * a, lambda x, a, g: (g * a, (g * x).sum().reshape(1))),
+        lambda: (normal(4, 3), normal(1, seed=1)),
+    ),
+    "pairs of columns": (
+        made(
+            lambda x: x.unfold(-1, 2, 2).sum(-1),
+            lambda x, g: g.repeat_interleave(2, -1).reshape(x.shape),
+        ),
+        lambda: (normal(4, 6),),
+    ),
+    "square in a matrix": (
+        made(lambda x: x.diagonal(), lambda x, g: torch.diag_embed(g)),
+        lambda: (normal(4, 4),),
+    ),
+    "neighbours": (
+        made(
+            lambda x, i: x[i] - x[: len(i), None],
+            lambda x, i, g: (
+                torch.zeros_like(x)
+                .index_add(0, i.flatten(), g.flatten(0, 1))
+                .index_add(0, torch.arange(len(i)), -g.sum(1)),
+                None,
+            ),
+        ),
+        lambda: (normal(5, 3), torch.tensor([[0, 1], [4, 2], [3, 3], [1, 0]])),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "product": (
         made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
