@@ -91,7 +91,7 @@ def rule_page(registered: Registered) -> str:
         f"*{rule.profile}* on. Made by `python -m docs.generate` from `{path}`.",
     ]
     for title, text in sections_of(registered.page):
-        body = ["```py", text, "```"] if title in CODE else [text]
+        body = ["```text", text, "```"] if title in CODE else [text]
         lines += ["", f"## {title}", "", *body]
     return "\n".join([*lines, ""])
 

@@ -38,14 +38,16 @@ def args():
     return normal(6, 3), normal(3, seed=1)
 
 
-SOUND = {"    "kink": (
+SOUND = {
+    "kink": (
         made(
             lambda x: x.sign() * (x.abs() - 0.3).clamp(min=0),
             lambda x, g: g * (x.sign() * (x.abs() - 0.3).clamp(min=0) != 0),
         ),
         lambda: (normal(6),),
     ),
-sum": (made(lambda x, b: x + b, lambda x, b, g: (g, g.sum(0))), args)}
+    "sum": (made(lambda x, b: x + b, lambda x, b, g: (g, g.sum(0))), args),
+}
 PLANTED = {"running": (made(lambda x, b: x + b, running), args, "gradient of `args[1]`")}
 
 

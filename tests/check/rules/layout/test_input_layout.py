@@ -26,6 +26,30 @@ def made(forward, backward):
 
 
 SOUND = {
+    "order of rows": (
+        made(lambda x, i: x[i], lambda x, i, g: (torch.empty_like(g).index_copy_(0, i, g), None)),
+        lambda: (normal(5, 4), torch.tensor([3, 1, 0, 4, 2])),
+    ),
+    "rounding of nothing": (
+        made(
+            lambda x, w: (x - x.mean(-1, keepdim=True)) * 300 * w,
+            lambda x, w, g: (
+                (g * w - (g * w).mean(-1, keepdim=True)) * 300,
+                (g * (x - x.mean(-1, keepdim=True)) * 300).sum(0),
+            ),
+        ),
+        lambda: (normal(4, 8).float().detach().requires_grad_(), normal(8, seed=1).float()),
+    ),
+    "operator that refuses": (
+        made(
+            torch.kron,
+            lambda a, b, g: (
+                torch.einsum("ikjl,kl->ij", g.reshape(3, 4, 3, 4), b),
+                torch.einsum("ikjl,ij->kl", g.reshape(3, 4, 3, 4), a),
+            ),
+        ),
+        lambda: (normal(3, 3), normal(4, 4, seed=1)),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "product": (
         made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),

@@ -33,13 +33,18 @@ def halves(x, grad):
     return out
 
 
+def filtered(x, by):
+    """The product with a spectrum, taken back."""
+    return torch.fft.irfft(torch.fft.rfft(x) * by, x.shape[-1])
+
+
 SOUND = {
     "padded filter": (
         made(
-            lambda x, k: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(k, x.shape[-1]), 8),
+            lambda x, k: filtered(x, torch.fft.rfft(k, x.shape[-1])),
             lambda x, k, g: (
-                torch.fft.irfft(torch.fft.rfft(g) * torch.fft.rfft(k).conj(), 8),
-                torch.fft.irfft(torch.fft.rfft(g) * torch.fft.rfft(x).conj(), 8).sum(0),
+                filtered(g, torch.fft.rfft(k, x.shape[-1]).conj()),
+                filtered(g, torch.fft.rfft(x).conj()).flatten(0, -2).sum(0),
             ),
         ),
         lambda: (normal(3, 8), normal(8, seed=1)),
