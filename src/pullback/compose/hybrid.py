@@ -123,9 +123,12 @@ class _Flows:
         flow = self._flows.get(key)
         if flow is not None and flow.is_as_it_was():
             return flow
-        if key in self.reasons:
-            return None
         with self._lock:
+            flow = self._flows.get(key)  # another thread may have made it meanwhile
+            if flow is not None and flow.is_as_it_was():
+                return flow
+            if key in self.reasons:
+                return None
             try:
                 flow = self._flows[key] = self._make((args, kwargs))
             except REFUSALS as error:
