@@ -69,7 +69,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("first", "second"), VALUES, ids=str)
+@pytest.mark.parametrize(("first", "second"), VALUES)
 def test_closure_that_is_bound_anew_is_seen(first, second):
     program, bind = closing_over(first)
     before = state_around(program)

@@ -22,6 +22,7 @@ from pullback.check.trials import ENOUGH, Trial, is_finite
 
 Cotangents = Sequence["Tensor | None"]
 STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
+FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
 LOOKS = 4  # so many entries that are not finite are looked at
 
 
@@ -66,12 +67,23 @@ def _trial(subject: Subject, example: Example, ties: bool, values: bool) -> Tria
     except (ForwardRefusedError, BackwardFailedError):
         return None
     judged = subject.mismatches(called, cotangents, grads) if values else []
-    found = {m.name: m for m in judged}
+    found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
     for more in not_finite(subject, called, cotangents, grads):
         found.setdefault(more.name, more)
     if ties and not found:
         found = {m.name: m for m in beyond_ties(subject, example)}
     return Trial(example, tuple(found.values()))
+
+
+def _is_faint(mismatch: Mismatch, cotangents: Cotangents) -> bool:
+    """Whether a gradient is off by next to nothing: what is left where large numbers cancel."""
+    if mismatch.got is None:
+        return abs(mismatch.expected) <= FAINT * _largest(cotangents)
+    return abs(mismatch.expected - mismatch.got) <= FAINT * _largest(cotangents)
+
+
+def _largest(cotangents: Cotangents) -> float:
+    return max((float(c.abs().max()) for c in cotangents if c is not None and c.numel()), default=0)
 
 
 # ---- not finite ----
@@ -93,8 +105,7 @@ def not_finite(
         return
     wide = tuple(None if c is None else _wide(c) for c in cotangents)
     exact = called.example.double()
-    sizes = [float(c.abs().max()) for c in wide if c is not None and c.numel()]
-    most = STEEP * max(sizes, default=0.0)
+    most = STEEP * _largest(wide)
     places = tuple(positions[name] for name in spoiled)
     want = subject.reference.gradients(exact, wide, places) or {}
     eager = subject.reference.gradients(called.example, cotangents, places) or {}

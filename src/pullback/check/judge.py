@@ -28,6 +28,7 @@ from pullback.check.run import Run
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 DIRECTIONS = 4
+GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard a division
 COORDINATES = 48
 
 
@@ -248,7 +249,7 @@ class Case:
         steps = [usual * max(1.0, size)] if math.isfinite(size) else [usual]
         if size > 1:
             steps.append(usual)
-        elif 0 < size < usual:
+        elif GUARDS < size < usual:
             steps.append(0.05 * size)
         return steps
 
@@ -326,7 +327,7 @@ class Case:
         return (truths[0] if len(truths) == 1 else complex(*truths),)
 
     def _is_mine_closer_by(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:
-        """Whether differences with another step side with the user: large ones may leave a piece."""
+        """Whether differences with another step side with the user: a large one strays."""
         direction = {self.position: along}
         others = [other for other in self._steps(along) if other != step]
         found = [self.reference.slope(self.exact, self.cotangents, direction, s) for s in others]

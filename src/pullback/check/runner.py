@@ -133,6 +133,9 @@ class _Collected:
         if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
             self.results.append(Skip(rule, f"the process was lost here as well: {death.how}"))
             return
+        if rule.group == "compile" and "did not end" in death.how:
+            self.results.append(Skip(rule, f"the compiler takes too long: {death.how}"))
+            return
         found = Finding(
             CRASH,
             at=f"while `{rule.name}` was tried",

@@ -1,6 +1,7 @@
 """Sound functions pass `needless-gradient`; planted faults are caught, and named."""
 
 import pytest
+import torch
 from torch.autograd import Function
 
 from pullback.check.rules.cost.needless_gradient import check
@@ -55,7 +56,48 @@ class InForward(Careful):
         return g * dx, g * dw
 
 
+class FixedPoint(Function):
+    """One product more for the gradient of `w`, next to very many that are needed anyway."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        z = torch.zeros_like(x)
+        for _ in range(30):
+            z = torch.tanh(z @ w / 20 + x)
+        ctx.save_for_backward(z, w)
+        return z
+
+    @staticmethod
+    def backward(ctx, g):
+        z, w = ctx.saved_tensors
+        u = g
+        for _ in range(30):
+            u = g + (u * (1 - z * z)) @ w.t() / 20
+        u = u * (1 - z * z)
+        return u, z.t() @ u / 20
+
+
+class Attention(Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return (q @ k.mT).softmax(-1) @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v = ctx.saved_tensors
+        p = (q @ k.mT).softmax(-1)
+        dp = g @ v.mT
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+        return ds @ k, ds.mT @ q, p.mT @ g
+
+
 SOUND = {
+    "fixed point": (FixedPoint, lambda: (normal(3, 4), normal(4, 4, seed=1))),
+    "attention": (
+        Attention,
+        lambda: (normal(2, 4, 6), normal(2, 5, 6, seed=1), normal(2, 5, 3, seed=2)),
+    ),
     "careful": (Careful, lambda: (normal(3, 4), normal(4, 5, seed=1))),
     "pointwise": (Product, lambda: (normal(4), normal(4, seed=1))),
 }

@@ -30,7 +30,21 @@ def cube_root_guard(x, grad):
     return grad * 3 * x * x.abs() * x / x
 
 
+def masked_log(x, mask):
+    """The logarithm where the mask is set, else zero."""
+    return torch.where(mask > 0, x.log(), torch.zeros_like(x))
+
+
+def positive_with_mask():
+    """Positive numbers, and a mask that hides some of them."""
+    return normal(4, 5).detach().abs().add(0.2).requires_grad_(), torch.tensor([1.0, 0, 1, 1, 0])
+
+
 SOUND = {
+    "masked, chosen after the division": (
+        made(masked_log, lambda x, m, g: (torch.where(m > 0, g / x, 0.0), None)),
+        positive_with_mask,
+    ),
     "power by logarithms": (
         made(
             lambda x, p: torch.exp(p * x.log()),
@@ -46,6 +60,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "masked by a product": (
+        made(masked_log, lambda x, m, g: (g * m / x, None)),
+        positive_with_mask,
+        "gradient of `args[0]`",
+    ),
     "0/0": (
         made(lambda x: x.abs() ** 3, cube_root_guard),
         lambda: (normal(4, 5),),

@@ -30,7 +30,13 @@ def half_in(dtype):
     return lambda x, g: x * g if x.dtype == dtype else 2 * x * g
 
 
+def complex_normal():
+    """Complex numbers in double precision."""
+    return (torch.complex(normal(4).detach(), normal(4, seed=1).detach()).requires_grad_(),)
+
+
 SOUND = {
+    "complex": (made(lambda z: z * z, lambda z, g: 2 * z.conj() * g), complex_normal),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "product": (
         made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
@@ -45,6 +51,11 @@ PLANTED = {
     )
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
 }
+PLANTED["complex64"] = (
+    made(lambda z: z * z, lambda z, g: g * (z if z.dtype == torch.complex64 else 2 * z.conj())),
+    complex_normal,
+    "gradient of `args[0]`",
+)
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -75,7 +75,22 @@ class ForSecond(Function):
         return g * (x.exp() if torch.is_grad_enabled() else y)
 
 
+class OptionalBias(Function):
+    """As in PyTorch's documentation: the bias is saved to see whether there is one."""
+
+    @staticmethod
+    def forward(ctx, x, bias=None):
+        ctx.save_for_backward(x, bias)
+        return x * x if bias is None else x * x + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        x, bias = ctx.saved_tensors
+        return 2 * g * x, g if bias is not None else None
+
+
 SOUND = {
+    "optional": (OptionalBias, (X, Y)),
     "tanh": (Tanh, (X,)),
     "shape only": (ShapeOnly, (X,)),
     "by numpy": (ByNumpy, (X,)),

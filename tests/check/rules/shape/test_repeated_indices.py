@@ -42,8 +42,34 @@ def inputs():
     return normal(6, 3), torch.tensor([4, 0, 2])
 
 
-SOUND = {"added": (made(lambda table, index: table[index], added), inputs)}
+def loss(logits, labels):
+    """The mean over the labels that are not -100."""
+    return torch.nn.functional.cross_entropy(logits, labels)
+
+
+def mean_over_all(logits, labels, grad):
+    """As if no label were ignored."""
+    picked = torch.nn.functional.one_hot(labels.clamp(min=0), logits.shape[1]).to(logits.dtype)
+    shown = (labels >= 0)[:, None]
+    return grad * shown * (logits.softmax(-1) - picked) / len(labels), None
+
+
+def mean_over_shown(logits, labels, grad):
+    """Divided by the number of labels that count."""
+    return mean_over_all(logits, labels, grad)[0] * len(labels) / (labels >= 0).sum(), None
+
+
+def labelled():
+    """Logits with labels, none of them ignored."""
+    return normal(5, 4), torch.tensor([0, 1, 3, 2, 0])
+
+
+SOUND = {
+    "added": (made(lambda table, index: table[index], added), inputs),
+    "mean over what counts": (made(loss, mean_over_shown), labelled),
+}
 PLANTED = {
+    "ignored labels counted": (made(loss, mean_over_all), labelled, "gradient of `args[0]`"),
     "assigned": (made(lambda t, i: t[i], assigned), inputs, "gradient of `args[0]`"),
 }
 
@@ -64,7 +90,8 @@ def test_planted_fault_is_caught(name):
     assert any(where in f.at for f in found)
 
 
-def test_gradcheck_alone_would_miss_it():
-    target, args, _ = PLANTED["assigned"]
+@pytest.mark.parametrize("name", PLANTED)
+def test_gradcheck_alone_would_miss_it(name):
+    target, args, _ = PLANTED[name]
 
     assert torch.autograd.gradcheck(target.apply, args())

@@ -31,6 +31,7 @@ from itertools import islice
 import torch
 from torch.autograd import Function
 
+from pullback.check.dispatch import Work
 from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.example import Example
@@ -46,6 +47,9 @@ from pullback.check.subject import (
 )
 
 RULE = Rule(code="P001", name="compiled-differs", group="compile", profile="standard")
+
+
+MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
 
 
 class _Warm(Function):
@@ -83,12 +87,22 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.writes_inputs:
         yield Skip(RULE, "forward writes into its input, which PyTorch's compiler mistraces")
         return
+    if _operators(subject) > MANY:
+        yield Skip(RULE, "so many operators in a row take the compiler too long")
+        return
     results = list(_compared(subject, "aot_eager", dynamic=True))
     if any(isinstance(result, Skip) for result in results):  # symbolic sizes may be refused
         results = list(_compared(subject, "aot_eager", dynamic=False))
     if subject.profile == "deep" and not results:
         results = list(_compared(subject, "inductor", dynamic=None))
     yield from results
+
+
+def _operators(subject: Subject) -> int:
+    """How many operators one call and one pull have: loops are written out by the compiler."""
+    with Work() as work:
+        subject.pull(subject.small)
+    return int(work.operators)
 
 
 def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterator[Finding | Skip]:

@@ -58,7 +58,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     call, plain = subject.target.call, subject.reference.program
     try:
-        everything, pulled = _products(subject, call, needs)
+        everything = _products(subject, call, needs)[0]
         both, usual = _products(subject, plain, needs)
         if not everything or not usual:
             return
@@ -68,8 +68,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             least = _products(subject, plain, rest)[1]
             if now < SAME * everything or least > SAVED * usual:
                 continue
-            # A backward without products has had its gradients computed by forward already.
-            if pulled and now - (both - usual + least) < WASTE * now:
+            if _wasted(now, least, usual, both - usual) < WASTE * now:
                 continue  # what PyTorch saves there, this function never did
             yield subject.finding(
                 RULE,
