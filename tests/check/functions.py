@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from typing import ClassVar
 
 import torch
 from torch.autograd import Function
@@ -166,7 +167,7 @@ class Greedy(Square):
 class Surrogate(Function):
     """Rounds, and lets the cotangent through, on purpose."""
 
-    declares = {"surrogate": "x"}
+    declares: ClassVar = {"surrogate": "x"}
 
     @staticmethod
     def forward(ctx, x):

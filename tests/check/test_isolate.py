@@ -44,6 +44,13 @@ def test_hang_is_a_finding(monkeypatch):
     assert "did not end within" in finding.got
 
 
+def test_patient_that_always_dies_is_given_up():
+    report = pb.check(f.Killed, (X,))
+
+    assert len(report.findings) == 1
+    assert "rules were not tried: too many workers were lost" in report.notes[0]
+
+
 def test_greed_is_an_error_of_backward():
     report = pb.check(f.Greedy, (X,), select=["backward-fails"])
 

@@ -127,7 +127,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def copy_of(tensor: Tensor, seen: dict[int, Tensor] | None = None) -> Tensor:
-    """A copy with the same sizes, strides, offset and bits; the same tensor twice stays the same."""
+    """A copy with the same sizes, strides, offset and bits; one tensor twice stays one."""
     if seen is not None and id(tensor) in seen:
         return seen[id(tensor)]
     copy = _copied(tensor.detach())

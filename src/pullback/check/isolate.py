@@ -31,9 +31,10 @@ MEMORY = 6 << 30
 class Died(Exception):
     """The worker ended before its work; `how` says in words what became of it."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, *, is_hang: bool = False) -> None:
         super().__init__(how)
         self.how = how
+        self.is_hang = is_hang
 
 
 def can_fork() -> str:
@@ -58,7 +59,7 @@ def messages(job: Job, first: int) -> Iterator[Message]:
     try:
         while True:
             if not ours.poll(limit):
-                raise Died(f"it did not end within {limit:.0f} s")
+                raise Died(f"it did not end within {limit:.0f} s", is_hang=True)
             try:
                 message = ours.recv()
             except EOFError:

@@ -96,6 +96,7 @@ class _Collected:
     def drive(self) -> None:
         """Workers one after the other, until every rule has been tried."""
         first = 0
+        lost = 0.0
         while first < len(self.job.rules):
             try:
                 for message in messages(self.job, first):
@@ -104,6 +105,12 @@ class _Collected:
             except Died as death:
                 self._died(death)
                 first = max(self.current + 1, first + 1)
+                lost += 1.0 if death.is_hang else 0.25
+            if lost > 1.0:
+                left = len(self.job.rules) - first
+                if left:
+                    self.notes.append(f"{left} rules were not tried: too many workers were lost")
+                return
 
     def work_here(self) -> None:
         """The rules in this process, where only a call of `sys.exit` can be survived."""
