@@ -64,6 +64,14 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "flat": (
+        made(
+            lambda x: x.flatten(1).square().sum(-1),
+            lambda x, g: 2 * x.flatten(1) * g[:, None],
+        ),
+        lambda: (normal(2, 6),),
+        "backward",
+    ),
     "multiple of 4": (
         made(lambda x: x * x, lambda x, g: 2 * x * g.reshape(4, -1).reshape(x.shape)),
         lambda: (normal(4, 5),),

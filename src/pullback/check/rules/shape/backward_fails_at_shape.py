@@ -2,8 +2,9 @@
 
 What it checks
     Backward raises nothing for batches of 1, 2, 7, 40 and 130, nor for images that are not square,
-    where forward accepts them and PyTorch can differentiate forward's body. In the profile "deep"
-    also at other sizes and ranks: many a function is meant for one rank, and says so nowhere.
+    where forward accepts them and PyTorch can differentiate forward's body; and that no gradient
+    comes flat at other ranks. In the profile "deep" all that is raised at other sizes and ranks:
+    many a function is meant for one rank, and says so nowhere.
 
 Why it matters
     The error comes hours into a training, with a shape that the author's test did not have, and
@@ -21,6 +22,8 @@ Cannot see
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 
 from pullback.check.example import can_differ
@@ -31,6 +34,9 @@ from pullback.check.trials import trials
 # Shapes that every user meets, and those that a function may not be meant for.
 USUAL = {"batches": batches_of, "oblong": oblong_of}
 UNUSUAL = {"sizes": sizes_of, "ranks": ranks_of}
+
+# What the engine says of a gradient whose shape does not fit.
+MISSHAPEN = re.compile(r"got \[([\d, ]*)\] but expected shape compatible with \[([\d, ]*)\]")
 
 RULE = Rule(
     code="S305",
@@ -46,12 +52,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
-    families = USUAL | UNUSUAL if subject.profile == "deep" else dict(USUAL)
+    families = USUAL | UNUSUAL
     if not _has_batch(subject):
         families.pop("batches")
     for family, variants in families.items():
         for trial in trials(subject, family, variants(subject.small)):
-            if trial.failure:
+            is_meant = family in USUAL or subject.profile == "deep" or _is_flat(trial.failure)
+            if trial.failure and is_meant:
                 yield subject.finding(
                     RULE,
                     example=trial.example,
@@ -72,3 +79,12 @@ def _has_batch(subject: Subject) -> bool:
         return False
     leads = any(output.shape[:1] == first.shape[:1] for output in outputs)
     return leads or all(output.dim() == 0 for output in outputs)
+
+
+def _is_flat(failure: str) -> bool:
+    """Whether a gradient came with all elements, in another shape: forward serves this rank."""
+    found = MISSHAPEN.search(failure)
+    if found is None:
+        return False
+    have, want = ([int(size) for size in group.split(",") if size] for group in found.groups())
+    return have != want and math.prod(have) == math.prod(want)
