@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,16 @@ import sys
 
 
 def test_light(pytestconfig):
-    assert pytestconfig.pluginmanager.has_plugin("_pullback_pytest")
+    names = {getattr(plugin, "__name__", "") for plugin in pytestconfig.pluginmanager.get_plugins()}
+    assert "_pullback_pytest" in names
     assert "torch" not in sys.modules
     assert "pullback" not in sys.modules
 """
+
+
+# Where the package is installed, its entry point loads the plugin.
+INSTALLED = any(point.value == "_pullback_pytest" for point in entry_points(group="pytest11"))
+PLUGIN = () if INSTALLED else ("-p", "_pullback_pytest")
 
 
 @pytest.fixture
@@ -73,7 +80,7 @@ def run_pytest(tmp_path):
     def run(tests, *options, factor=3):
         (tmp_path / "user_ops.py").write_text(OPS.format(factor=factor), encoding="utf-8")
         (tmp_path / "test_user.py").write_text(tests, encoding="utf-8")
-        own = ("-p", "_pullback_pytest", "-p", "no:cacheprovider", "--rootdir", ".")
+        own = (*PLUGIN, "-p", "no:cacheprovider", "--rootdir", ".")
         command = [sys.executable, "-m", "pytest", *own, "--pullback-profile", "quick", *options]
         paths = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": paths}

@@ -718,7 +718,10 @@ def _twice_over(x: Tensor) -> float:
 control(
     "Std",
     lambda x: x.std(1),
-    lambda g, x, y: (g / (y * (x.shape[1] - 1))).unsqueeze(1) * (x - x.mean(1, keepdim=True)),
+    lambda g, x, y: (
+        (g / (y * (x.shape[1] - 1))).masked_fill(y == 0, 0).unsqueeze(1)
+        * (x - x.mean(1, keepdim=True))
+    ),
     _x,
     keeps="both",
 )

@@ -289,27 +289,6 @@ class Entmax15(Function):
         return pulled - root * pulled.sum(-1, keepdim=True) / root.sum(-1, keepdim=True)
 
 
-class CumulativeLogSumExp(Function):
-    """The running log-sum-exp of each row; backward is a running sum from the other end."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.logcumsumexp(x, -1) if x.dim() else x.clone()
-        ctx.save_for_backward(x, y)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, y = ctx.saved_tensors
-        if not x.dim():
-            return grad_output.clone()
-        # Against the largest output, the last, the weights of each pair stay between 0 and 1.
-        places = torch.arange(x.shape[-1], device=x.device)
-        later = places[None] >= places[:, None]
-        gaps = (x[..., :, None] - y[..., None, :]).masked_fill(~later, -torch.inf)
-        return (gaps.exp() * grad_output[..., None, :]).sum(-1)
-
-
 class SoftSort(Function):
     """The softmax of minus distances to the sorted values: a soft permutation of each row."""
 
@@ -738,9 +717,6 @@ SOUND = {
     ),
     "public-sparsemax": Sound(Sparsemax, lambda: (real(4, 5),), sparsemax, convention=False),
     "public-entmax": Sound(Entmax15, lambda: (real(4, 5),), _entmax15, convention=False, low=False),
-    "public-cumulative-log-sum-exp": Sound(
-        CumulativeLogSumExp, lambda: (real(3, 5),), lambda x: torch.logcumsumexp(x, -1), low=False
-    ),
     "public-soft-sort": Sound(SoftSort, lambda: (real(3, 5), 0.7), _soft_sort, convention=False),
     "public-sinkhorn-step": Sound(
         SinkhornStep, lambda: (real(4, 5),), lambda x: x.log_softmax(1).log_softmax(0)

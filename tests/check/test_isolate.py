@@ -84,3 +84,12 @@ def test_interruption_keeps_what_was_found(monkeypatch):
 
     assert report.interrupted
     assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
+
+
+def test_fork_without_autograd_runs_the_rules_here(monkeypatch):
+    monkeypatch.setattr(isolate, "_refusal", lambda: "its threads stayed behind")
+
+    report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
+
+    assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
+    assert report.notes == ("the rules ran in this process: its threads stayed behind",)

@@ -331,7 +331,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "derive.md"
 @pytest.mark.parametrize("name", ["leapfrog", "attention"])
 def test_docs_show_the_source_as_it_is(name):
     page = DOCS.read_text(encoding="utf-8")
-    _, _, rest = page.partition(f"<!-- source: {name} -->\n```py\n")
+    _, _, rest = page.partition(f"<!-- source: {name} -->\n```text\n")
     shown, _, _ = rest.partition("\n```")
     methods = pinned(name)[pinned(name).index("    @staticmethod") :]
 

@@ -52,8 +52,9 @@ class RealMulOnly(Function):
 
 CASES.add(
     RealMulOnly,
-    lambda: (double(4), double(4, seed=1)),
+    lambda: (normal(4, dtype=C), normal(4, seed=1, dtype=C)),
     fault="missing-conjugate",
+    visible=True,
     where="Right for real input; for complex input the conjugates are missing.",
     reference=torch.mul,
     evidence=differs(lambda: (normal(4, dtype=C), normal(4, seed=1, dtype=C))),

@@ -5,14 +5,12 @@
 import torch
 from torch.autograd import Function
 
-from benchmarks.faults.case import Cases, double, normal, positive
+from benchmarks.faults.case import Cases, double, normal
 from benchmarks.faults.evidence import (
     autocast_differs,
-    breaks_graph,
     compile_differs,
     jvp_differs,
     vmap_differs,
-    wrong_for_subclass,
     wrong_gradient,
 )
 
@@ -441,54 +439,6 @@ CASES.add(
 )
 
 
-class BakedCount(Function):
-    @staticmethod
-    def forward(ctx, x, mask):
-        ctx.count = int(mask.sum())
-        ctx.save_for_backward(mask)
-        return (x * mask).sum() / ctx.count
-
-    @staticmethod
-    def backward(ctx, grad):
-        (mask,) = ctx.saved_tensors
-        return grad * mask / ctx.count, None
-
-
-CASES.add(
-    BakedCount,
-    lambda: (normal(6), torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])),
-    fault="baked-value",
-    where="The count leaves torch as a Python number, which a full graph cannot hold.",
-    reference=lambda x, m: (x * m).sum() / m.sum(),
-    evidence=breaks_graph,
-    severity="fragile",
-)
-
-
-class BranchOnValue(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        ctx.positive = bool((x.sum() > 0).item())
-        return x.square() if ctx.positive else x.abs()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 2 * x * grad if ctx.positive else x.sign() * grad
-
-
-CASES.add(
-    BranchOnValue,
-    lambda: (positive(5),),
-    fault="baked-value",
-    where="Forward branches on a value of the input, which a full graph cannot hold.",
-    reference=lambda x: torch.where(x.sum() > 0, x.square(), x.abs()),
-    evidence=breaks_graph,
-    severity="fragile",
-)
-
-
 class EagerOnly(Function):
     @staticmethod
     def forward(ctx, x):
@@ -617,29 +567,6 @@ CASES.add(
 
 # ---- subclasses ----
 
-
-class PointerForward(Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.from_numpy(x.detach().numpy() ** 2)
-        ctx.save_for_backward(x)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 2 * x * grad
-
-
-CASES.add(
-    PointerForward,
-    lambda: (normal(5),),
-    fault="subclass-refused",
-    where="numpy() in forward fails for a tensor that wraps another.",
-    reference=torch.square,
-    evidence=wrong_for_subclass,
-    severity="fragile",
-)
 
 # ---- closures ----
 

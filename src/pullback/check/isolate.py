@@ -37,6 +37,10 @@ class Died(Exception):
         self.is_hang = is_hang
 
 
+class CannotForkError(Exception):
+    """A forked worker cannot run autograd here; the message says why."""
+
+
 def can_fork() -> str:
     """Why no worker can be forked here; empty where one can."""
     if not hasattr(os, "fork"):
@@ -65,6 +69,8 @@ def messages(job: Job, first: int) -> Iterator[Message]:
             except EOFError:
                 process.join(5)
                 raise Died(_end_of(process.exitcode)) from None
+            if message.kind == "refused":
+                raise CannotForkError(message.reason)
             yield message
             if message.kind == "end":
                 return
@@ -79,7 +85,11 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _limit_memory()
         gc.freeze()  # what the parent holds is not looked at by the collections of the rules
-        work(job, pipe.send, first)
+        refusal = _refusal()
+        if refusal:
+            pipe.send(Message("refused", reason=refusal))
+        else:
+            work(job, pipe.send, first)
         pipe.close()
     except MemoryError:
         os._exit(77)
@@ -88,6 +98,17 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
     except BaseException:
         os._exit(80)
     os._exit(0)
+
+
+def _refusal() -> str:
+    """Why autograd does not run in this fork: its threads stayed in the parent; empty if it does."""
+    try:
+        with torch.enable_grad():
+            one = torch.ones((), requires_grad=True)
+            torch.autograd.grad(one * 2, one)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _limit_memory() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.isolate import Died, can_fork, messages
+from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.reasons import prepare
 from pullback.check.report import Report
 from pullback.check.rules import selected
@@ -58,14 +58,17 @@ def check(
     collected = _Collected(job, progress)
     why_not = can_fork() if isolate else "asked to"
     try:
-        if why_not:
-            collected.notes.append(f"the rules ran in this process: {why_not}")
-            collected.work_here()
-        else:
+        if not why_not:
             for registered in rules:
                 if registered.prepare is not None:
                     registered.prepare()
-            collected.drive()
+            try:
+                collected.drive()
+            except CannotForkError as refusal:
+                why_not = str(refusal)
+        if why_not:
+            collected.notes.append(f"the rules ran in this process: {why_not}")
+            collected.work_here()
     except KeyboardInterrupt:
         collected.interrupted = True
     return collected.report(time.monotonic() - start)

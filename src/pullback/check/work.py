@@ -35,10 +35,11 @@ class Job:
 class Message:
     """What a worker says: that it begins a rule, what the rule found, or that all is done."""
 
-    kind: str  # "begin" | "found" | "end"
+    kind: str  # "begin" | "found" | "end" | "refused"
     rule: int = -1
     results: tuple[Finding | Skip, ...] = ()
     tried: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
 
 
 Tell = Callable[[Message], Any]

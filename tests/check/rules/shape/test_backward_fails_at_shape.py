@@ -77,6 +77,11 @@ PLANTED = {
         lambda: (normal(4, 5),),
         "backward",
     ),
+    "size of the example": (
+        made(lambda x: x.mean(0), lambda x, g: (g / 4).expand(4, 3)),
+        lambda: (normal(4, 3),),
+        "backward",
+    ),
 }
 
 

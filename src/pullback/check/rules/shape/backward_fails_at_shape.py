@@ -3,8 +3,8 @@
 What it checks
     Backward raises nothing for batches of 1, 2, 7, 40 and 130, nor for images that are not square,
     where forward accepts them and PyTorch can differentiate forward's body; and that no gradient
-    comes flat at other ranks. In the profile "deep" all that is raised at other sizes and ranks:
-    many a function is meant for one rank, and says so nowhere.
+    comes in another shape than its input at other sizes. In the profile "deep" all that is raised
+    at other sizes and ranks: many a function is meant for one rank, and says so nowhere.
 
 Why it matters
     The error comes hours into a training, with a shape that the author's test did not have, and
@@ -26,7 +26,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from pullback.check.example import can_differ
+from pullback.check.example import Example, can_differ
 from pullback.check.inputs.shapes import batches_of, oblong_of, ranks_of, sizes_of
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import trials
@@ -57,7 +57,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         families.pop("batches")
     for family, variants in families.items():
         for trial in trials(subject, family, variants(subject.small)):
-            is_meant = family in USUAL or subject.profile == "deep" or _is_flat(trial.failure)
+            is_meant = family in USUAL or subject.profile == "deep"
+            is_meant = is_meant or _is_misshapen(trial.failure, subject.small, trial.example)
             if trial.failure and is_meant:
                 yield subject.finding(
                     RULE,
@@ -81,10 +82,28 @@ def _has_batch(subject: Subject) -> bool:
     return leads or all(output.dim() == 0 for output in outputs)
 
 
-def _is_flat(failure: str) -> bool:
-    """Whether a gradient came with all elements, in another shape: forward serves this rank."""
+def _is_misshapen(failure: str, usual: Example, tried: Example) -> bool:
+    """Whether a gradient came in another shape, while forward surely serves this one.
+
+    Either it has all elements, only flat; or the rank is that of the example, and sizes that are
+    equal there are equal here: a function of square matrices is not meant for others.
+    """
     found = MISSHAPEN.search(failure)
     if found is None:
         return False
     have, want = ([int(size) for size in group.split(",") if size] for group in found.groups())
-    return have != want and math.prod(have) == math.prod(want)
+    if have == want:
+        return False
+    return math.prod(have) == math.prod(want) or _is_resized(usual, tried)
+
+
+def _is_resized(usual: Example, tried: Example) -> bool:
+    """Whether two examples have the same ranks, and each size became one other size."""
+    became: dict[int, set[int]] = {}
+    for i in usual.tensors:
+        old, new = usual.args[i].shape, tried.args[i].shape
+        if len(old) != len(new):
+            return False
+        for one, two in zip(old, new, strict=True):
+            became.setdefault(one, set()).add(two)
+    return all(len(sizes) == 1 for sizes in became.values())
