@@ -101,7 +101,7 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
 
 
 def _refusal() -> str:
-    """Why autograd does not run in this fork: its threads stayed in the parent; empty if it does."""
+    """Why autograd does not run in this fork: its threads stayed behind; else empty."""
     try:
         with torch.enable_grad():
             one = torch.ones((), requires_grad=True)

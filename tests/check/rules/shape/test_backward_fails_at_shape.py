@@ -78,7 +78,7 @@ PLANTED = {
         "backward",
     ),
     "size of the example": (
-        made(lambda x: x.mean(0), lambda x, g: (g / 4).expand(4, 3)),
+        made(lambda x: x.mean(0), lambda x, g: (g / 4).expand(4, *g.shape)),
         lambda: (normal(4, 3),),
         "backward",
     ),
