@@ -118,3 +118,37 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=settings)
 
     return run
+
+
+# ---- tests that need a worker ----
+
+# PyTorch's engine starts threads for backwards nested some sixty deep; a process forked after that
+# has no autograd, and the checker then runs its rules in the process of
+# the test, which a patient may kill, and which the report says. Such a test is run again in a
+# process of its own.
+NEED_A_FORK = ("check/test_isolate.py", "check/test_matrix.py", "cli/test_check.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that needs a worker elsewhere, where no worker can be had here."""
+    if not pyfuncitem.path.as_posix().endswith(NEED_A_FORK) or can_fork():
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider"]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [*command, pyfuncitem.nodeid], cwd=root, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout
+    return True
+
+
+def can_fork() -> bool:
+    """Whether a forked process has autograd."""
+    from pullback.check.isolate import _refusal
+
+    child = os.fork()
+    if child == 0:
+        os._exit(1 if _refusal() else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
