@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pullback import errors
-from pullback.check.rules import Registered, all_rules
+from pullback.check.rules import Registered, explained
 from pullback.report.json import SCHEMA
 
 HERE = Path(__file__).resolve().parent
@@ -75,7 +75,7 @@ CODE = ("Fails", "Passes")
 
 def own_rules() -> list[Registered]:
     """The rules of this repository; those of other packages have pages elsewhere."""
-    return [r for r in all_rules() if r.module.startswith("pullback.")]
+    return [r for r in explained() if r.module.startswith("pullback.")]
 
 
 def rule_page(registered: Registered) -> str:

@@ -123,9 +123,8 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 # ---- tests that need a worker ----
 
 # PyTorch's engine starts threads for backwards nested some sixty deep; a process forked after that
-# has no autograd, and the checker then runs its rules in the process of
-# the test, which a patient may kill, and which the report says. Such a test is run again in a
-# process of its own.
+# has no autograd, and the checker then runs its rules in the process of the test, which a patient
+# may kill, and which the report says. Such a test is run in a process of its own instead.
 NEED_A_FORK = ("check/test_isolate.py", "check/test_matrix.py", "cli/test_check.py")
 
 
@@ -146,9 +145,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def can_fork() -> bool:
     """Whether a forked process has autograd."""
-    from pullback.check.isolate import _refusal
+    from pullback.check.isolate import refusal_here
 
     child = os.fork()
     if child == 0:
-        os._exit(1 if _refusal() else 0)
+        os._exit(1 if refusal_here() else 0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -87,7 +87,7 @@ def test_interruption_keeps_what_was_found(monkeypatch):
 
 
 def test_fork_without_autograd_runs_the_rules_here(monkeypatch):
-    monkeypatch.setattr(isolate, "_refusal", lambda: "its threads stayed behind")
+    monkeypatch.setattr(isolate, "refusal_here", lambda: "its threads stayed behind")
 
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 

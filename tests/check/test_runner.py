@@ -164,6 +164,17 @@ def test_function_that_writes_inputs_can_be_checked():
     assert pb.check(Doubled, (X,), select=["gradient", "mutation"]).ok
 
 
+def test_threads_of_the_caller_are_kept():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        pb.check(f.Square, (X,), select=["wrong-factor"], isolate=False)
+
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_rules_run_here_when_asked_to():
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"], isolate=False)
 

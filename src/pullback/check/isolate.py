@@ -85,7 +85,7 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _limit_memory()
         gc.freeze()  # what the parent holds is not looked at by the collections of the rules
-        refusal = _refusal()
+        refusal = refusal_here()
         if refusal:
             pipe.send(Message("refused", reason=refusal))
         else:
@@ -100,7 +100,7 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
     os._exit(0)
 
 
-def _refusal() -> str:
+def refusal_here() -> str:
     """Why autograd does not run in this fork: its threads stayed behind; else empty."""
     try:
         with torch.enable_grad():

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.check.crash import RULE as CRASH
 from pullback.check.example import Example, example_of
-from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.finding import Finding, Severity, Skip
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
-from pullback.check.reasons import prepare
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.run import ForwardRefusedError, run
@@ -20,15 +20,6 @@ from pullback.check.target import Target, target_of
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, UnsoundError
-
-CRASH = Rule(
-    code="X901",
-    name="crash",
-    group="crash",
-    severity=Severity.WRONG,
-    profile="quick",
-    sentence="the function must not end, hang or exhaust the process it runs in",
-)
 
 Progress = Callable[[str, int, int], None]
 
@@ -52,16 +43,12 @@ def check(
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     job = Job(known, examples, rules, profile)
-    prepare(profile)
-    warm_up()
     start = time.monotonic()
     collected = _Collected(job, progress)
     why_not = can_fork() if isolate else "asked to"
     try:
         if not why_not:
-            for registered in rules:
-                if registered.prepare is not None:
-                    registered.prepare()
+            warm_up(rules, profile)
             try:
                 collected.drive()
             except CannotForkError as refusal:

@@ -1,20 +1,33 @@
-"""What PyTorch loads on first use, loaded before workers are forked, so that not each of them must.
+"""What is loaded on first use, loaded before workers are forked, so that not each of them must.
 
 The first call of `torch.autograd.grad` imports sympy, the first op under a dispatch mode the
-compiler: together more time than all the rules take on a small function.
+compiler, the search for a reason the symbolic part of PyTorch: together more time than all the
+rules take on a small function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import torch
 
+from pullback.check.reasons import prepare
 from pullback.check.reference import Precision
+from pullback.check.rules import Registered
+
+
+def warm_up(rules: Iterable[Registered], profile: str) -> None:
+    """Load what these rules need in this profile."""
+    _run_once()
+    prepare(profile)
+    for registered in rules:
+        if registered.prepare is not None:
+            registered.prepare()
 
 
 @cache
-def warm_up() -> None:
+def _run_once() -> None:
     """Run one backward under a dispatch mode, once in a process."""
     x = torch.ones(2, requires_grad=True)
     with Precision():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,13 +47,17 @@ Tell = Callable[[Message], Any]
 
 def work(job: Job, tell: Tell, first: int = 0) -> None:
     """Try the rules from number `first` on, telling of each as it begins and ends."""
-    torch.set_num_threads(1)
-    subject = Subject(job.target, job.examples, profile=job.profile)
-    for number in range(first, len(job.rules)):
-        tell(Message("begin", number))
-        subject.deadline = time.monotonic() + SECONDS[job.profile]
-        tell(Message("found", number, tuple(try_rule(job.rules[number], subject))))
-    tell(Message("end", tried=dict(subject.tried)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the threads of the parent are not in a fork, and waiting would hang
+    try:
+        subject = Subject(job.target, job.examples, profile=job.profile)
+        for number in range(first, len(job.rules)):
+            tell(Message("begin", number))
+            subject.deadline = time.monotonic() + SECONDS[job.profile]
+            tell(Message("found", number, tuple(try_rule(job.rules[number], subject))))
+        tell(Message("end", tried=dict(subject.tried)))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Skip]:
@@ -76,7 +80,5 @@ def _completed(result: Finding | Skip, registered: Registered, subject: Subject)
     """The result with the whole rule in it, and the subject's name and place."""
     if isinstance(result, Skip):
         return Skip(registered.rule, result.reason)
-    from dataclasses import replace
-
     place = subject.target.place("backward", "vjp", "forward")
     return replace(result, rule=registered.rule).of(subject.target.name, place)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pullback import errors
-from pullback.check.rules import Registered, all_rules
+from pullback.check.rules import Registered, explained
 from pullback.errors import TargetError
 
 
@@ -25,7 +25,7 @@ def command(code: str | None) -> None:
       pullback explain wrong-gradient
     """
     classes: list[Any] = [cls for cls in vars(errors).values() if getattr(cls, "code", "")]
-    rules = all_rules()
+    rules = explained()
     click.echo(_page(code, classes, rules) if code else _list(classes, rules))
 
 

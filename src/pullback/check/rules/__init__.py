@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from pullback.check import crash
 from pullback.check.finding import PROFILES, Finding, Rule, Skip
 from pullback.errors import RuleNameError
 
@@ -38,6 +39,11 @@ def all_rules() -> tuple[Registered, ...]:
     """Every rule there is, in order of code."""
     found = [_registered(module) for module in _modules()]
     return tuple(sorted(found, key=lambda registered: registered.rule.code))
+
+
+def explained() -> tuple[Registered, ...]:
+    """Every rule with a page: those that are tried, and the crash that the runner finds."""
+    return (*all_rules(), _registered(crash))
 
 
 def _modules() -> Iterator[ModuleType]:
