@@ -272,6 +272,49 @@ class PendulumForce(pb.Function):
         return -cotangent * k * q.cos(), of_k
 
 
+class Scale(pb.Function):
+    """`x * weight` with one weight for each place of the last dimension; saves both."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return cotangent * weight, (cotangent * x).sum(list(range(cotangent.dim() - 1)))
+
+
+class Softmax(pb.Function):
+    """Softmax over the last dimension; saves its output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y * (cotangent - (cotangent * y).sum(-1, keepdim=True))
+
+
+class Matmul(pb.Function):
+    """`a @ b` of matrices in batches; saves both."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return cotangent @ b.mT, a.mT @ cotangent
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs (first half, second half) of the last dimension, turned by an angle each."""
     a, b = x.chunk(2, -1)
@@ -283,10 +326,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One function, written with torch's ops and written with the units above."""
+    """One function, written with torch's ops and written with the units above.
+
+    `by_hand` is the same as one hand-written Function, where there is one.
+    """
 
     plain: Callable[..., Any]
     nested: Callable[..., Any]
+    by_hand: Callable[..., Any] | None = None
 
 
 def sqsin(x: Tensor, y: Tensor) -> Tensor:
@@ -390,30 +437,161 @@ def chain_nested(x: Tensor, y: Tensor) -> Tensor:
     return Mul.apply(Tanh.apply(Exp.apply(Sin.apply(x))), y)
 
 
+def norm_block(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm, gelu, a scale, and the input added back."""
+    return F.gelu(F.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)) * scale + x
+
+
+def norm_block_nested(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm, gelu, a scale, and the input added back, of four Functions."""
+    return Add.apply(Scale.apply(Gelu.apply(LayerNorm.apply(x, weight, bias, 1e-5)), scale), x)
+
+
+def runge_kutta(q: Tensor, k: Tensor) -> Tensor:
+    """One step of the classical Runge-Kutta method for `q' = -k sin(q)`."""
+    a = -k * q.sin()
+    b = -k * (q + 0.5 * STEP * a).sin()
+    c = -k * (q + 0.5 * STEP * b).sin()
+    d = -k * (q + STEP * c).sin()
+    return q + STEP / 6 * (a + 2 * b + 2 * c + d)
+
+
+def runge_kutta_nested(q: Tensor, k: Tensor) -> Tensor:
+    """One step of the classical Runge-Kutta method, of eleven Functions."""
+    a = PendulumForce.apply(q, k)
+    b = PendulumForce.apply(Axpy.apply(q, a, 0.5 * STEP), k)
+    c = PendulumForce.apply(Axpy.apply(q, b, 0.5 * STEP), k)
+    d = PendulumForce.apply(Axpy.apply(q, c, STEP), k)
+    for slope, weight in ((a, 1), (b, 2), (c, 2), (d, 1)):
+        q = Axpy.apply(q, slope, STEP / 6 * weight)
+    return q
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention, written out."""
+    return torch.softmax(q @ k.mT * 0.125, -1) @ v
+
+
+def attention_nested(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention, of three Functions."""
+    return Matmul.apply(Softmax.apply(Matmul.apply(q, k.mT * 0.125)), v)
+
+
+def chain12(x: Tensor, y: Tensor) -> Tensor:
+    """Three rounds of sine, exponential, tanh, and a product."""
+    for _ in range(3):
+        x = x.sin().exp().tanh() * y
+    return x
+
+
+def chain12_nested(x: Tensor, y: Tensor) -> Tensor:
+    """Three rounds of sine, exponential, tanh, and a product, of twelve Functions."""
+    for _ in range(3):
+        x = Mul.apply(Tanh.apply(Exp.apply(Sin.apply(x))), y)
+    return x
+
+
+# ---- written as one Function by hand, as an expert would ----
+
+
+class SquareSin(torch.autograd.Function):
+    """`x * x * sin(y)` in one Function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x * x * y.sin()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        along = cotangent * x
+        return 2 * along * y.sin(), along * x * y.cos()
+
+
+class SwigluCore(torch.autograd.Function):
+    """`silu(gate) * up` in one Function."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        s = gate.sigmoid()
+        return cotangent * up * s * (1 + gate * (1 - s)), cotangent * gate * s
+
+
+class SinExpTanhMul(torch.autograd.Function):
+    """`tanh(exp(sin(x))) * y` in one Function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        e = x.sin().exp()
+        t = e.tanh()
+        ctx.save_for_backward(x, y, e, t)
+        return t * y
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        x, y, e, t = ctx.saved_tensors
+        return cotangent * y * (1 - t * t) * e * x.cos(), cotangent * t
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Softmax cross-entropy in one Function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, target: Tensor) -> Tensor:
+        y = x.log_softmax(-1)
+        ctx.save_for_backward(y, target)
+        return -y.gather(1, target[:, None]).mean()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        y, target = ctx.saved_tensors
+        p = y.exp()
+        p.scatter_add_(1, target[:, None], p.new_full((len(p), 1), -1.0))
+        return p * (cotangent / len(p)), None
+
+
 PIPELINES = {
-    "sqsin": Pipeline(sqsin, sqsin_nested),
-    "swiglu_core": Pipeline(swiglu_core, swiglu_core_nested),
+    "sqsin": Pipeline(sqsin, sqsin_nested, SquareSin.apply),
+    "swiglu_core": Pipeline(swiglu_core, swiglu_core_nested, SwigluCore.apply),
     "swiglu": Pipeline(swiglu, swiglu_nested),
     "mlp": Pipeline(mlp, mlp_nested),
     "layernorm_gelu": Pipeline(layernorm_gelu, layernorm_gelu_nested),
-    "cross_entropy": Pipeline(cross_entropy, cross_entropy_nested),
+    "cross_entropy": Pipeline(cross_entropy, cross_entropy_nested, CrossEntropy.apply),
     "rmsnorm_rope": Pipeline(rmsnorm_rope, rmsnorm_rope_nested),
     "leapfrog": Pipeline(leapfrog, leapfrog_nested),
-    "chain": Pipeline(chain, chain_nested),
+    "chain": Pipeline(chain, chain_nested, SinExpTanhMul.apply),
+    "norm_block": Pipeline(norm_block, norm_block_nested),
+    "runge_kutta": Pipeline(runge_kutta, runge_kutta_nested),
+    "attention": Pipeline(attention, attention_nested),
+    "chain12": Pipeline(chain12, chain12_nested),
 }
 
 # ---- their inputs ----
 
 
-def make_inputs(name: str, elements: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+def make_inputs(
+    name: str, elements: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Tensor, ...]:
     """Inputs of the pipeline `name`; the same ones for the same arguments."""
+    made = _inputs(name, elements, dtype)
+    return tuple(x.detach().to(device).requires_grad_(x.requires_grad) for x in made)
+
+
+def _inputs(name: str, elements: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int, scale: float = 1.0, grad: bool = True) -> Tensor:
         values = torch.randn(*shape, dtype=dtype, generator=generator) * scale
         return values.requires_grad_(grad)
 
-    if name in {"sqsin", "swiglu_core", "chain"}:
+    if name in {"sqsin", "swiglu_core", "chain", "chain12"}:
         return draw(elements), draw(elements)
     if name == "mlp":
         return (
@@ -433,6 +611,15 @@ def make_inputs(name: str, elements: int, dtype: torch.dtype = torch.float32) ->
     if name == "layernorm_gelu":
         width = min(256, elements)
         return draw(max(1, elements // width), width), draw(width), draw(width)
+    if name == "norm_block":
+        width = min(256, elements)
+        return draw(max(1, elements // width), width), draw(width), draw(width), draw(width)
+    if name == "attention":
+        width, rows = min(64, elements), max(1, min(128, elements // 64))
+        heads = max(1, elements // (width * rows))
+        return draw(heads, rows, width), draw(heads, rows, width), draw(heads, rows, width)
+    if name == "runge_kutta":
+        return draw(elements), torch.tensor(1.3, dtype=dtype, requires_grad=True)
     if name == "cross_entropy":
         classes = 128 if elements >= 128 else 4
         rows = max(1, elements // classes)

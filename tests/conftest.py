@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# What is composed runs eagerly unless a test asks for more: compiling takes seconds.
+os.environ.setdefault("PULLBACK_BACKENDS", "eager")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-gold`."""

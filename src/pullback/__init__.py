@@ -9,11 +9,15 @@ from pullback.compose import nest as nest
 from pullback.derive import derive as derive
 from pullback.derive import jvp_of as jvp_of
 from pullback.derive import vmap_of as vmap_of
+from pullback.emit import build as build
+from pullback.emit import emit as emit
 from pullback.errors import PullbackError as PullbackError
 from pullback.errors import PullbackWarning as PullbackWarning
 from pullback.function.context import AutogradContext as AutogradContext
 from pullback.function.dispatch import below_autograd as below_autograd
 from pullback.function.function import Function as Function
 from pullback.function.unwritten import derived as derived
+from pullback.plan import load_plan as load_plan
+from pullback.plan import plan as plan
 
 __version__ = "0.1.0"

@@ -147,13 +147,67 @@ class Leaving(Square):
         sys.exit(3)
 
 
-class Hanging(Square):
-    """Never ends."""
+class Waiting(Square):
+    """Never ends, and does nothing."""
+
+    @staticmethod
+    def backward(ctx, g):
+        time.sleep(3600)
+
+
+class Spinning(Square):
+    """Never ends, and is busy."""
 
     @staticmethod
     def backward(ctx, g):
         while True:
-            time.sleep(0.01)
+            pass
+
+
+class KilledInForward(Square):
+    """Ends the process in forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        os.kill(os.getpid(), 9)
+
+
+class SpinningInForward(Square):
+    """Never ends in forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        while True:
+            pass
+
+
+class Slow(Square):
+    """Takes as long in backward as a hang may, and in forward some of that."""
+
+    @staticmethod
+    def forward(ctx, x):
+        spin(0.2)
+        return Square.forward(ctx, x)
+
+    @staticmethod
+    def backward(ctx, g):
+        spin(1.0)
+        return Square.backward(ctx, g)
+
+
+class FailingWithoutGrad(Square):
+    """Raises where no input requires grad."""
+
+    @staticmethod
+    def forward(ctx, x):
+        {True: 1}[x.requires_grad]
+        return Square.forward(ctx, x)
+
+
+def spin(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
 
 
 class Greedy(Square):

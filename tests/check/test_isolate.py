@@ -1,11 +1,17 @@
 """A patient that dies, leaves, hangs or eats memory becomes a finding, and the run goes on."""
 
+import re
+
 import pytest
 import torch
 
 import pullback as pb
 from pullback.check import isolate, runner, work
+from pullback.check.example import example_of
+from pullback.check.finding import Rule
+from pullback.check.registered import Registered
 from pullback.check.subject import Subject
+from pullback.check.target import target_of
 from tests.check import functions as f
 
 X = torch.linspace(-1, 1, 5, dtype=torch.float64).requires_grad_()
@@ -33,15 +39,79 @@ def test_exit_is_a_finding_in_this_process_too():
     assert (finding.rule.name, finding.got) == ("crash", "it called sys.exit")
 
 
-def test_hang_is_a_finding(monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
+    """A hang is ended after half a second of work, or of rest."""
     monkeypatch.setitem(work.SECONDS, "quick", 0.1)
-    monkeypatch.setattr(isolate, "GRACE", 0.5)
+    monkeypatch.setattr(isolate, "GRACE", 0.4)
+    monkeypatch.setattr(isolate, "GLANCE", 0.1)
+    monkeypatch.setitem(isolate.IDLE, "quick", 0.5)
 
-    report = pb.check(f.Hanging, (X,), select=["wrong-gradient"], profile="quick")
+
+@pytest.mark.parametrize(
+    ("target", "how"),
+    [
+        (f.Waiting, r"it did not end, and did nothing for \d+ s"),
+        (f.Spinning, r"it did not end within \d+ s of work"),
+    ],
+)
+def test_hang_is_a_finding(target, how, impatient):
+    report = pb.check(target, (X,), select=["wrong-gradient"], profile="quick")
 
     (finding,) = report.findings
     assert finding.rule.name == "crash"
-    assert "did not end within" in finding.got
+    assert re.fullmatch(how, finding.got)
+
+
+def test_second_hang_ends_the_run(impatient):
+    select = ["wrong-gradient", "wrong-factor", "flipped-sign", "cut-gradient"]
+
+    report = pb.check(f.Spinning, (X,), select=select, profile="quick")
+
+    assert len(report.findings) == 1
+    assert "as well: it did not end" in report.skips[0].reason
+    assert report.notes == ("2 rules were not tried: too many workers were lost",)
+
+
+@pytest.mark.parametrize(
+    ("target", "how"),
+    [
+        (f.KilledInForward, "it was ended by SIGKILL"),
+        (f.SpinningInForward, r"it did not end within \d+ s of work"),
+    ],
+)
+def test_death_at_the_example_is_a_finding(target, how, impatient):
+    report = pb.check(target, (X,), profile="quick")
+
+    (finding,) = report.findings
+    assert (finding.rule.name, finding.at) == ("crash", "at the example itself")
+    assert re.fullmatch(how, finding.got)
+    assert report.notes == (f"{len(report.rules)} rules were not tried: too many workers were lost",)
+
+
+def test_slow_function_gets_more_time(impatient):
+    report = pb.check(f.Slow, (X,), select=["wrong-factor"], profile="quick")
+
+    assert report.ok
+    assert report.notes == ()
+
+
+def test_error_of_the_function_is_not_ours():
+    report = pb.check(f.FailingWithoutGrad, (X,))
+
+    assert [skip for skip in report.skips if "itself failed" in skip.reason] == []
+
+
+def test_error_of_a_check_is_told_as_such():
+    def check(subject):
+        raise LookupError("lost")
+        yield
+
+    rule = Registered(Rule("Z001", "own-fault", "own"), check, "", "")
+    subject = Subject(target_of(f.Square), (example_of((X,)),))
+
+    (skip,) = work.try_rule(rule, subject)
+    assert skip.reason == "the check itself failed: LookupError: lost"
 
 
 def test_patient_that_always_dies_is_given_up():
@@ -71,7 +141,7 @@ def test_process_of_caller_is_untouched():
 
 
 def test_interruption_keeps_what_was_found(monkeypatch):
-    def interrupted(job, first):
+    def interrupted(job, first, seconds):
         yield work.Message("begin", 0)
         yield work.Message(
             "found", 0, tuple(work.try_rule(job.rules[0], Subject(job.target, job.examples)))
@@ -92,4 +162,4 @@ def test_fork_without_autograd_runs_the_rules_here(monkeypatch):
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 
     assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
-    assert report.notes == ("the rules ran in this process: its threads stayed behind",)
+    assert report.notes == (f"{runner.HERE}: its threads stayed behind",)

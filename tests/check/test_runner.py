@@ -179,4 +179,6 @@ def test_rules_run_here_when_asked_to():
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"], isolate=False)
 
     assert len(report.findings) == 1
-    assert report.notes == ("the rules ran in this process: asked to",)
+    assert report.notes == (
+        "the rules ran in this process, which a crash or a hang would have ended: asked to",
+    )

@@ -286,7 +286,7 @@ def test_unknown_backend_is_refused():
 
     assert str(caught.value) == (
         "E502 backend: `backend` must be the name of a backend\n"
-        '  expected: "eager"\n'
+        '  expected: "auto" or "eager" or "inductor" or "native"\n'
         "  got:      'abacus'"
     )
 

@@ -1,31 +1,34 @@
-"""The backends by name, and the eager one: a graph as Python."""
+"""The eager backend: a graph as Python."""
 
-import pytest
 import torch
 from torch import fx
 
-from pullback.errors import BackendError
-from pullback.run import BACKENDS, backend_of
+from pullback.run import eager
 
 
-def test_eager_makes_a_function_of_a_graph():
+def sine(*extra):
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.ones(2)
     y = graph.call_function(torch.ops.aten.sin.default, (x,))
     y.meta["val"] = torch.ones(2)
-    graph.output((y,))
-    function = backend_of("eager")(graph, "forward", "sine", {x: "x", y: "y"})
-
-    assert torch.equal(function(torch.ones(2)), torch.ones(2).sin())
-    assert function.__name__ == "forward"
+    graph.output((y, *(extra and (x,))))
+    return graph
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_backend_is_there(name):
-    assert callable(backend_of(name))
+def test_graph_becomes_a_function_of_a_row():
+    run = eager.specialise(sine(), name="forward")
+
+    assert [y.tolist() for y in run([torch.ones(2)])] == [torch.ones(2).sin().tolist()]
 
 
-def test_unknown_backend_is_refused():
-    with pytest.raises(BackendError):
-        backend_of("abacus")
+def test_several_results_come_in_order():
+    x = torch.ones(2)
+    y, same = eager.specialise(sine(True), name="forward")([x])
+
+    assert same is x
+    assert torch.equal(y, x.sin())
+
+
+def test_eager_is_never_absent():
+    assert eager.absence() is None

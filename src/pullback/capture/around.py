@@ -7,17 +7,19 @@ or an attribute changes.
 
 Tensors count by what they are and not by their values: a capture reads those when it runs. How far
 it looks has limits (`_DEPTH`, `_LIMIT`), and what a library keeps to itself is not seen: whether
-all was is said, too.
+all was is said, too. A look costs as much as several ops; whether it would see the same again is
+asked faster (`steady_state`).
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pullback.capture.places import is_users_file
+from pullback.capture.steady import Places
 
 _DEPTH, _LIMIT, _LENGTH = 5, 500, 200
 _BYTES = 1 << 16  # of an array of another library, which counts by its values
@@ -57,9 +60,16 @@ class State:
 
 def state_around(program: Any) -> State:
     """What `program` reads from around it now."""
+    return _Look(program).state()
+
+
+def steady_state(program: Any) -> tuple[State, Callable[[], bool]]:
+    """What `program` reads from around it now, and a way to ask whether that is still so.
+
+    Where the answer is no, only another look can tell.
+    """
     look = _Look(program)
-    entries = tuple(look.entries())
-    return State(entries, tuple(look.tensors), look.is_whole)
+    return look.state(), look.places.question()
 
 
 class _Same:
@@ -84,12 +94,17 @@ class _Look:
         self.seen: set[int] = set()
         self.left = deque([(program, _DEPTH)])
         self.tensors: list[Any] = []
+        self.places = Places()
         self.is_whole = True
         self.names = set(_CALLED)  # that the code which was met mentions
         self.classes: dict[type, set[str]] = {}  # of the user, and which attributes were met
 
-    def entries(self) -> Iterator[Any]:
-        """What was found, as plain values."""
+    def state(self) -> State:
+        """What is found."""
+        entries = tuple(self._entries())
+        return State(entries, tuple(self.tensors), self.is_whole)
+
+    def _entries(self) -> Iterator[Any]:
         for _ in range(_LIMIT):
             if not self.left:
                 yield from self._of_classes()
@@ -105,6 +120,7 @@ class _Look:
             yield type(value), value
         elif isinstance(value, Tensor):
             self.tensors.append(_kind_of(value))
+            self.places.tensor(value)
             yield self.tensors[-1]
         elif isinstance(value, MethodType):  # made anew whenever it is read
             self._add(depth + 1, value.__self__, value.__func__)
@@ -130,6 +146,7 @@ class _Look:
             yield from self._of_module(value, depth)
         elif isinstance(value, _ROWS):
             yield type(value), len(value)
+            self.places.row(value)
             self._add(depth, *list(value)[:_LENGTH])
             self.is_whole &= len(value) <= _LENGTH
         elif isinstance(value, dict):
@@ -142,6 +159,7 @@ class _Look:
 
     def _of_dict(self, value: Any, depth: int) -> Iterator[Any]:
         items = list(value.items())[:_LENGTH]
+        self.places.items(value, _LENGTH)
         yield tuple(key if isinstance(key, (str, int)) else type(key) for key, _ in items)
         self._add(depth, *(item for _, item in items))
         self.is_whole &= len(value) <= _LENGTH
@@ -158,10 +176,14 @@ class _Look:
         elif isinstance(value, functools.cached_property):
             self._add(depth + 1, value.func)
         elif _values_of(value) is not None:
+            self.places.is_told = False  # changed in place, it is still the same thing
             yield _values_of(value)
         else:
+            self.places.attribute(value, "__class__")
             yield from self._of_dict(getattr(value, "__dict__", {}), depth)
-            self._add(depth, *(getattr(value, name, None) for name in _slots_of(kind)))
+            for name in _slots_of(kind):
+                self.places.attribute(value, name)
+                self._add(depth, getattr(value, name, None))
             self._note(kind)
             self.is_whole &= isinstance(value, _FIXED) or all(
                 _is_text(_module_of(base)) for base in kind.__mro__[:-1]
@@ -173,7 +195,12 @@ class _Look:
             self.seen.add(id(each))
             self._note(type(each))
             yield _Same(each)
+            self.places.attribute(each, "__class__")
+            self.places.size(vars(each))
             for name, value in list(vars(each).items()):
+                self.places.item(vars(each), name)
+                if name in (*_TENSORS, "_modules"):
+                    self.places.items(value)
                 if name in _TENSORS:
                     for key, tensor in value.items():
                         yield key
@@ -181,6 +208,8 @@ class _Look:
                 elif name != "_modules" and (isinstance(value, Tensor) or value):
                     yield name
                     self._add(depth, value)
+                elif isinstance(value, Sized):
+                    self.places.size(value)
 
     def _note(self, value: type | ModuleType) -> None:
         """Remember a class of the user's; of other libraries, only some are known to be pure."""
@@ -188,6 +217,7 @@ class _Look:
             for base in value.__mro__:
                 if _is_users(_module_of(base)):
                     self.classes.setdefault(base, set())
+            self.places.attribute(value, "__mro__")
             name, module = value.__module__, _module_of(value)
         else:
             name, module = value.__name__, value
@@ -198,29 +228,46 @@ class _Look:
         for cls, met in self.classes.items():
             found = [n for n in vars(cls) if n in self.names and n not in met]
             met.update(found)
+            self.places.size(vars(cls))
             for name in found:
+                self.places.item(vars(cls), name)
                 yield name
                 self._add(_DEPTH, vars(cls)[name])
 
     def _add_function(self, function: FunctionType, depth: int) -> None:
         wrapped = inspect.unwrap(function)
+        for name in ("__code__", "__wrapped__", "__defaults__", "__kwdefaults__"):
+            self.places.attribute(function, name)
         if wrapped is not function:
             self._add(depth + 1, wrapped)
         if not is_users_file(function.__code__.co_filename):
             library = str(function.__globals__.get("__name__")).split(".")[0]
             self.is_whole &= library in _PURE
             if library == "pullback":  # around something of the user's
-                self._add(depth + 1, *map(_contents, function.__closure__ or ()))
+                self._add_variables(function, depth + 1)
             return
         self._add(depth, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        self._add(depth, *map(_contents, function.__closure__ or ()))
+        self.places.items(function.__kwdefaults__ or {})
+        self._add_variables(function, depth)
         names = _names_in(function.__code__)
         self.names.update(names)
         for name in names:
             value = _named(name, function.__globals__)
+            if name in function.__globals__ or name in _globals_in(function.__code__):
+                self.places.item(function.__globals__, name)
+            if name in sys.modules and value is sys.modules[name]:
+                self.places.item(sys.modules, name)
             self._add(depth, value)
             if isinstance(value, ModuleType) and _is_users(value):
+                for inner in names:
+                    self.places.item(vars(value), inner)
                 self._add(depth, *map(vars(value).get, names))
+
+    def _add_variables(self, function: FunctionType, depth: int) -> None:
+        """The variables of enclosing functions."""
+        for cell in function.__closure__ or ():
+            self.places.cell(cell)
+            self._add(depth, _contents(cell))
 
 
 # ---- names ----
@@ -231,6 +278,16 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
     """The names that `code` mentions, those of the functions in it included."""
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
     return tuple(dict.fromkeys((*code.co_names, *(n for c in inner for n in _names_in(c)))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_in(code: CodeType) -> frozenset[str]:
+    """The names that `code` reads as globals, those of the functions in it included."""
+    read = {
+        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return frozenset(read).union(*map(_globals_in, inner))
 
 
 def _named(name: str, space: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ the same on 2.11, 2.13 and 2.15.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,14 +84,25 @@ class Stage:
 
     # ---- the graph ----
 
-    def trace(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
-        """The graph of `function(*inputs)`, whose inputs are fake tensors of this stage."""
+    def trace(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        *,
+        decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    ) -> fx.GraphModule:
+        """The graph of `function(*inputs)`, whose inputs are fake tensors of this stage.
+
+        Ops that have one of the `decompositions` are recorded as what it does.
+        """
 
         def run(*values: Any) -> Any:
             self._tracer = getattr(proxy_tensor.get_proxy_mode(), "tracer", None)
             return function(*values)
 
-        traced = proxy_tensor.make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)
+        traced = proxy_tensor.make_fx(
+            run, decompositions, tracing_mode="real", _allow_non_fake_inputs=True
+        )
         with self.mode, enable_python_dispatcher(), _quiet():
             return traced(*inputs)
 

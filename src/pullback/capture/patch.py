@@ -50,6 +50,11 @@ def watching(handler: Handler | None) -> Iterator[None]:
         _leave()
 
 
+def is_watched() -> bool:
+    """Whether this thread's calls are announced."""
+    return _watched.handler is not None
+
+
 def announce(
     cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

@@ -22,9 +22,12 @@ import torch
 
 from pullback.check.work import SECONDS, Job, Message, work
 
-# A rule is asked to end after `work.SECONDS`; after so many times that it is ended.
-PATIENCE = 3.0
-GRACE = 10.0
+# A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
+# after the time of so many calls more; or when it has done nothing for so many seconds.
+GRACE = 4.0
+CALLS = 20
+IDLE = {"quick": 5.0, "standard": 8.0, "deep": 60.0}
+GLANCE = 0.5  # seconds between two looks at a silent worker
 MEMORY = 6 << 30
 
 
@@ -50,8 +53,11 @@ def can_fork() -> str:
     return ""
 
 
-def messages(job: Job, first: int) -> Iterator[Message]:
-    """What one worker says, from rule number `first` on; raises `Died` where it ends early."""
+def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
+    """What one worker says, from rule number `first` on; raises `Died` where it ends early.
+
+    `seconds` is how long one call takes, where that is known already.
+    """
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     sys.stdout.flush()
@@ -59,11 +65,9 @@ def messages(job: Job, first: int) -> Iterator[Message]:
     process = context.Process(target=_worker, args=(job, theirs, first), daemon=False)
     process.start()
     theirs.close()
-    limit = SECONDS[job.profile] * PATIENCE + GRACE
     try:
         while True:
-            if not ours.poll(limit):
-                raise Died(f"it did not end within {limit:.0f} s", is_hang=True)
+            _wait(ours, process.pid, job.profile, SECONDS[job.profile] + GRACE + CALLS * seconds)
             try:
                 message = ours.recv()
             except EOFError:
@@ -71,12 +75,41 @@ def messages(job: Job, first: int) -> Iterator[Message]:
                 raise Died(_end_of(process.exitcode)) from None
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
+            if message.kind == "accepted":
+                seconds = message.seconds
             yield message
-            if message.kind == "end":
+            if message.kind in ("end", "unfit"):
                 return
     finally:
         _stop(process)
         ours.close()
+
+
+def _wait(pipe: Connection, pid: int, profile: str, busy: float) -> None:
+    """Wait for a message; raises `Died` after `busy` seconds of work, or idle ones, without one.
+
+    Work is counted in processor time, so that a machine with much else to do is no hang.
+    """
+    begun = worked = _work_of(pid)
+    rested = time.monotonic()
+    while not pipe.poll(GLANCE):
+        now = _work_of(pid)
+        if now - worked > 0.02 * GLANCE:
+            worked, rested = now, time.monotonic()
+        if now - begun > busy:
+            raise Died(f"it did not end within {busy:.0f} s of work", is_hang=True)
+        if time.monotonic() - rested > IDLE[profile]:
+            raise Died(f"it did not end, and did nothing for {IDLE[profile]:.0f} s", is_hang=True)
+
+
+def _work_of(pid: int) -> float:
+    """The processor time of a process in seconds; the clock's where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.monotonic()
 
 
 def _worker(job: Job, pipe: Connection, first: int) -> None:

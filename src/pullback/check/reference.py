@@ -20,6 +20,7 @@ from pullback.capture.patch import watching
 from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.check.example import Example, can_differ, mapped, tensors_in
 from pullback.check.run import seeded
+from pullback.check.tape import has_native_node, replayed
 from pullback.check.target import Target
 from pullback.derive.plain import program_of
 from pullback.function.slots import DispatchMode
@@ -70,6 +71,7 @@ class Reference:
         self.target = target
         self.noise = FINEST
         self._has_looked = False
+        self._is_native = False  # whether a C++ Function is in it, which autograd sees nothing of
 
     # ---- autograd over forward as plain PyTorch ----
 
@@ -77,8 +79,13 @@ class Reference:
         """What the target computes, with no hand-written backward in it."""
         if self.target.is_function:
             return program_of(self.target.function)(*args)
-        with watching(_as_plain):
-            return self.target.call(*args)
+        if not self._is_native:
+            with watching(_as_plain):
+                result = self.target.call(*args)
+            self._is_native = has_native_node(tensors_in(result))
+            if not self._is_native:
+                return result
+        return replayed(self.target.call, args)
 
     def gradients(
         self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]

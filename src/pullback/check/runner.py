@@ -14,14 +14,17 @@ from pullback.check.finding import Finding, Severity, Skip
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.report import Report
 from pullback.check.rules import selected
-from pullback.check.run import ForwardRefusedError, run
-from pullback.check.subject import Subject
 from pullback.check.target import Target, target_of
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, UnsoundError
 
 Progress = Callable[[str, int, int], None]
+
+# Workers that may be lost before the rest is given up: a hang counts whole, a crash a quarter.
+ENOUGH = 1.0
+
+HERE = "the rules ran in this process, which a crash or a hang would have ended"
 
 
 def check(
@@ -54,7 +57,7 @@ def check(
             except CannotForkError as refusal:
                 why_not = str(refusal)
         if why_not:
-            collected.notes.append(f"the rules ran in this process: {why_not}")
+            collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
     except KeyboardInterrupt:
         collected.interrupted = True
@@ -81,23 +84,26 @@ class _Collected:
         self.tried: dict[str, int] = {}
         self.notes: list[str] = []
         self.current = -1
+        self.seconds = 0.0  # that one call takes
         self.interrupted = False
 
     def drive(self) -> None:
-        """Workers one after the other, until every rule has been tried."""
+        """Workers one after the other, until every rule has been tried or too many were lost."""
         first = 0
         lost = 0.0
         while first < len(self.job.rules):
             try:
-                for message in messages(self.job, first):
+                for message in messages(self.job, first, self.seconds):
                     self.take(message)
                 return
             except Died as death:
                 self._died(death)
-                first = max(self.current + 1, first + 1)
                 lost += 1.0 if death.is_hang else 0.25
-            if lost > 1.0:
-                left = len(self.job.rules) - first
+                if self.current < 0:
+                    lost = ENOUGH + 1  # every rule begins with the example that it died at
+                first = max(self.current + 1, first + 1)
+            if lost > ENOUGH:
+                left = len(self.job.rules) - max(self.current + 1, 0)
                 if left:
                     self.notes.append(f"{left} rules were not tried: too many workers were lost")
                 return
@@ -111,10 +117,21 @@ class _Collected:
                 return
             except SystemExit:
                 self._died(Died("it called sys.exit"))
+                if self.current < 0:
+                    return
                 first = self.current + 1
 
     def take(self, message: Message) -> None:
-        """Note what a worker said."""
+        """Note what a worker said; raises `ExamplesError` where forward refuses the examples."""
+        if message.kind == "accepted":
+            self.seconds = message.seconds
+        if message.kind == "unfit":
+            raise ExamplesError(
+                f"`{self.job.target.name}` must accept the inputs it is checked with",
+                at=message.where,
+                got=message.reason,
+                fix="give inputs for which forward runs",
+            )
         if message.kind == "begin":
             self.current = message.rule
             if self.progress is not None:
@@ -135,7 +152,7 @@ class _Collected:
             return
         found = Finding(
             CRASH,
-            at=f"while `{rule.name}` was tried",
+            at=f"while `{rule.name}` was tried" if self.current >= 0 else "at the example itself",
             expected="a result or an exception",
             got=death.how,
             inputs=self.job.examples[0].words(target.names_of(len(self.job.examples[0].args))),
@@ -171,7 +188,7 @@ def _in_order(findings: Any) -> list[Finding]:
 
 
 def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
-    """The examples that the user's `inputs` are, each accepted by forward, or `ExamplesError`."""
+    """The examples that the user's `inputs` are, or `ExamplesError`."""
     if inputs is None:
         inputs = getattr(target.function or target.thing, "examples", None)
     if inputs is None:
@@ -183,11 +200,7 @@ def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
         )
     given = inputs() if callable(inputs) else inputs
     tuples = _tuples(target, given)
-    examples = tuple(example_of(args) for args in tuples)
-    names = target.names_of(max(len(e.args) for e in examples))
-    for example in examples:
-        _require_accepted(target, example, names)
-    return examples
+    return tuple(example_of(args) for args in tuples)
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
@@ -203,26 +216,3 @@ def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
         got=f"{type(given).__name__}" + (" that is empty" if not given else ""),
         fix="write (x,) for a single argument",
     )
-
-
-def _require_accepted(target: Target, example: Example, names: tuple[str, ...]) -> None:
-    """Raise `ExamplesError` unless forward runs, be it only without grad."""
-    subject = Subject(target, (example,))
-    for needs in (None, frozenset[int]()):
-        try:
-            run(
-                target.call,
-                example,
-                names,
-                needs=needs,
-                through_clone=subject.writes_inputs,
-            )
-            return
-        except ForwardRefusedError as refusal:
-            last = refusal
-    raise ExamplesError(
-        f"`{target.name}` must accept the inputs it is checked with",
-        at=example.words(names),
-        got=str(last),
-        fix="give inputs for which forward runs",
-    ) from last.error

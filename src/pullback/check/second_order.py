@@ -122,7 +122,10 @@ class Point:
     def of_user(self) -> list[Tensor | None]:
         """The second derivatives through the user's backward; raises what it raises."""
         called = self.subject.run(self.example)
-        return self._twice(list(called.outputs), list(called.leaves.values()))
+        try:
+            return self._twice(list(called.outputs), list(called.leaves.values()))
+        except Exception as error:
+            raise BackwardFailedError(error) from error
 
     def of_reference(self) -> list[Tensor | None] | None:
         """The same through forward as plain PyTorch; None where autograd cannot tell."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.registration import near
 from pullback.check.target import Target, place_of
 
 LARGEST = 32  # elements of a tensor that are spelled out
@@ -104,7 +104,7 @@ def imported(target: Target) -> tuple[str, str]:
     """The lines that bring `target` in, and the expression to call it by."""
     call = ".apply" if target.is_function else ""
     if type(target.thing).__name__ in ("OpOverload", "OpOverloadPacket"):
-        loads = [f'torch.ops.load_library("{path}")' for path in torch.ops.loaded_libraries]
+        loads = [f'torch.ops.load_library("{near(path)}")' for path in torch.ops.loaded_libraries]
         return "\n".join(sorted(loads)), f"torch.ops.{target.thing}"
     thing = target.function if target.is_function else target.thing
     module, name = _whereabouts(thing)
@@ -138,6 +138,4 @@ def _path(thing: Any, module: str) -> list[str]:
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
     if any(path == root or path in root.parents for path in installed):
         return []
-    near = os.path.relpath(root)
-    shown = near if len(near) < len(str(root)) else str(root)
-    return ["import sys", f'sys.path.insert(0, "{Path(shown).as_posix()}")']
+    return ["import sys", f'sys.path.insert(0, "{Path(near(str(root))).as_posix()}")']

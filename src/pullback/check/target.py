@@ -15,17 +15,18 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.naming import load
+from pullback.check.registration import near, place_of_op, schema_of
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
 
 ATTRIBUTE = "declares"
+OPS = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Target:
     @property
     def is_op(self) -> bool:
         """Whether it is an op of the dispatcher."""
-        return type(self.thing).__name__ in ("OpOverload", "OpOverloadPacket", "CustomOpDef")
+        return type(self.thing).__name__ in OPS
 
     @property
     def has_setup_context(self) -> bool:
@@ -119,7 +120,7 @@ class Target:
             found = place_of(self.method(name))
             if found:
                 return found
-        return place_of(self.thing)
+        return place_of(self.thing) or place_of_op(self.thing)
 
     def names_of(self, count: int) -> tuple[str, ...]:
         """The names of the first `count` arguments, `arg3` where there is no name."""
@@ -148,8 +149,8 @@ def target_of(thing: Any, name: str = "") -> Target:
             expected="a Function class, a callable, a custom op, or 'module:Name'",
             got=f"{type(thing).__name__}",
         )
-    if not name and type(thing).__name__ in ("OpOverload", "OpOverloadPacket"):
-        name = str(thing)
+    if not name and type(thing).__name__ in OPS:
+        name = schema_of(thing).name.replace("::", ".")
     name = name or getattr(function or thing, "__qualname__", "") or getattr(thing, "__name__", "")
     name = (name or str(thing)).removeprefix("<locals>.")
     name = name.rsplit("<locals>.", 1)[-1]
@@ -170,9 +171,9 @@ def _function_behind(thing: Any) -> Any:
 def _parameters(target: Target) -> tuple[list[str], str]:
     """The names of the positional parameters, and that of `*args` where there is one."""
     thing = target.function.forward if target.is_function else target.thing
-    schema = getattr(getattr(thing, "_opoverload", thing), "_schema", None)
-    if schema is not None and not isinstance(schema, str):
-        return [argument.name for argument in schema.arguments], ""
+    schema = schema_of(thing)
+    if schema is not None:
+        return [_spoken(argument.name, i) for i, argument in enumerate(schema.arguments)], ""
     try:
         parameters = list(inspect.signature(thing).parameters.values())
     except (TypeError, ValueError):
@@ -183,6 +184,11 @@ def _parameters(target: Target) -> tuple[list[str], str]:
     names = [p.name for p in parameters if p.kind in kinds]
     rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
     return names, rest[0] if rest else ""
+
+
+def _spoken(name: str, position: int) -> str:
+    """The name of an argument; C++ counts those (`_0`) that were registered without one."""
+    return f"arg{position}" if name == f"_{position}" else name
 
 
 def place_of(thing: Any) -> str:
@@ -198,11 +204,7 @@ def place_of(thing: Any) -> str:
         return ""
     if not path or path.startswith("<"):
         return ""
-    try:
-        near = os.path.relpath(path)
-    except ValueError:
-        near = path
-    return f"{near if len(near) < len(path) else Path(path)}:{line}"
+    return f"{near(path)}:{line}"
 
 
 # ---- declared intent ----

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,11 @@ from pullback.check.rules import Registered
 from pullback.check.run import BackwardFailedError, ForwardRefusedError, told
 from pullback.check.subject import Subject
 from pullback.check.target import Target
+
+# Where code of ours, of PyTorch, and of its calls of ops stands.
+OURS = str(Path(__file__).resolve().parents[1])
+TORCH = str(Path(str(torch.__file__)).parent)
+OPS = str(Path(TORCH, "_ops.py"))
 
 # Seconds that one rule may take before it is asked to end, by profile.
 SECONDS = {"quick": 0.5, "standard": 4.0, "deep": 60.0}
@@ -33,13 +40,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a worker says: that it begins a rule, what the rule found, or that all is done."""
+    """What a worker says: that it begins a rule, what the rule found, or that all is done.
 
-    kind: str  # "begin" | "found" | "end" | "refused"
+    Before the first rule the examples are tried: "accepted" comes with the seconds that took,
+    "unfit" with the arguments that forward refused and why. "refused" is a fork without autograd.
+    """
+
+    kind: str  # "accepted" | "unfit" | "begin" | "found" | "end" | "refused"
     rule: int = -1
     results: tuple[Finding | Skip, ...] = ()
     tried: dict[str, int] = field(default_factory=dict)
     reason: str = ""
+    where: str = ""
+    seconds: float = 0.0
 
 
 Tell = Callable[[Message], Any]
@@ -51,6 +64,11 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
     torch.set_num_threads(1)  # the threads of the parent are not in a fork, and waiting would hang
     try:
         subject = Subject(job.target, job.examples, profile=job.profile)
+        if first == 0:
+            fitness = _fitness(subject)
+            tell(fitness)
+            if fitness.kind == "unfit":
+                return
         for number in range(first, len(job.rules)):
             tell(Message("begin", number))
             subject.deadline = time.monotonic() + SECONDS[job.profile]
@@ -58,6 +76,22 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
         tell(Message("end", tried=dict(subject.tried)))
     finally:
         torch.set_num_threads(threads)
+
+
+def _fitness(subject: Subject) -> Message:
+    """Whether forward takes each of the examples, be it only without grad."""
+    start = time.process_time()
+    for example in subject.examples:
+        for needs in (None, frozenset[int]()):
+            try:
+                subject.run(example, needs=needs)
+                break
+            except ForwardRefusedError as refusal:
+                reason = str(refusal)
+        else:
+            return Message("unfit", reason=reason, where=example.words(subject.names))
+    seconds = (time.process_time() - start) / len(subject.examples)
+    return Message("accepted", seconds=seconds)
 
 
 def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Skip]:
@@ -72,8 +106,20 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
     except (ForwardRefusedError, BackwardFailedError) as error:
         results.append(Skip(rule, f"the function raised: {error}"))
     except Exception as error:
-        results.append(Skip(rule, f"the check itself failed: {told(error)}"))
+        is_theirs = _is_of_function(error, registered, subject.target)
+        who = "the function raised" if is_theirs else "the check itself failed"
+        results.append(Skip(rule, f"{who}: {told(error)}"))
     return results
+
+
+def _is_of_function(error: BaseException, registered: Registered, target: Target) -> bool:
+    """Whether an error comes from the user's code: what ran last, before PyTorch, is theirs."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if target.is_op and files and files[-1] == OPS:
+        return True
+    last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
+    own = getattr(getattr(registered.check, "__code__", None), "co_filename", OURS)
+    return last != own and not last.startswith((OURS, "<"))
 
 
 def _completed(result: Finding | Skip, registered: Registered, subject: Subject) -> Finding | Skip:

@@ -106,7 +106,7 @@ def command(
     targets = targets or tuple(recorded.names if recorded else ())
     options = Options(select, allow, profile, expressions, recorded)
     for library in libraries:
-        torch.ops.load_library(library)
+        _load(library)
     console = Console(highlight=False)
     is_text = not (is_json or is_github)
     reports: list[Report] = []
@@ -145,6 +145,18 @@ def _total(reports: Sequence[Report]) -> str:
 
 
 # ---- targets ----
+
+
+def _load(library: str) -> None:
+    """Load a library of ops, or raise `TargetError` with what the system says of it."""
+    try:
+        torch.ops.load_library(library)
+    except (OSError, RuntimeError) as error:  # not to be loaded, or an op registered twice
+        raise TargetError(
+            f"`{library}` must be a library that PyTorch can load",
+            expected="a shared library that was built for this version of PyTorch",
+            got=str(error.__cause__ or error).splitlines()[0],
+        ) from None
 
 
 def _found(targets: Sequence[str], errors: list[str]) -> Iterator[tuple[str, Target]]:

@@ -26,10 +26,10 @@ def examples_of(target: Any, name: str, expressions: tuple[str, ...]) -> tuple[A
     return tuple(given)
 
 
-def value_of(expression: str) -> Any:
-    """What a Python expression gives, with `torch` at hand."""
+def value_of(expression: str, **names: Any) -> Any:
+    """What a Python expression gives, with `torch` and `names` at hand."""
     try:
-        return eval(expression, {"torch": torch})
+        return eval(expression, {"torch": torch, **names})
     except Exception as error:
         raise TargetError(
             "`--example` must be a Python expression, with `torch` at hand",

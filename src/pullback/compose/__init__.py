@@ -13,8 +13,8 @@ from typing import Any
 def combine(
     program: Callable[..., Any],
     *examples: Any,
-    backend: str = "eager",
-    save: str | int = "everything",
+    backend: str = "auto",
+    save: str | int | None = None,
 ) -> Any:
     """A `Function` that computes `program` in one node: see `compose.combined`."""
     from pullback.compose.combined import combine as make  # heavy
@@ -33,8 +33,8 @@ def hybrid(
     program: Callable[..., Any],
     *examples: Any,
     groups: Iterable[Iterable[int]] = (),
-    backend: str = "eager",
-    save: str | int = "everything",
+    backend: str = "auto",
+    save: str | int | None = None,
 ) -> Any:
     """A `Function` that runs `program` with some of its units combined: see `compose.hybrid`."""
     from pullback.compose.hybrid import hybrid as make  # heavy

@@ -11,30 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pullback.compose.light import lightened
 from pullback.compose.nested import as_written, callable_of
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
 from pullback.derive.backward import make_derived
-from pullback.derive.traced import traceable
 from pullback.errors import CaptureError
-from pullback.function.slots import transforms_active
+from pullback.function.slots import be_seen, transforms_active
 from pullback.graph.cut import require_policy
-from pullback.run import backend_of
+from pullback.run import backends_of
 
 
 def combine(
     program: Callable[..., Any],
     *examples: Any,
-    backend: str = "eager",
-    save: str | int = "everything",
+    backend: str = "auto",
+    save: str | int | None = None,
 ) -> Any:
     """A `Function` that computes `program` in one node with one backward.
 
     Arguments:
         program: takes tensors and plain values, also in lists, tuples and dicts, and returns such.
         examples: arguments to capture it with; calls of other kinds are captured when they come.
-        backend: what runs the node: "eager" is Python that calls torch's ops.
-        save: what forward keeps for backward, as in `derive`. By default that is what the program
-            as written would keep: computing something again pays only where a backend fuses it.
+        backend: what runs the node: "eager" (Python that calls torch's ops), "inductor" (fused
+            code), "native" (fused code called from C++), or "auto": the fastest of those at hand,
+            by measurement at the first call of each size.
+        save: what forward keeps for backward, as in `derive`. By default "auto" where a backend
+            fuses what is computed again, and "everything", as the program as written, for "eager".
 
     What cannot be captured runs as written, and `explain()` says why: the whole program if its
     examples cannot, otherwise the calls that cannot.
@@ -44,7 +46,7 @@ def combine(
     wrong; here it is right, as if it were a `pb.Function`.
 
     >>> import torch
-    >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
+    >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
     >>> x = torch.tensor([0.5], requires_grad=True)
     >>> F.apply(x).backward()
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
@@ -52,16 +54,25 @@ def combine(
     >>> print(F.explain())
     combined: one node of 2 units, backend "eager"
     """
-    program, compile = callable_of(program), backend_of(backend)
-    require_policy(save)
+    program = callable_of(program)
+    save = policy_of(save, backend)
     require_examples(program, examples)
     try:
-        derived = make_derived(program, examples, save, keeps_inputs=True, compile=compile)
+        derived = make_derived(program, examples, save, keeps_inputs=True)
     except Exception as error:
         if not is_refusal(error):
             raise
         return as_written(program, reason_of(error))
     return _combined(program, derived, backend)
+
+
+def policy_of(save: str | int | None, backend: str) -> str | int:
+    """What is saved: `save`, or what suits the backend."""
+    fuses = list(backends_of(backend)) != ["eager"]
+    if save is None:
+        return "auto" if fuses else "everything"
+    require_policy(save)
+    return save
 
 
 def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
@@ -79,12 +90,13 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
     """`derived`, which runs the program as written for calls that it refuses."""
     reasons, known = Reasons(), derived._pb_derived
     node = vars(derived)["apply"].__func__
+    light, nodes = lightened(derived, lambda *args, **kwargs: general(*args, **kwargs), backend)
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def general(*args: Any, **kwargs: Any) -> Any:
         if reasons and _key(known.recipes, args, kwargs) in reasons:
             return program(*args, **kwargs)
         try:
-            return node(cls, *args, **kwargs)
+            return node(derived, *args, **kwargs)
         except Exception as error:
             if not is_refusal(error):
                 raise
@@ -95,13 +107,14 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
 
     def explain() -> str:
         count = len(known.general.captured.units)
-        first = f'combined: one node of {count} units, backend "{backend}"'
-        return "\n".join([first, *reasons.lines()])
+        first = f"combined: one node of {count} units, {nodes.text()}"
+        return "\n".join([first, *(f"  eager: {why}" for why in nodes.reasons), *reasons.lines()])
 
-    derived.apply = classmethod(apply)
+    derived.apply = staticmethod(light)
+    be_seen(derived)
     derived.composed = "combined"
     derived.explain = staticmethod(explain)
-    return traceable(derived, program)
+    return derived
 
 
 def _key(recipes: Any, args: Any, kwargs: Any) -> Any:

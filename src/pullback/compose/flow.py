@@ -7,6 +7,7 @@ one program, in calls of other sizes, and in other groupings of the same program
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +32,11 @@ from pullback.compose.grouping import (
     is_in_order,
     part_of_group,
 )
+from pullback.compose.light import lightened
 from pullback.compose.reasons import REFUSALS, reason_of
 from pullback.compose.text import Node, function_of
 from pullback.derive.backward import make_derived
 from pullback.derive.draws import draws_now
-from pullback.derive.recipe import Compile
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated
 
@@ -57,10 +58,17 @@ class Flow:
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """What the program gives, for these tensors among its arguments."""
-        rest = iter(self.function(*tensors))
-        outputs = self.program.outputs
+        row = self.function(*tensors)
+        if self.is_single:
+            return row[0]
+        rest, outputs = iter(row), self.program.outputs
         leaves = [next(rest) if isinstance(o, Ref) else o for o in outputs]
         return unflatten(leaves, self.program.out_spec)
+
+    @functools.cached_property
+    def is_single(self) -> bool:
+        """Whether the program returns one tensor."""
+        return self.program.out_spec.is_leaf() and isinstance(self.program.outputs[0], Ref)
 
     def is_as_it_was(self) -> bool:
         """Whether the tensors from around the program need gradients as when it was recorded."""
@@ -130,7 +138,7 @@ def flow_of(
     args: Sequence[Any],
     *,
     save: str | int,
-    compile: Compile,
+    backend: str = "eager",
     module: str,
 ) -> Flow:
     """The flow of a recording, with a node for each group of several units.
@@ -150,7 +158,7 @@ def flow_of(
                 continue
             part = part_of_group(program, group)
             try:
-                nodes[group] = node_of(part, values, save=save, compile=compile, module=module)
+                nodes[group] = node_of(part, values, save=save, backend=backend, module=module)
             except REFUSALS as error:
                 reasons[group] = reason_of(error)
     steps: list[Unit | Node] = []
@@ -202,17 +210,18 @@ _lock = threading.RLock()
 
 
 def node_of(
-    part: Part, values: dict[int, Tensor], *, save: str | int, compile: Compile, module: str
+    part: Part, values: dict[int, Tensor], *, save: str | int, backend: str, module: str
 ) -> Any:
     """The class of a node that makes the calls of `part`; parts written alike share it."""
-    key = (_written(part), save, compile)
+    key = (_written(part), save, backend)
     with _lock:
         known = _nodes.get(key)
         if known is None:
             name, numbers = _name(part.units), (part.inputs, part.outputs)
             program = function_of(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
-            known = make_derived(program, examples, save, keeps_inputs=True, compile=compile)
+            known = make_derived(program, examples, save, keeps_inputs=True)
+            known.apply = staticmethod(lightened(known, known.apply, backend)[0])
             _nodes[key] = known
         return known
 

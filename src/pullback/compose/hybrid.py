@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pullback.capture.fake import is_fake
-from pullback.capture.trees import tensors_in
-from pullback.compose.combined import require_examples
+from pullback.capture.trees import map_leaves, tensors_in
+from pullback.compose.combined import policy_of, require_examples
 from pullback.compose.flow import Flow, flow_of, recorded, skeleton
+from pullback.compose.light import Light
 from pullback.compose.nested import as_written, callable_of, composition
 from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
+from pullback.derive.likes import like_of_leaf
 from pullback.derive.recipes import Recipes
 from pullback.function.slots import has_tangent, transforms_active
-from pullback.graph.cut import require_policy
-from pullback.run import backend_of
+from pullback.run import text_of
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
 
@@ -32,8 +34,8 @@ def hybrid(
     program: Callable[..., Any],
     *examples: Any,
     groups: Iterable[Iterable[int]] = (),
-    backend: str = "eager",
-    save: str | int = "everything",
+    backend: str = "auto",
+    save: str | int | None = None,
 ) -> Any:
     """A `Function` that runs `program` with each of `groups` as one node.
 
@@ -54,8 +56,8 @@ def hybrid(
     wrong; inside a node it is right, as if it were a `pb.Function`.
 
     >>> import torch
-    >>> F = hybrid(lambda x: x.sin().exp() * 2, torch.ones(3, requires_grad=True), groups=[(0, 1)])
     >>> x = torch.ones(3, requires_grad=True)
+    >>> F = hybrid(lambda x: x.sin().exp() * 2, x, groups=[(0, 1)], backend="eager")
     >>> F.apply(x).grad_fn.next_functions[0][0].name()
     'SinExpBackward'
     >>> print(F.explain())
@@ -63,18 +65,19 @@ def hybrid(
       one node: 0 sin, 1 exp
       as written: 2 mul
     """
-    program, compile = callable_of(program), backend_of(backend)
-    require_policy(save)
+    program = callable_of(program)
+    save = policy_of(save, backend)
     require_examples(program, examples)
     chosen = tuple(tuple(group) for group in groups)
-    flows = _Flows(program, chosen, save, compile)
+    flows = _Flows(program, chosen, save, backend)
     try:
         flows.begin(examples)
     except REFUSALS as error:
         return as_written(program, reason_of(error))
-    made = composition(program, "hybrid", flows.run)
-    made.explain = staticmethod(lambda: "\n".join(flows.lines(backend)))
+    made = composition(program, "hybrid", Light(program, flows.entry, flows.run).make_call())
+    made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
+    made.flow, made.likes = flows.first, map_leaves(like_of_leaf, examples)
     return made
 
 
@@ -86,12 +89,12 @@ class _Flows:
         program: Callable[..., Any],
         groups: tuple[tuple[int, ...], ...],
         save: str | int,
-        compile: Any,
+        backend: str,
     ) -> None:
         self.program = program
         self.groups = groups
         self.save = save
-        self.compile = compile
+        self.backend = backend
         self.kinds = Recipes(program, save)
         self.reasons = Reasons()
         self._flows: OrderedDict[Any, Flow] = OrderedDict()
@@ -115,6 +118,21 @@ class _Flows:
             return self.program(*args, **kwargs)
         flow = self._find(args, kwargs)
         return self.program(*args, **kwargs) if flow is None else flow.run(tensors)
+
+    def entry(self, args: tuple[Any, ...]) -> Any:
+        """What runs calls like this one, for the table of the short way."""
+        flow = self._find(args, {})
+        if flow is None:
+            return self.program
+        places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+        is_bare = not flow.needs
+
+        def run(*args: Any) -> Any:
+            if is_bare or flow.is_as_it_was():
+                return flow.run([args[place] for place in places])
+            return self.run(*args)
+
+        return run
 
     def _find(self, args: Any, kwargs: Any) -> Flow | None:
         """The flow for a call; None if it runs as written."""
@@ -153,18 +171,18 @@ class _Flows:
         units = recorded(whole, call)
         module = getattr(program, "__module__", None) or "__main__"
         return flow_of(
-            units, self.groups, call, save=self.save, compile=self.compile, module=module
+            units, self.groups, call, save=self.save, backend=self.backend, module=module
         )
 
     # ---- what to say of it ----
 
-    def lines(self, backend: str) -> list[str]:
+    def lines(self) -> list[str]:
         """What runs how, line by line."""
         flow = self.first
         nodes = len(flow.nodes)
         alone = sum(len(group) for group in flow.groups if group not in flow.nodes)
         first = f"hybrid: {_count(nodes, 'node')} and {_count(alone, 'unit')} as written"
-        rows = [f'{first}, backend "{backend}"']
+        rows = [f"{first}, {text_of(self.backend)}"]
         for group in flow.groups:
             names = ", ".join(f"{n} {flow.program.units[n].name}" for n in group)
             how = "one node" if group in flow.nodes else "as written"

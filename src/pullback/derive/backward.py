@@ -21,6 +21,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ from pullback.capture.patch import announce
 from pullback.capture.trees import flatten, tensors_in
 from pullback.derive.draws import draws_now
 from pullback.derive.lifted import is_kept_out, run_lifted
+from pullback.derive.likes import likes_of
 from pullback.derive.plain import forward_of
-from pullback.derive.recipe import Compile, Recipe
+from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
 from pullback.derive.source import module_source
@@ -78,7 +80,6 @@ def make_derived(
     *,
     is_strict: bool = False,
     keeps_inputs: bool = False,
-    compile: Compile | None = None,
 ) -> Any:
     """As `derive`, with more to choose.
 
@@ -86,7 +87,6 @@ def make_derived(
         is_strict: whether a program that reads what can change unseen is refused.
         keeps_inputs: whether the inputs are saved even where no gradient needs them, so that the
             program can always be run again: a second derivative is then never out of reach.
-        compile: makes functions of the graphs; by default, Python.
     """
     require_policy(save)
     if isinstance(program, type) and issubclass(program, TorchFunction):
@@ -99,7 +99,7 @@ def make_derived(
             got="no example",
             fix="pass tensors like those it will be called with, and its other arguments",
         )
-    recipes = Recipes(program, save, is_strict=is_strict, compile=compile)
+    recipes = Recipes(program, save, is_strict=is_strict)
     derived = _Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
     name = "".join(part[:1].upper() + part[1:] or "_" for part in _name(program).split("_"))
     space: dict[str, Any] = {
@@ -137,6 +137,7 @@ class _Derived:
         self.program = program
         self.recipes = recipes
         self.keeps_inputs = keeps_inputs
+        self.likes = likes_of(examples)
         self.general = recipes.general(examples)
 
     def source(self, name: str) -> str:
@@ -198,11 +199,10 @@ class _Derived:
                 saved += [x for x in inputs if not any(x is one for one in saved)]
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*saved)
-            ctx.recipe, ctx.numbers = recipe, numbers
-            ctx.autocast, ctx.draws = autocast_now(), draws
-            ctx.inputs = _Inputs(inputs, saved)
-            ctx.kinds = [(y.shape, y.dtype, y.device) for y in _differentiable(captured, outputs)]
-            ctx.mark_non_differentiable(*_silent(captured, outputs))
+            kinds = [(y.shape, y.dtype, y.device) for y in _differentiable(captured, outputs)]
+            found = Inputs.of(inputs, saved)
+            ctx.call = Call(recipe, numbers, found, lambda: kinds, autocast_now(), draws)
+            ctx.mark_non_differentiable(*silent_among(captured, outputs))
             return tuple(outputs)
 
         return forward
@@ -211,40 +211,45 @@ class _Derived:
         """`backward`: the text, or the program again where it is to be differentiated."""
 
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            recipe, saved = ctx.recipe, ctx.saved_tensors
-            captured = recipe.captured
-            given = _differentiable(captured, cotangents)
-            wanted = _wanted(ctx, captured)
-            gradients = self.pulled_again(ctx, saved, given, wanted)
-            if gradients is None:
-                with autocast_off():
-                    gradients = _pulled(ctx, saved, given, wanted)
+            captured, saved = ctx.call.recipe.captured, ctx.saved_tensors
+            given, wanted = _differentiable(captured, cotangents), _wanted(ctx, captured)
+            gradients = self.pull(ctx.call, saved, given, wanted)
             rest = zip(gradients, captured.inputs, strict=True)
             return (None, *(g for g, one in rest if _is_passed(one)))
 
         return backward
 
-    def pulled_again(
-        self, ctx: Any, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+    def pull(
+        self, call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """One gradient per input of the capture, for what a call saved and its cotangents."""
+        gradients = self._pulled_again(call, saved, given, wanted)
+        if gradients is None:
+            with autocast_off():
+                gradients = _pulled(call, saved, given, wanted)
+        return gradients
+
+    def _pulled_again(
+        self, call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
     ) -> list[Tensor | None] | None:
         """The gradients by the program itself, run again; None where the text does it.
 
         The text is not differentiated where the inputs are still there. And it has a cotangent for
         every output: what a hand-written backward does without one, only the engine knows.
         """
-        captured, record = ctx.recipe.captured, torch.is_grad_enabled()
+        captured, record = call.recipe.captured, torch.is_grad_enabled()
         is_partial = captured.is_handwritten and any(c is None for c in given)
         if not record and not is_partial:
             return None
-        row = ctx.inputs.find(saved)
-        if row is None or not self.recipes.is_current(ctx.recipe):
+        row = call.inputs.find(saved)
+        if row is None or not self.recipes.is_current(call.recipe):
             if is_partial:
                 raise _partial(captured)
             return None
         closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
-        program = _on_row(captured, ctx.recipe.program)
-        draws = ctx.draws.again() if ctx.draws else nullcontext()
-        with autocast_as(ctx.autocast), draws:
+        program = _on_row(captured, call.recipe.program)
+        draws = call.draws.again() if call.draws else nullcontext()
+        with autocast_as(call.autocast), draws:
             return pull_again(program, row, given, closures=closures, wanted=wanted, record=record)
 
 
@@ -282,7 +287,7 @@ def _require_flat(captured: Capture) -> None:
         )
 
 
-def _silent(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:
+def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:
     """The outputs that carry no gradient."""
     return [
         outputs[o.index]
@@ -320,46 +325,67 @@ def _must_keep_inputs(captured: Capture) -> bool:
     return captured.is_handwritten and sum(o.differentiable for o in captured.outputs) > 1
 
 
-class _Inputs:
-    """The inputs of one call, held by what was saved of them, otherwise by weak references."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The inputs of one call: by their places among what was saved, else by weak references."""
 
-    __slots__ = ("places", "refs", "versions")
+    places: Sequence[int | None]
+    refs: Sequence[Any] = ()
+    versions: Sequence[int] = ()
 
-    def __init__(self, row: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    @classmethod
+    def of(cls, row: Sequence[Tensor], saved: Sequence[Tensor]) -> Inputs:
+        """Those of `row`, some of which are `saved`."""
         at = {id(tensor): place for place, tensor in enumerate(saved)}
-        self.places = [at.get(id(tensor)) for tensor in row]
-        self.refs = [weakref.ref(tensor) for tensor in row]
-        self.versions = [version_of(tensor) for tensor in row]
+        places = [at.get(id(tensor)) for tensor in row]
+        return cls(places, [weakref.ref(x) for x in row], [version_of(x) for x in row])
 
     def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
         """The inputs as forward saw them, or None when one is gone or changed."""
         row = []
-        for place, ref, version in zip(self.places, self.refs, self.versions, strict=True):
-            tensor = ref() if place is None or not saved else saved[place]
-            if tensor is None or (place is None and version_of(tensor) != version):
+        for i, place in enumerate(self.places):
+            kept = place is not None and saved
+            tensor = saved[place] if kept else self.refs[i]()
+            if tensor is None or (place is None and version_of(tensor) != self.versions[i]):
                 return None
             row.append(tensor)
         return row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a derived Function, as its backward sees it.
+
+    `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
+    carries a gradient. `autocast` and `draws` are how these stood when the program ran.
+    """
+
+    recipe: Recipe
+    numbers: Sequence[Any]
+    inputs: Inputs
+    kinds: Callable[[], Sequence[Any]]
+    autocast: Any
+    draws: Any
 
 
 # ---- gradients ----
 
 
 def _pulled(
-    ctx: Any, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+    call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients by the text; None for an input that only outputs without cotangent reach."""
-    recipe = ctx.recipe
+    recipe = call.recipe
     absent = {place for place, cotangent in enumerate(given) if cotangent is None}
     if absent:
         pairs = zip(wanted, recipe.sources, strict=True)
         wanted = [want and not (flow and flow <= absent) for want, flow in pairs]
         given = [
             torch.zeros(shape, dtype=dtype, device=device) if cotangent is None else cotangent
-            for cotangent, (shape, dtype, device) in zip(given, ctx.kinds, strict=True)
+            for cotangent, (shape, dtype, device) in zip(given, call.kinds(), strict=True)
         ]
     pulled: list[Tensor | None] = recipe.pull(
-        saved[: recipe.saved_count], ctx.numbers, given, wanted
+        saved[: recipe.saved_count], call.numbers, given, wanted
     )
     return pulled
 

@@ -42,16 +42,11 @@ class Parts:
     names: Names
 
 
-Compile = Callable[[fx.Graph, str, str, Mapping[fx.Node, str]], Callable[..., Any]]
-"""How a graph becomes a function: the graph, its name, that of the program, names of its values."""
-
-
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """A capture, compiled.
 
-    `program` is what was captured, and `state` what it read from around it then. `compile` made
-    `forward`, and makes the backwards.
+    `program` is what was captured, and `state` what it read from around it then.
     """
 
     captured: Capture
@@ -59,7 +54,6 @@ class Recipe:
     forward: Callable[..., Any]
     program: Callable[..., Any]
     state: Any
-    compile: Compile
     backwards: dict[tuple[bool, ...], Callable[..., Any]] = field(default_factory=dict)
 
     @property
@@ -113,7 +107,7 @@ class Recipe:
             graph = parts.backward
             if not all(mask):
                 graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
-            self.backwards[mask] = self.compile(graph, "backward", self.captured.name, parts.names)
+            self.backwards[mask] = compiled(graph, "backward", self.captured.name, parts.names)
         return self.backwards[mask]
 
     @functools.cached_property
@@ -121,6 +115,11 @@ class Recipe:
         """For each cotangent, its dimensions as they lie in memory, the outermost first."""
         strides = [numbers_of(n.meta["val"].stride()) for n in self.captured.joint.cotangents]
         return [sorted(range(len(row)), key=lambda d: (-row[d], d)) for row in strides]
+
+    @property
+    def has_contiguous_cotangents(self) -> bool:
+        """Whether backward reads each cotangent with its dimensions in their order."""
+        return all(order == list(range(len(order))) for order in self._orders)
 
     @functools.cached_property
     def sources(self) -> list[frozenset[int] | None]:
@@ -155,12 +154,11 @@ def recipe_of(
     save: str | int,
     program: Callable[..., Any],
     state: Any = (),
-    compile: Compile | None = None,
 ) -> Recipe:
-    """The program of a capture, compiled; by default to Python."""
-    parts, made = parts_of(captured, save), compile or compiled
-    forward = made(parts.forward, "forward", captured.name, parts.names)
-    return Recipe(captured, parts, forward, program, state, made)
+    """The program of a capture, compiled to Python."""
+    parts = parts_of(captured, save)
+    forward = compiled(parts.forward, "forward", captured.name, parts.names)
+    return Recipe(captured, parts, forward, program, state)
 
 
 def _row(value: Any, count: int) -> tuple[Any, ...]:

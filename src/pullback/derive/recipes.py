@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.around import State, state_around
+from pullback.capture.around import State, state_around, steady_state
 from pullback.capture.check import verify
 from pullback.capture.fake import apart
 from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
@@ -28,7 +28,7 @@ from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.patch import watching
 from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in
 from pullback.capture.watch import Watcher
-from pullback.derive.recipe import Compile, Recipe, recipe_of
+from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated
 
@@ -48,8 +48,7 @@ class _Kind:
 class Recipes:
     """The recipes of `program` under one policy of saving; safe to use from several threads.
 
-    Where `is_strict`, a program that reads what can change unseen is refused. `compile` makes
-    functions of graphs: by default, Python.
+    Where `is_strict`, a program that reads what can change unseen is refused.
     """
 
     def __init__(
@@ -58,13 +57,12 @@ class Recipes:
         save: str | int,
         *,
         is_strict: bool = False,
-        compile: Compile | None = None,
     ) -> None:
         self.program = program
         self.save = save
         self.is_strict = is_strict
-        self.compile = compile
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
+        self._around: tuple[State, Callable[[], bool]] | None = None
         self._lock = ONE_AT_A_TIME  # another lock beside it could be taken in the other order
 
     def find(
@@ -134,7 +132,7 @@ class Recipes:
 
     def is_current(self, recipe: Recipe) -> bool:
         """Whether the program still reads from around it what it read for `recipe`."""
-        return bool(recipe.state == state_around(self.program))
+        return bool(recipe.state == self._surroundings())
 
     # ---- looking up ----
 
@@ -199,11 +197,11 @@ class Recipes:
             _require_unchanged(captured.name, _changed(captured))
             _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
-            return recipe_of(captured, self.save, program, self._state(), self.compile)
+            return recipe_of(captured, self.save, program, self._state())
 
     def _state(self) -> State:
-        """What the program reads from around it."""
-        state = state_around(self.program)
+        """What the program reads from around it, if that is all that it depends on."""
+        state = self._surroundings()
         if self.is_strict and not state.is_whole:
             raise CaptureError(
                 f"`{_name(self.program)}` must read from around it only what can be looked at",
@@ -211,6 +209,17 @@ class Recipes:
                 fix="pass it as an argument",
             )
         return state
+
+    def _surroundings(self) -> State:
+        """What the program reads from around it; a look is taken where something has changed."""
+        known = self._around
+        if known is None or not known[1]():
+            known = self._around = steady_state(self.program)
+        return known[0]
+
+    def is_steady(self) -> bool:
+        """Whether all around the program is surely as it was at the last look."""
+        return self._around is not None and self._around[1]()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -22,25 +22,45 @@ WIDTH = 88
 LARGEST_CONSTANT = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of a Function in pieces: imports besides torch, constants, and the class.
+
+    `parts` are the graphs that it was written from, with the names in it.
+    """
+
+    parts: Parts
+    imports: tuple[str, ...]
+    constants: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
 def module_source(captured: Capture, save: str | int, name: str, program: Any) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
-    parts = _renumbered(_with_fewer_numbers(parts_of(captured, save, readable=True)))
-    constants = [one for one in captured.inputs if one.kind == "constant"]
+    source = function_source(captured, save, name, program)
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
-    head = [f'"""{said}"""', "", "import torch"]
+    head = [f'"""{said}"""', "", "import torch", *source.imports]
+    head += ["", *source.constants] if source.constants else []
+    return "\n".join([*head, "", "", *source.lines, ""])
+
+
+def function_source(captured: Capture, save: str | int, name: str, program: Any) -> Source:
+    """The Function `name` as text; `program` is where its docstring and arguments are read."""
+    parts = readable_parts(captured, save)
     once = _keeps_intermediates(parts)
-    head += ["from torch.autograd.function import once_differentiable"] if once else []
-    head += ["", *(_constant(one) for one in constants)] if constants else []
-    lines = [
-        *head,
-        "",
-        "",
-        f"class {name}(torch.autograd.Function):",
-        *_doc(captured, parts, program),
-        "",
-    ]
+    lines = [f"class {name}(torch.autograd.Function):", *_doc(captured, parts, program), ""]
     lines += [*_forward(captured, parts), "", *_backward(captured, parts, once=once)]
-    return "\n".join([*lines, ""])
+    return Source(
+        parts=parts,
+        imports=("from torch.autograd.function import once_differentiable",) if once else (),
+        constants=tuple(_constant(one) for one in captured.inputs if one.kind == "constant"),
+        lines=tuple(lines),
+    )
+
+
+def readable_parts(captured: Capture, save: str | int) -> Parts:
+    """The graphs of a capture as they are printed: simplified to be read, names in order."""
+    return _renumbered(_with_fewer_numbers(parts_of(captured, save, readable=True)))
 
 
 def _with_fewer_numbers(parts: Parts) -> Parts:

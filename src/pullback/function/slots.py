@@ -112,6 +112,25 @@ def has_tangent(args: Iterable[Any]) -> bool:
         return any(unpack(tensor).tangent is not None for tensor in tensors)
 
 
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def is_plain_moment() -> bool:
+    """Whether this thread records gradients for ordinary backwards, and does nothing besides.
+
+    No transform, no forward mode, no autocast, no mode that watches or changes ops.
+    """
+    return (
+        torch.is_grad_enabled()
+        and not transforms_active()
+        and forward_ad._current_level < 0
+        and not _modes()
+        and not _function_modes()
+        and not _any_autocast()
+    )
+
+
 def is_built(ctx: Any) -> bool:
     """Whether the outputs of a context's forward are registered: forward is over."""
     return bool(ctx._input_metadata)

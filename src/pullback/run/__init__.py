@@ -1,39 +1,83 @@
 """Run: how the graphs of a node become functions, one backend per file.
 
-A backend is a module of this folder with one function,
+A backend is a module of this folder with two functions, and may have a third:
 
-    compile(graph, name, program, names) -> function
+    absence() -> str | None
+    specialise(graph, row, *, name, free_sizes=False) -> function
+    make_node(spec) -> function
 
-`graph` is the forward or the backward graph of a node, in the form that `graph.split` gives;
-`name` is "forward" or "backward", `program` what the user calls the program, and `names` the user's
-names for the values. The function takes what the placeholders stand for, by position, and returns
-what the graph returns: one value as it is, several as a tuple. The law that every backend keeps:
+`absence` says in one line why it cannot be used here. `specialise` compiles the forward or the
+backward graph of a node (`name`), in the form that `graph.split` gives, for arguments that are laid
+out as those of `row`; with `free_sizes`, for contiguous ones of every size. What it gives takes a
+list of the arguments, which it may empty, checks nothing, and returns a row of results. The law
+that every backend keeps:
 
-- It is right for every row of tensors that the capture serves, whatever their layout. A backend
-  that fixes strides, alignment or sizes checks them, and takes another way where they do not fit.
-- It leaves its arguments as they are, keeps none of them, and draws random numbers as eager does.
+- For arguments that fit, it computes what eager mode computes, up to rounding. That a call fits is
+  for the caller to see to (`making`, `node`); one that does not, takes another way.
+- It leaves its arguments as they are, keeps none of them, and draws no random numbers.
 - It may be called from several threads at once, and on the device and stream of its arguments.
 
-What a backend cannot compile, it refuses with `CaptureError`: the composition then stays as written
-and repeats the reason.
+`make_node` builds the autograd node, where the backend has one of its own (`node.make_node`).
+
+What a backend cannot compile, it refuses with `CaptureError`: that node then runs eagerly, and
+`explain()` repeats the reason.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from pullback.errors import BackendError
 
-BACKENDS = ("eager",)
+BACKENDS = ("eager", "inductor", "native")
+AUTO = "auto"
+VARIABLE = "PULLBACK_BACKENDS"
+"""Names the backends that "auto" may choose from, with commas between; by default all there are."""
+
+
+def backends_of(name: str) -> dict[str, Any]:
+    """The modules of the backends that `name` stands for, by their names."""
+    if name != AUTO:
+        return {name: backend_of(name)}
+    given = [one.strip() for one in os.environ.get(VARIABLE, "").split(",") if one.strip()]
+    return {one: backend_of(one) for one in given or available()}
+
+
+def text_of(name: str) -> str:
+    """A choice of backends in words."""
+    names = list(backends_of(name))
+    return f'backend "{names[0] if len(names) == 1 else name}"'
 
 
 def backend_of(name: str) -> Any:
-    """The function `compile` of the backend called `name`."""
+    """The module of the backend called `name`; raises `BackendError` if it is of no use here."""
     if name not in BACKENDS:
         raise BackendError(
             "`backend` must be the name of a backend",
-            expected=" or ".join(f'"{known}"' for known in BACKENDS),
+            expected=" or ".join(f'"{known}"' for known in (AUTO, *BACKENDS)),
             got=repr(name),
         )
-    return importlib.import_module(f"pullback.run.{name}").compile
+    absence = absences()[name]
+    if absence is not None:
+        raise BackendError(
+            "`backend` must be one that can be used here",
+            expected=" or ".join(f'"{known}"' for known in available()),
+            got=f'"{name}": {absence}',
+        )
+    return _module(name)
+
+
+def available() -> tuple[str, ...]:
+    """The names of the backends that can be used here."""
+    return tuple(name for name, why in absences().items() if why is None)
+
+
+def absences() -> dict[str, str | None]:
+    """For each backend, why it cannot be used here, in one line; None if it can."""
+    return {name: _module(name).absence() for name in BACKENDS}
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"pullback.run.{name}")

@@ -8,42 +8,28 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
 
 from pullback.check import crash
-from pullback.check.finding import PROFILES, Finding, Rule, Skip
+from pullback.check.finding import PROFILES, Rule
+from pullback.check.registered import Registered as Registered
+from pullback.check.registered import registered, strangers
 from pullback.errors import RuleNameError
-
-Check = Callable[[Any], Iterator["Finding | Skip"]]
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A rule with the function that tries it and its page."""
-
-    rule: Rule
-    check: Check
-    page: str
-    module: str
-    # What must be loaded once, before the workers are forked; most rules need nothing.
-    prepare: Callable[[], None] | None = None
 
 
 @cache
 def all_rules() -> tuple[Registered, ...]:
     """Every rule there is, in order of code."""
-    found = [_registered(module) for module in _modules()]
-    return tuple(sorted(found, key=lambda registered: registered.rule.code))
+    found = [registered(module) for module in _modules()]
+    found += strangers([*found, registered(crash)])
+    return tuple(sorted(found, key=lambda each: each.rule.code))
 
 
 def explained() -> tuple[Registered, ...]:
     """Every rule with a page: those that are tried, and the crash that the runner finds."""
-    return (*all_rules(), _registered(crash))
+    return (*all_rules(), registered(crash))
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -53,16 +39,6 @@ def _modules() -> Iterator[ModuleType]:
             module = importlib.import_module(entry.name)
             if hasattr(module, "RULE"):
                 yield module
-    for point in entry_points(group="pullback.checks"):
-        yield point.load()
-
-
-def _registered(module: ModuleType) -> Registered:
-    page = (module.__doc__ or "").strip()
-    sentence = page.splitlines()[0].rstrip(".") if page else ""
-    rule: Rule = replace(module.RULE, sentence=sentence)
-    prepare = getattr(module, "prepare", None)
-    return Registered(rule, module.check, page, module.__name__, prepare)
 
 
 def selected(

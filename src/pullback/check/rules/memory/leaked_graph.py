@@ -61,7 +61,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             kept = Counter(name for name, reference in alive if reference() is not None)
             grown = [name for name, count in kept.items() if count == CALLS]
             if grown:
-                yield _finding(subject, grown[0], words, "it is still held after a collection", 2)
+                name = next((n for n in grown if n.startswith("output")), grown[0])
+                yield _finding(subject, name, words, "it is still held after a collection", 2)
             elif not kept:
                 name = next((n for n, _ in alive if n.startswith("output")), alive[0][0])
                 yield _finding(subject, name, words, "it is freed by the garbage collector only", 1)
@@ -103,6 +104,8 @@ def _finding(subject: Subject, name: str, words: str, got: str, times: int) -> F
         1: "keep outputs with ctx.save_for_backward, never on a ctx attribute",
         2: "keep nothing of a call on the class, in a global or in a closure",
     }
+    if subject.target.is_op:  # no collector looks into C++: an output on its own node stays
+        fixes[2] = "keep outputs with save_for_backward, not in saved_data, and none in a global"
     return subject.finding(
         RULE,
         example=subject.base,

@@ -1,0 +1,229 @@
+"""What a composition costs: nested, combined, compiled, by hand, and as the planner chooses.
+
+Each pipeline is run forward and backward at several sizes, all candidates in interleaved rounds of
+one process; a number is the median over rounds of the time of the program as written, as nested
+Functions, over the candidate's: 2.0 means twice as fast as nested. The claims, on a CPU:
+
+    every row       the plan's choice takes <= 1.05 of the best of nested, combined, torch.compile
+    <= 1k elements  the plan's choice is >= 3 times as fast as torch.compile, >= 2 as nested
+    >= 1M elements  the plan's choice is >= 1.00 times as fast as torch.compile, >= 1.5 as nested
+
+(the last two as geometric means over the rows). On a GPU a row also says how many times the limit
+set by the bytes moved the candidates take: inputs read, outputs written, and the same for backward,
+at the speed at which the device copies.
+
+Run it with `python -m benchmarks.composed_is_fast`; `--device cuda`, `--sizes`, `--pipelines`,
+`--threads`, `--dtype` and `--json` choose what is run and where the numbers go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import pullback as pb
+from benchmarks.pipelines import PIPELINES, make_inputs
+from benchmarks.timing import interleave
+
+SIZES = (4, 1_000, 64_000, 1_000_000, 10_000_000)
+NAMES = tuple(name for name in PIPELINES if name not in ("swiglu_core", "layernorm_gelu"))
+CANDIDATES = ("nested", "plain", "by hand", "compile", "combined", "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pipeline at one size: microseconds, speed-ups over nested, and the share of the limit."""
+
+    pipeline: str
+    size: int
+    threads: int
+    device: str
+    dtype: str
+    nested: float
+    speedups: dict[str, float]
+    spreads: dict[str, tuple[float, float]]
+    chosen: str
+    first_call: dict[str, float]
+    limit: float | None = None
+
+
+def measure(name: str, size: int, *, device: str, dtype: torch.dtype, budget: float) -> Row:
+    """Every candidate of one pipeline at one size."""
+    pipeline, args = PIPELINES[name], make_inputs(name, size, dtype, device)
+    first: dict[str, float] = {}
+    runs: dict[str, Callable[..., Any]] = {"nested": pipeline.nested, "plain": pipeline.plain}
+    if pipeline.by_hand is not None:
+        runs["by hand"] = pipeline.by_hand
+    torch.compiler.reset()
+    compiled = torch.compile(pipeline.nested, fullgraph=True)
+    first["compile"] = _first(compiled, args)
+    runs["compile"] = compiled
+    start = time.perf_counter()
+    combined = pb.combine(pipeline.nested, *args, backend="inductor").apply
+    first["combined"] = time.perf_counter() - start + _first(combined, args)
+    runs["combined"] = combined
+    plan = pb.plan(pipeline.nested, *args, budget=budget)
+    runs["plan"] = plan.best
+    _first(plan.best, args)
+    calls = {key: _pass(run, args) for key, run in runs.items()}
+    clock = time.perf_counter if device == "cuda" or torch.get_num_threads() > 1 else _thread_time
+    rounds = 41 if size <= 1_000_000 else 15
+    timings = interleave(calls, rounds=rounds, seconds=0.01, clock=clock)
+    nested = timings["nested"]
+    return Row(
+        pipeline=name,
+        size=size,
+        threads=torch.get_num_threads(),
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        nested=nested.median * 1e6,
+        speedups={key: 1 / one.ratio(nested) for key, one in timings.items()},
+        spreads={key: one.spread(nested) for key, one in timings.items()},
+        chosen=_chosen(plan),
+        first_call=first,
+        limit=_limit(args, calls, device),
+    )
+
+
+def _chosen(plan: Any) -> str:
+    return str(getattr(plan, "chosen", ""))
+
+
+def _thread_time() -> float:
+    return time.thread_time()
+
+
+def _first(run: Callable[..., Any], args: Iterable[Any]) -> float:
+    """Seconds that the first call takes, forward and backward."""
+    start = time.perf_counter()
+    _pass(run, tuple(args))()
+    return time.perf_counter() - start
+
+
+def _pass(run: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], None]:
+    """Forward and backward once, with a cotangent like those of a training step."""
+    leaves = [x for x in args if x.requires_grad]
+    cuda = args[0].is_cuda
+    made = run(*args)
+    outputs = (made,) if isinstance(made, Tensor) else made
+    cotangents = [torch.ones_like(y) for y in outputs]
+
+    def call() -> None:
+        made = run(*args)
+        outputs = (made,) if isinstance(made, Tensor) else made
+        torch.autograd.grad(outputs, leaves, cotangents)
+        if cuda:
+            torch.cuda.synchronize()
+
+    return call
+
+
+def _limit(args: tuple[Any, ...], calls: Any, device: str) -> float | None:
+    """Microseconds that moving the bytes takes: inputs twice, gradients once, outputs twice."""
+    if device != "cuda":
+        return None
+    large = max(args, key=lambda x: x.numel())
+    source, target = torch.empty(1 << 28, device=device), torch.empty(1 << 28, device=device)
+
+    def copy() -> None:
+        target.copy_(source)
+        torch.cuda.synchronize()
+
+    timing = interleave({"copy": copy}, rounds=5, seconds=0.02, clock=time.perf_counter)
+    speed = 2 * source.nbytes / timing["copy"].median
+    inputs = sum(x.nbytes for x in args)
+    gradients = sum(x.nbytes for x in args if x.requires_grad)
+    return (2 * inputs + gradients + 2 * large.nbytes) / speed * 1e6
+
+
+# ---- showing ----
+
+
+def shown(rows: list[Row]) -> Table:
+    """The rows as a table."""
+    table = Table("pipeline", "elements", "threads", "nested us", *CANDIDATES[1:], "chosen")
+    for row in rows:
+        cells = [
+            f"{row.speedups[key]:.2f}" if key in row.speedups else "" for key in CANDIDATES[1:]
+        ]
+        first = (row.pipeline, str(row.size), str(row.threads), f"{row.nested:.0f}")
+        table.add_row(*first, *cells, row.chosen)
+    return table
+
+
+def claims(rows: list[Row]) -> list[tuple[str, float, bool]]:
+    """Each claim: what it says, what was measured, and whether it holds."""
+    worst = max(
+        max(r.speedups[k] for k in ("nested", "combined", "compile")) / r.speedups["plan"]
+        for r in rows
+    )
+    found = [
+        ("slowest plan over the best of nested, combined, compile (<= 1.05)", worst, worst <= 1.05)
+    ]
+    for text, keep, over_compile, over_nested in (
+        ("<= 1k elements", lambda r: r.size <= 1000, 3.0, 2.0),
+        (">= 1M elements", lambda r: r.size >= 1_000_000, 1.0, 1.5),
+    ):
+        chosen = [r for r in rows if keep(r)]
+        if not chosen:
+            continue
+        a = _mean(r.speedups["plan"] / r.speedups["compile"] for r in chosen)
+        b = _mean(r.speedups["plan"] for r in chosen)
+        found.append((f"{text}: plan over torch.compile (>= {over_compile})", a, a >= over_compile))
+        found.append((f"{text}: plan over nested (>= {over_nested})", b, b >= over_nested))
+    first = _mean(r.first_call["combined"] / r.first_call["compile"] for r in rows)
+    found.append(("first call, combined over torch.compile (<= 1)", first, first <= 1))
+    return found
+
+
+def _mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--pipelines", nargs="*", default=list(NAMES), choices=list(PIPELINES))
+    parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
+    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds for each plan")
+    parser.add_argument("--json", type=Path, help="append the rows to this file, one a line")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="torch")
+    logging.disable(logging.WARNING)
+    rows = []
+    for threads in options.threads if options.device == "cpu" else [torch.get_num_threads()]:
+        torch.set_num_threads(threads)
+        for name in options.pipelines:
+            for size in options.sizes:
+                dtype = getattr(torch, options.dtype)
+                row = measure(name, size, device=options.device, dtype=dtype, budget=options.budget)
+                rows.append(row)
+                print(f"{name} {size} {threads}: {row.chosen}", flush=True)
+                if options.json:
+                    with options.json.open("a") as file:
+                        file.write(json.dumps(asdict(row)) + "\n")
+    console = Console(width=140)
+    console.print(shown(rows))
+    for text, value, holds in claims(rows):
+        console.print(f"{'holds' if holds else 'FAILS':5}  {value:6.2f}  {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Whether everything a look around a program read is still the same, asked in a microsecond.
+
+A look (`around.py`) walks through closures, globals and attributes, which takes as long as several
+ops. Each place that it reads is noted here with what was found there; asked again, the same thing
+must still be in each place. That is stricter than the look: an equal number that was bound anew is
+another thing, and the look must then decide.
+
+The question is one generated expression, so that a place costs some tens of nanoseconds. Tensors
+are held by weak references: what the user drops is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Mapping, MutableSequence
+from typing import Any
+
+from torch import Tensor, strided
+
+
+class Places:
+    """The places that a look read. `is_told` says that nothing was read that has no place."""
+
+    def __init__(self) -> None:
+        self.is_told = True
+        self._terms: list[str] = []
+        self._names: dict[str, Any] = {}
+        self._known: dict[int, str] = {}
+
+    # ---- noting ----
+
+    def item(self, mapping: Mapping[Any, Any], key: Any) -> None:
+        """What `mapping` holds under `key`, or that it holds nothing."""
+        name, place = self._name(mapping), repr(key) if type(key) is str else self._name(key)
+        if key in mapping:
+            self._terms.append(f"{name}[{place}] is {self._thing(mapping[key])}")
+        else:
+            self._terms.append(f"{place} not in {name}")
+
+    def items(self, mapping: Mapping[Any, Any], limit: int | None = None) -> None:
+        """What `mapping` holds under each key, up to `limit` of them, and nothing more."""
+        self.size(mapping)
+        for key in list(mapping)[:limit]:
+            self.item(mapping, key)
+
+    def attribute(self, owner: Any, name: str) -> None:
+        """What `owner` holds as the attribute `name`."""
+        if hasattr(owner, name):
+            self._terms.append(f"{self._name(owner)}.{name} is {self._thing(getattr(owner, name))}")
+        else:
+            self._terms.append(f"not hasattr({self._name(owner)}, {name!r})")
+
+    def cell(self, cell: Any) -> None:
+        """What a variable of an enclosing function holds; an empty one cannot be told."""
+        try:
+            value = self._thing(cell.cell_contents)
+        except ValueError:
+            self.is_told = False
+        else:
+            self._terms.append(f"{self._name(cell)}.cell_contents is {value}")
+
+    def size(self, container: Collection[Any]) -> None:
+        """How many things a container holds."""
+        self._terms.append(f"len({self._name(container)}) == {len(container)}")
+
+    def row(self, row: Any) -> None:
+        """What a list, deque or set holds; a tuple cannot change."""
+        if isinstance(row, tuple):
+            return
+        self.size(row)
+        if isinstance(row, MutableSequence):
+            name = self._name(row)
+            self._terms += [f"{name}[{i}] is {self._thing(one)}" for i, one in enumerate(row)]
+        else:
+            self.is_told &= isinstance(row, frozenset)
+
+    def tensor(self, tensor: Tensor) -> None:
+        """What a tensor is, though not its values."""
+        name = self._thing(tensor)
+        if tensor.layout is not strided:
+            self.is_told = False
+            return
+        wanted = {"shape": tensor.shape, "stride()": tensor.stride(), "device": tensor.device}
+        self._terms += [f"{name}.{what} == {self._name(value)}" for what, value in wanted.items()]
+        self._terms.append(f"{name}.dtype is {self._name(tensor.dtype)}")
+        self._terms.append(f"{name}.requires_grad is {tensor.requires_grad}")
+
+    # ---- asking ----
+
+    def question(self) -> Callable[[], bool]:
+        """A function that says whether each place still holds the same; it keeps them alive."""
+        if not self.is_told:
+            return _never
+        terms = list(dict.fromkeys(self._terms))
+        text = "def holds():\n    try:\n        return " + " and ".join(terms or ["True"])
+        text += "\n    except (AttributeError, IndexError, KeyError, ValueError):\n        return False\n"
+        exec(compile(text, "<places around a program>", "exec"), self._names)
+        function: Callable[[], bool] = self._names["holds"]
+        return function
+
+    def _name(self, value: Any) -> str:
+        name = self._known.get(id(value))
+        if name is None:
+            name = self._known[id(value)] = f"v{len(self._names)}"
+            self._names[name] = value
+        return name
+
+    def _thing(self, value: Any) -> str:
+        """An expression for `value` itself."""
+        if value is None or value is True or value is False:
+            return str(value)
+        if isinstance(value, Tensor):
+            return f"{self._name(weakref.ref(value))}()"  # the one that a tensor has
+        return self._name(value)
+
+
+def _never() -> bool:
+    return False

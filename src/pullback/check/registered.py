@@ -1,0 +1,88 @@
+"""Rules as they are tried: those of this package, and those that other packages bring.
+
+Another package names the module of a rule in the entry-point group `pullback.checks`. One that
+cannot be used is never an error: it becomes a rule that is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
+from pullback.check.run import told
+
+GROUP = "pullback.checks"
+
+Check = Callable[[Any], Iterator["Finding | Skip"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A rule with the function that tries it and its page."""
+
+    rule: Rule
+    check: Check
+    page: str
+    module: str
+    # What must be loaded once, before the workers are forked; most rules need nothing.
+    prepare: Callable[[], None] | None = None
+
+
+def registered(module: ModuleType) -> Registered:
+    """The rule that a module of ours defines."""
+    page = (module.__doc__ or "").strip()
+    sentence = page.splitlines()[0].rstrip(".") if page else ""
+    rule: Rule = replace(module.RULE, sentence=sentence)
+    prepare = getattr(module, "prepare", None)
+    return Registered(rule, module.check, page, module.__name__, prepare)
+
+
+def strangers(known: Sequence[Registered]) -> list[Registered]:
+    """The rules of other packages, in the order of their names; `known` are those already there."""
+    found: list[Registered] = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        try:
+            module = point.load()
+            fault = _fault(module, [*known, *found])
+        except Exception as error:  # whatever a stranger's module does when it is imported
+            fault = f"it cannot be loaded: {told(error)}"
+        found.append(_broken(point, fault) if fault else registered(module))
+    return found
+
+
+def _fault(module: Any, known: Sequence[Registered]) -> str:
+    """What keeps a stranger's module from being a rule; empty where it is one."""
+    rule = getattr(module, "RULE", None)
+    if not isinstance(rule, Rule):
+        return "it has no `RULE` that is a `pullback.extend.Rule`"
+    if not callable(getattr(module, "check", None)):
+        return "it has no function `check(subject)`"
+    if rule.profile not in PROFILES:
+        return f"its profile must be one of {', '.join(PROFILES)}, and is {rule.profile!r}"
+    for other in known:
+        for field in ("code", "name"):
+            if getattr(rule, field) == getattr(other.rule, field):
+                return f"its {field} {getattr(rule, field)!r} is that of {other.module}"
+    return ""
+
+
+def _broken(point: EntryPoint, fault: str) -> Registered:
+    """A rule that says of itself why it cannot be tried."""
+    reason = f"this rule of another package ({point.value}) cannot be used: {fault}"
+    rule = Rule(
+        code=point.name,
+        name=point.name,
+        group="broken",
+        severity=Severity.WASTEFUL,
+        profile=PROFILES[0],
+        sentence="A rule of another package that cannot be used",
+    )
+
+    def check(subject: Any) -> Iterator[Finding | Skip]:
+        yield Skip(rule, reason)
+
+    return Registered(rule, check, f"{rule.sentence}.\n\nWhy\n    {reason}", point.value)

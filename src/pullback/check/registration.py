@@ -1,0 +1,55 @@
+"""What the dispatcher knows of an op: its schema, and the line of source that registered it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_dump: Any = getattr(torch._C, "_dispatch_dump", lambda name: "")
+
+_LINE = r": registered at (.+?):(\d+)\b"
+
+
+def schema_of(thing: Any) -> Any:
+    """The schema of an op, of the first overload where it has several; None for anything else."""
+    thing = overload_of(thing)
+    schema = getattr(thing, "_schema", None)
+    return None if isinstance(schema, str) else schema
+
+
+def overload_of(thing: Any) -> Any:
+    """The op that is meant by a packet of overloads or a Python definition; else `thing`."""
+    if type(thing).__name__ == "OpOverloadPacket":
+        return getattr(thing, thing.overloads()[0])
+    return getattr(thing, "_opoverload", thing)
+
+
+def place_of_op(thing: Any) -> str:
+    """`file:line` where the op's autograd, or else the op, is registered in C++.
+
+    C++ keeps no line of a backward: that of `TORCH_LIBRARY` or `TORCH_LIBRARY_IMPL` is the nearest.
+    Empty for what is no op, and where the file is not on this machine.
+    """
+    schema = schema_of(thing)
+    if schema is None:
+        return ""
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    told = _dump(name)
+    for kind in ("Autograd[^:]*", "debug"):
+        found = re.search(f"^{kind}{_LINE}", told, re.MULTILINE)
+        if found and Path(found.group(1)).is_file():
+            return f"{near(found.group(1))}:{found.group(2)}"
+    return ""
+
+
+def near(path: str) -> str:
+    """`path` from here, where that is shorter."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        return path
+    return relative if len(relative) < len(path) else path

@@ -1,0 +1,91 @@
+"""What is remembered of the tensors that a program was captured with: enough to draw such again.
+
+The tensors themselves are not kept: they may be large, and belong to the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.fake import is_fake
+from pullback.capture.trees import tensors_in
+
+FEW = 64
+"""Up to so many elements, the values themselves are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """One tensor: what it was, between which finite values it lay, and the values if few."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    low: float
+    high: float
+    values: Any = None
+
+    @property
+    def numel(self) -> int:
+        """How many elements it had."""
+        return math.prod(self.shape)
+
+
+def likes_of(args: Sequence[Any]) -> tuple[Like, ...]:
+    """What the tensors among `args` are like, in order."""
+    return tuple(like_of(tensor) for tensor in tensors_in(tuple(args)))
+
+
+def like_of(tensor: Tensor) -> Like:
+    """What `tensor` is like; one whose values cannot be read is taken to lie between -1 and 1."""
+    shape, device = tuple(int(size) for size in tensor.shape), str(tensor.device)
+    unread = Like(shape, tensor.dtype, device, -1.0, 1.0)
+    if is_fake(tensor) or tensor.is_meta or tensor.layout != torch.strided:
+        return unread
+    try:
+        with torch.no_grad():
+            real = tensor.detach()
+            values = real.tolist() if real.numel() <= FEW else None
+            flat = _comparable(real)
+            if not flat.numel():
+                return replace(unread, values=values)
+            low, high = flat.aminmax()
+            return Like(shape, tensor.dtype, device, float(low), float(high), values)
+    except (RuntimeError, NotImplementedError, TypeError):  # a subclass that keeps to itself
+        return unread
+
+
+def like_of_leaf(leaf: Any) -> Any:
+    """What `leaf` is like if it is a tensor, else `leaf` itself: to remember whole arguments."""
+    return like_of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def drawn(like: Like, seed: int = 0) -> Tensor:
+    """A tensor like the one remembered: its values if they are, else others between them."""
+    if like.values is not None:
+        return torch.tensor(like.values, dtype=like.dtype, device=like.device).reshape(like.shape)
+    generator = torch.Generator().manual_seed(seed)
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        shape = (*like.shape, 2) if like.dtype.is_complex else like.shape
+        row = torch.rand(shape, generator=generator, dtype=torch.float64)
+        row = like.low + (like.high - like.low) * row
+        row = torch.view_as_complex(row) if like.dtype.is_complex else row
+    else:
+        row = torch.randint(int(like.low), int(like.high) + 1, like.shape, generator=generator)
+    return row.to(device=like.device, dtype=like.dtype)
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """The finite numbers in `tensor`, in a row, in a dtype that has an order."""
+    flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    flat = flat.flatten()
+    if not flat.is_floating_point():
+        return flat.to(torch.int64)
+    flat = flat if flat.dtype == torch.float64 else flat.float()
+    return flat[flat.isfinite()]

@@ -1,0 +1,79 @@
+"""Emit: a Function as a file that needs nothing of ours, in Python or in C++.
+
+The public functions stand here and import what they need when they are called.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pullback.errors import EmitTargetError
+
+TARGETS = ("python", "cpp")
+
+
+def emit(
+    x: Any,
+    target: str = "python",
+    *,
+    examples: Any = None,
+    path: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> str:
+    """`x` as the text of a file that needs nothing of ours.
+
+    Arguments:
+        x: a Function class (hand-written, derived, combined, hybrid or nested), something planned,
+            or a function of tensors.
+        target: "python", a module that imports only torch, or "cpp", a `torch::autograd::Function`
+            registered as an op.
+        examples: a tuple of arguments like those it will be called with; by default those that it
+            was derived or composed with, or those that its own `examples()` gives.
+        path: where to write it, too. For "cpp", a folder gets the CMake file and a small program
+            that uses the op from LibTorch as well; a path that ends in `.cpp` gets the op alone.
+        force: whether a file with another text in that place is replaced.
+
+    Returns the text: of the module, or of the C++ file with the op.
+
+    >>> import torch
+    >>> def swish(x):
+    ...     return x * torch.sigmoid(x)
+    >>> text = emit(swish, examples=(torch.randn(3),))
+    >>> "class Swish(torch.autograd.Function):" in text
+    True
+    """
+    if target not in TARGETS:
+        raise EmitTargetError(
+            "`target` must be a language that there is an emitter for",
+            expected=" or ".join(f'"{known}"' for known in TARGETS),
+            got=repr(target),
+        )
+    from pullback.emit.files import require_writable, write  # heavy, with all that they capture
+    from pullback.emit.subject import subject_of
+
+    if path is not None:
+        require_writable(path)
+    files = _emitter(target)(subject_of(x, examples))
+    main = next(iter(files))
+    if path is not None:
+        write(files, main, path, force=force)
+    return str(files[main])
+
+
+def _emitter(target: str) -> Any:
+    """What makes the files of a subject, by name, the one that is returned first."""
+    if target == "cpp":
+        from pullback.emit.cpp import emit_cpp
+
+        return emit_cpp
+    from pullback.emit.python import emit_python
+
+    return emit_python
+
+
+def build(path: str | os.PathLike[str], **options: Any) -> Any:
+    """Compile an emitted C++ file and load its op: see `emit.build`."""
+    from pullback.emit.build import build as make
+
+    return make(path, **options)

@@ -1,0 +1,33 @@
+"""What the user's own code decided by sizes while it was captured.
+
+Every decision on a symbolic size leaves a guard, and most are PyTorch's own: which kernel, which
+memory format, whether shapes fit. Those change how a value is computed, not which. A decision in
+the user's own file is another matter: the capture holds for one side of it only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pullback.capture.joint import Capture
+
+_TORCH = str(Path(torch.__path__[0]))
+
+
+def decided(captured: Capture) -> Iterator[Any]:
+    """The decisions of the user's code, as expressions in the symbols of the sizes."""
+    sizes = captured.stage.sizes
+    seen = set()
+    for guard in sizes.guards:
+        place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+        file = getattr(place, "filename", "")
+        if str(file).startswith(_TORCH):
+            continue
+        condition = sizes.simplify(guard.expr) if hasattr(sizes, "simplify") else guard.expr
+        if condition not in (True, False) and str(condition) not in seen:
+            seen.add(str(condition))
+            yield condition

@@ -1,0 +1,77 @@
+"""C++: a `torch::autograd::Function` in one file, registered as an op of PyTorch.
+
+The file needs the headers of torch and nothing of ours. Beside it stand a CMake file and a small
+program that uses the op without Python.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from pullback.derive.recipe import Parts
+from pullback.emit.cpp_function import CppFunction, write_function
+from pullback.emit.cpp_library import NAMESPACE, library_text
+from pullback.emit.cpp_project import cmake_text, main_text
+from pullback.emit.headers import has_headers, language_standard
+from pullback.emit.python import require_flat, snake
+from pullback.emit.reach import is_twice, reach_of
+from pullback.emit.subject import Subject
+from pullback.errors import BuildError
+
+WIDTH = 92
+
+
+def emit_cpp(subject: Subject) -> dict[str, str]:
+    """The files of a subject by their names, the C++ file with the op first."""
+    function = function_of(subject)
+    return {
+        f"{function.op}.cpp": library_text(_head(subject, function), [function]),
+        "CMakeLists.txt": cmake_text(function, language_standard()),
+        "main.cpp": main_text(subject, function),
+    }
+
+
+def emit_together(subjects: Sequence[Subject]) -> str:
+    """One C++ file with the ops of several subjects: it takes hardly longer to compile."""
+    functions = [function_of(subject) for subject in subjects]
+    names = ", ".join(function.op for function in functions)
+    head = textwrap.wrap(f"The ops {names} of torch.ops.{NAMESPACE}, written by pullback.", WIDTH)
+    return library_text(head, functions)
+
+
+def function_of(subject: Subject) -> CppFunction:
+    """The Function of a subject in C++."""
+    if not has_headers():
+        raise BuildError(
+            "the headers of torch must be there to emit C++",
+            got="a torch without its `include` folder",
+            fix="install torch from its wheels",
+        )
+    require_flat(subject.captured)
+    parts = _chosen(subject)
+    return write_function(subject, parts, reach_of(subject, parts), snake(subject.name))
+
+
+def _chosen(subject: Subject) -> Parts:
+    """The graphs to write: those that read best, unless they cost a second derivative.
+
+    A value that forward and backward of a hand-written class both compute is computed once in the
+    former; saved on the way, it has no history.
+    """
+    is_own = subject.function is not None
+    if is_own and not is_twice(subject, subject.parts) and is_twice(subject, subject.exact):
+        return subject.exact
+    return subject.parts
+
+
+def _head(subject: Subject, function: CppFunction) -> list[str]:
+    came = subject.captured.name.removesuffix(".apply")
+    call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(function.parameters)})"
+    said = f"{subject.name}, written by pullback from {came}: yours to keep."
+    return [
+        *textwrap.wrap(said, WIDTH),
+        "",
+        f'Python:  torch.ops.load_library("lib{function.op}.so"); {call}',
+        f"C++:     {NAMESPACE}::{function.name}::apply({', '.join(function.parameters)})",
+    ]

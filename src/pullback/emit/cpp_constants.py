@@ -1,0 +1,40 @@
+"""Tensors that a program makes from numbers, as lines of C++ that run on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pullback.capture.joint import Input
+from pullback.emit.cpp_values import DTYPES, literal, unwritable
+from pullback.errors import UnsupportedOpError
+
+LARGEST_CONSTANT = 64
+
+
+def constant_line(one: Input, name: str, parameters: Sequence[str]) -> str:
+    """The line that makes the constant `one`; it lies where the first of `parameters` does.
+
+    It is made by ops, so that it can be traced with everything else.
+    """
+    tensor = one.tensor
+    if tensor is None or tensor.numel() > LARGEST_CONSTANT:
+        raise UnsupportedOpError(
+            "a tensor that the program makes from numbers must be small to be emitted",
+            expected=f"at most {LARGEST_CONSTANT} elements",
+            got=f"`{one.name}` with {0 if tensor is None else tensor.numel()}",
+            fix="pass it as an argument of the program",
+        )
+    if tensor.dtype not in DTYPES:
+        raise unwritable("a constant of this dtype", f"{tensor.dtype}")
+    where = f"{parameters[0]}.options()" if parameters else "at::TensorOptions()"
+    options = f"{where}.dtype({DTYPES[tensor.dtype]})"
+    sizes = f"{{{', '.join(map(str, tensor.shape))}}}"
+    values = tensor.detach().cpu().flatten()
+    if len(set(values.tolist())) == 1 and not torch.isnan(values).any():
+        return f"const auto {name} = at::full({sizes}, {literal(values[0].item())}, {options});"
+    if not values.numel():
+        return f"const auto {name} = at::empty({sizes}, {options});"
+    items = ", ".join(f"at::scalar_tensor({literal(v)}, {options})" for v in values.tolist())
+    return f"const auto {name} = at::stack({{{items}}}).reshape({sizes});"

@@ -1,0 +1,372 @@
+"""The `torch::autograd::Function` of a subject, as text: forward, what it saves, backward."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.joint import Capture, Input, Output
+from pullback.derive.recipe import Parts
+from pullback.emit.cpp_body import Body, legal, wrapped
+from pullback.emit.cpp_checks import checks_of
+from pullback.emit.cpp_constants import constant_line
+from pullback.emit.cpp_values import quoted, unwritable
+from pullback.emit.reach import Reach
+from pullback.emit.subject import Subject
+from pullback.graph.cost import base_of, is_view
+
+GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
+
+
+@dataclass(frozen=True)
+class CppFunction:
+    """One Function, written: its class, and what the registration needs to know of it."""
+
+    name: str
+    op: str
+    parameters: tuple[str, ...]
+    changed: frozenset[int]
+    aliases: tuple[int | None, ...]
+    lines: tuple[str, ...]
+    bodies: tuple[Body, Body]
+    is_once: bool
+
+    @property
+    def result(self) -> str:
+        """The type that the op gives."""
+        count = len(self.aliases)
+        return "at::Tensor" if count == 1 else f"std::tuple<{', '.join(['at::Tensor'] * count)}>"
+
+    @property
+    def signature(self) -> str:
+        """The parameters of the op in C++."""
+        return ", ".join(
+            f"at::Tensor {name}" if place in self.changed else f"const at::Tensor& {name}"
+            for place, name in enumerate(self.parameters)
+        )
+
+    @property
+    def schema(self) -> str:
+        """The schema of the op."""
+        letters = {place: chr(ord("a") + i) for i, place in enumerate(sorted(self.changed))}
+        takes = ", ".join(
+            f"Tensor({letters[place]}!) {name}" if place in letters else f"Tensor {name}"
+            for place, name in enumerate(self.parameters)
+        )
+        gives = ["Tensor" if a is None else f"Tensor({letters[a]}!)" for a in self.aliases]
+        result = gives[0] if len(gives) == 1 else f"({', '.join(gives)})"
+        return f"{self.op}({takes}) -> {result}"
+
+
+def write_function(subject: Subject, parts: Parts, reach: Reach, op: str) -> CppFunction:
+    """The Function of `subject`, with the graphs `parts`."""
+    return _Function(subject, parts, reach, op).write()
+
+
+class _Function:
+    """A Function while it is written."""
+
+    def __init__(self, subject: Subject, parts: Parts, reach: Reach, op: str) -> None:
+        self.subject = subject
+        self.captured: Capture = subject.captured
+        self.parts = parts
+        self.reach = reach
+        self.op = op
+        self.outputs = _returned(self.captured)
+        self.forward = Body(self.parts.forward, self.parts.names)
+        self.given = [place for place, one in enumerate(self.captured.inputs) if _is_given(one)]
+        pairs = zip(self.captured.inputs, self.forward.placeholders, strict=True)
+        self.names = [self.forward.names[node] for _, node in pairs]
+        self.parameters = [self.names[place] for place in self.given]
+        flags = self._flags()
+        self.backward = Body(self.parts.backward, self.parts.names, flags=flags)
+        self.changes = {
+            o.changes: o for o in self.captured.outputs if o.changes is not None and o.index is not None
+        }
+        self._require_changes()
+
+    def write(self) -> CppFunction:
+        """The class."""
+        name = self.subject.name
+        head = [
+            *self._comment(),
+            f"struct {name} : public torch::autograd::Function<{name}> {{",
+            "  // Compiled autograd may trace through backward.",
+            "  static constexpr bool is_traceable = true;",
+            "",
+        ]
+        lines = [*head, *_indented(self._forward(), 1), "", *_indented(self._backward(), 1), "};"]
+        place = {position: i for i, position in enumerate(self.given)}
+        aliases = tuple(None if o.changes is None else place[o.changes] for o in self.outputs)
+        return CppFunction(
+            name=name,
+            op=self.op,
+            parameters=tuple(self.parameters),
+            changed=frozenset(place[position] for position in self.changes),
+            aliases=aliases,
+            lines=tuple(lines),
+            bodies=(self.forward, self.backward),
+            is_once=not self.reach.is_twice,
+        )
+
+    def _comment(self) -> Iterator[str]:
+        for paragraph in filter(None, (self.subject.doc, *self.reach.notes)):
+            yield from (f"// {line}" for line in textwrap.wrap(paragraph, 92))
+            yield "//"
+        yield "// Saved for backward:"
+        kept = [(self.parts.names[node], self._why(node)) for node in self.parts.cut.saved]
+        kept += [(self.parts.names[node], "a number") for node in self.parts.cut.numbers]
+        width = max((len(name) for name, _ in kept), default=0)
+        yield from (f"//   {name:<{width}}  {why}" for name, why in kept)
+        if not kept:
+            yield "//   nothing"
+
+    def _why(self, node: fx.Node) -> str:
+        if node in self.parts.joint.inputs:
+            place = self.parts.joint.inputs.index(node)
+            return "a copy of the input, which is changed" if place in self.changes else "an input"
+        return "an output" if node in self.parts.joint.outputs else "computed in forward"
+
+    # ---- forward ----
+
+    def _forward(self) -> Iterator[str]:
+        several = len(self.outputs) > 1
+        kind = "variable_list" if several else "at::Tensor"
+        takes = ["AutogradContext* ctx"]
+        takes += [
+            f"at::Tensor {name}" if place in self.changes else f"const at::Tensor& {name}"
+            for place, name in zip(self.given, self.parameters, strict=True)
+        ]
+        yield from wrapped(f"static {kind} forward({', '.join(takes)}) {{", "")
+        yield from _indented(self._forward_body(), 1)
+        yield "}"
+
+    def _forward_body(self) -> Iterator[str]:
+        helpers = self.forward.writer.helpers
+        for check in checks_of(self.subject, self.reach, self.names, helpers):
+            yield from wrapped(check, "")
+        for one, name in zip(self.captured.inputs, self.names, strict=True):
+            if not _is_given(one):
+                yield from wrapped(constant_line(one, name, self.parameters), "")
+        if self.changes:
+            # What is written into an input must count as a change: outside of the guard.
+            yield "std::optional<at::AutoDispatchBelowADInplaceOrView> guard(std::in_place);"
+        else:
+            yield GUARD
+        yield from self.forward.lines()
+        row, copies = self._kept()
+        yield from copies
+        results, made = self._results()
+        yield from made
+        if self.changes:
+            yield "guard.reset();"
+        for place, output in self.changes.items():
+            assert output.index is not None and place is not None
+            value = self.forward.text(self.forward.returned[output.index])
+            yield f"{self.names[place]}.copy_({value});"
+        dirty = [self.names[o.changes] for o in self.outputs if o.changes is not None]
+        if dirty:
+            yield f"ctx->mark_dirty({{{', '.join(dirty)}}});"
+        silent = [
+            name
+            for name, o in zip(results, self.outputs, strict=True)
+            if not o.differentiable and o.changes is None
+        ]
+        if silent:
+            yield f"ctx->mark_non_differentiable({{{', '.join(silent)}}});"
+        if row:
+            yield from wrapped(f"ctx->save_for_backward({{{', '.join(row)}}});", "")
+        start = self.parts.joint.output_count + len(self.parts.cut.saved)
+        for node, value in zip(self.parts.cut.numbers, self.forward.returned[start:], strict=True):
+            text = self.forward.writer.node(value).text if isinstance(value, fx.Node) else str(value)
+            key, kind = legal(self.parts.names[node]), _number_type(node)
+            yield f"ctx->saved_data[{quoted(key)}] = {kind}({text});"
+        yield f"return {results[0]};" if len(results) == 1 else f"return {{{', '.join(results)}}};"
+
+    def _kept(self) -> tuple[list[str], list[str]]:
+        """The names of the saved tensors, and the lines that copy those which are changed."""
+        start = self.parts.joint.output_count
+        row, lines = [], []
+        changed = {
+            self.parts.joint.inputs[place].name: place for place in self.changes if place is not None
+        }
+        new = {
+            o.index: self.names[place] for place, o in self.changes.items() if place is not None
+        }
+        returned = self.forward.returned
+        outputs = {returned[i]: name for i, name in new.items() if i is not None and _is_output(returned, i)}
+        for node, value in zip(self.parts.cut.saved, returned[start:], strict=False):
+            if node.name in changed:
+                name = self.forward._unused(f"{self.names[changed[node.name]]}_before")
+                lines.append(f"auto {name} = {self.names[changed[node.name]]}.clone();")
+                row.append(name)
+            else:
+                row.append(outputs.get(value, self.forward.text(value)))
+        return row, lines
+
+    def _results(self) -> tuple[list[str], list[str]]:
+        """The names of what is returned, and the lines that make it independent of all else.
+
+        An op gives new tensors, or those that it is declared to change: where the program returns
+        an input, or a view of something that lives on, the op returns a copy.
+        """
+        names: list[str] = []
+        lines: list[str] = []
+        returned = self.forward.returned
+        kept = set(returned[self.parts.joint.output_count :])
+        seen: set[Any] = set()
+        for output in self.outputs:
+            assert output.index is not None
+            if output.changes is not None:
+                names.append(self.names[output.changes])
+                continue
+            value = returned[output.index]
+            base = base_of(value)
+            text = self.forward.text(value)
+            is_taken = base in seen or (is_view(value) and base in kept)
+            if base.op == "placeholder" or is_taken:
+                name = self.forward._unused(f"{text}_copy" if text.isidentifier() else "copy")
+                lines.append(f"auto {name} = {text}.clone();  // an op must not return an alias")
+                text = name
+            seen.add(base)
+            names.append(text)
+        return names, lines
+
+    def _require_changes(self) -> None:
+        for place, output in self.changes.items():
+            assert place is not None
+            one = self.captured.inputs[place]
+            if not _is_given(one) or (one.needs and not output.returned):
+                raise unwritable(
+                    "an input that is changed in place and not returned", f"`{one.name}`"
+                )
+
+    # ---- backward ----
+
+    def _flags(self) -> list[str]:
+        """For each gradient, the name of what says whether it is asked for."""
+        return [
+            f"needs_{self.names[place]}"
+            for place, one in enumerate(self.captured.inputs)
+            if one.needs
+        ]
+
+    def _backward(self) -> Iterator[str]:
+        yield "static variable_list backward(AutogradContext* ctx, variable_list cotangents) {"
+        yield from _indented(self._backward_body(), 1)
+        yield "}"
+
+    def _backward_body(self) -> Iterator[str]:
+        yield from self._unsupported()
+        if not self.reach.is_twice:
+            yield "const bool is_recorded = at::GradMode::is_enabled();"
+            yield "at::AutoGradMode off(false);"
+            yield GUARD
+        else:
+            yield "// Ops that nobody will differentiate need not pass through autograd."
+            yield "std::optional<at::AutoDispatchBelowADInplaceOrView> guard;"
+            yield "if (!at::GradMode::is_enabled()) guard.emplace();"
+        yield from self._given_to_backward()
+        needed = [place for place, one in enumerate(self.captured.inputs) if one.needs]
+        used = {flag for places in self.backward.blocks for flag in places}
+        everything = self.backward._everything()
+        if len(everything) > 1:
+            for flag, place in zip(self.backward.flags, needed, strict=True):
+                if self.backward.flags.index(flag) in used | everything:
+                    yield f"const bool {flag} = ctx->needs_input_grad({self.given.index(place)});"
+        yield from self.backward.lines()
+        yield from self._gradients(is_several=len(everything) > 1)
+
+    def _unsupported(self) -> Iterator[str]:
+        for place, one in enumerate(self.captured.inputs):
+            node = self.parts.joint.inputs[place]
+            if not _is_given(one) or one.needs or not _is_smooth(node):
+                continue
+            said = f"{self.op}: {one.name} has no gradient"
+            index = self.given.index(place)
+            yield f"TORCH_CHECK(!ctx->needs_input_grad({index}), {quoted(said)});"
+
+    def _given_to_backward(self) -> Iterator[str]:
+        saved, numbers = self.parts.cut.saved, self.parts.cut.numbers
+        placeholders = self.backward.placeholders
+        if saved:
+            yield "const auto saved = ctx->get_saved_variables();"
+        for place, node in enumerate(placeholders[: len(saved)]):
+            yield f"const auto& {self.backward.names[node]} = saved[{place}];"
+        for node, source in zip(placeholders[len(saved) :], numbers, strict=False):
+            key, kind = legal(self.parts.names[source]), _number_type(source)
+            get = f"to{kind.removeprefix('c10::')}()"
+            yield f"const auto {self.backward.names[node]} = ctx->saved_data[{quoted(key)}].{get};"
+        smooth = [i for i, o in enumerate(self.outputs) if o.differentiable and o.used]
+        for node, place in zip(placeholders[len(saved) + len(numbers) :], smooth, strict=True):
+            if self._is_read(node):
+                yield f"const auto& {self.backward.names[node]} = cotangents[{place}];"
+
+    def _is_read(self, node: fx.Node) -> bool:
+        return bool(node.users) or node in self.backward.returned
+
+    def _gradients(self, *, is_several: bool) -> Iterator[str]:
+        pulled = iter(zip(self.backward.returned, self.backward.flags, strict=True))
+        texts = []
+        for one in self.captured.inputs:
+            value, flag = next(pulled) if one.needs else (None, "")
+            if not _is_given(one):
+                continue
+            if value is None:
+                texts.append("at::Tensor()")
+                continue
+            text = self.backward.text(value)
+            if is_several and (value.op == "placeholder" or self._is_always(value)):
+                text = f"{flag} ? {text} : at::Tensor()"
+            texts.append(text)
+        if not self.reach.is_twice:
+            said = quoted(f"{self.op}: {self.reach.refusal}")
+            yield from wrapped(f"variable_list gradients = {{{', '.join(texts)}}};", "")
+            yield f"return is_recorded ? once(std::move(gradients), {said})"
+            yield "                   : gradients;"
+            return
+        yield from wrapped(f"return {{{', '.join(texts)}}};", "")
+
+    def _is_always(self, value: fx.Node) -> bool:
+        """Whether a gradient is computed even where it is not asked for."""
+        return self.backward.needs[value] == self.backward._everything()
+
+
+def _returned(captured: Capture) -> list[Output]:
+    """The outputs of the op."""
+    for output in captured.outputs:
+        if output.returned and output.kind != "tensor":
+            got = "a size" if output.kind == "number" else repr(output.value)
+            raise unwritable("an output that is no tensor", f"`{captured.name}` returns {got}")
+    return [output for output in captured.outputs if output.returned]
+
+
+def _is_output(returned: list[Any], index: int) -> bool:
+    return isinstance(returned[index], fx.Node)
+
+
+def _is_given(one: Input) -> bool:
+    """Whether an input of a capture is a parameter: not a constant of the function."""
+    return one.kind != "constant"
+
+
+def _is_smooth(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _number_type(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymFloat | float):
+        return "c10::SymFloat"
+    return "c10::SymBool" if isinstance(value, torch.SymBool | bool) else "c10::SymInt"
+
+
+def _indented(lines: Iterator[str] | list[str], level: int) -> Iterator[str]:
+    for line in lines:
+        yield f"{'  ' * level}{line}" if line else line

@@ -1,0 +1,164 @@
+"""The file around Functions in C++: headers, helpers, and the registration as ops of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pullback.emit.cpp_body import includes_of
+from pullback.emit.cpp_function import CppFunction
+from pullback.emit.cpp_values import quoted
+
+NAMESPACE = "emitted"
+"""The namespace of emitted ops: `torch.ops.emitted.<name>`."""
+
+INCLUDES = (
+    "ATen/TensorOperators.h",
+    "ATen/core/Tensor.h",
+    "ATen/core/grad_mode.h",
+    "ATen/core/LegacyTypeDispatch.h",
+    "torch/csrc/autograd/custom_function.h",
+    "torch/library.h",
+)
+
+HELPERS = {
+    "number": """\
+// A number in the place of a tensor: it does not decide the dtype of a result.
+at::Tensor number(const at::Scalar& value) {
+  auto made = at::scalar_tensor(value);
+  made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return made;
+}""",
+    "floor_div": """\
+// The quotient of two sizes, rounded down as in Python.
+c10::SymInt floor_div(const c10::SymInt& a, const c10::SymInt& b) {
+  if (a.is_symbolic() || b.is_symbolic()) return a / b;
+  const int64_t x = a.expect_int(), y = b.expect_int(), quotient = x / y;
+  return quotient - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
+}""",
+    "floor_mod": """\
+// What remains after the division of two sizes, as in Python.
+c10::SymInt floor_mod(const c10::SymInt& a, const c10::SymInt& b) {
+  if (a.is_symbolic() || b.is_symbolic()) return a % b;
+  const int64_t x = a.expect_int(), y = b.expect_int(), rest = x % y;
+  return rest + ((rest != 0 && (rest < 0) != (y < 0)) ? y : 0);
+}""",
+    "floor_of": """\
+// The largest whole number that is no larger.
+c10::SymInt floor_of(const c10::SymFloat& value) {
+  return static_cast<int64_t>(std::floor(value.guard_float(__FILE__, __LINE__)));
+}""",
+    "power": """\
+// A power of a number that is made of sizes.
+c10::SymFloat power(const c10::SymFloat& base, const c10::SymFloat& exponent) {
+  return std::pow(base.guard_float(__FILE__, __LINE__), exponent.guard_float(__FILE__, __LINE__));
+}""",
+    "call_op": """\
+// An op of another library, which must be loaded when this is called.
+template <class Signature, class... Args>
+auto call_op(const char* name, const char* overload, Args&&... args) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, overload)
+      .template typed<Signature>()
+      .call(std::forward<Args>(args)...);
+}""",
+    "once": """\
+// Gradients that must not be differentiated again: whoever tries is told so.
+struct Once : public torch::autograd::Function<Once> {
+  static at::Tensor forward(
+      AutogradContext* ctx, const at::Tensor& gradient, const at::Tensor&, std::string said) {
+    ctx->saved_data["said"] = std::move(said);
+    return gradient;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list) {
+    TORCH_CHECK(false, ctx->saved_data["said"].toStringRef());
+  }
+};
+
+variable_list once(variable_list gradients, const char* said) {
+  at::AutoGradMode on(true);
+  for (auto& gradient : gradients) {
+    if (!gradient.defined()) continue;
+    const auto tracked = at::empty({0}, gradient.options()).requires_grad_();
+    gradient = Once::apply(gradient, tracked, std::string(said));
+  }
+  return gradients;
+}""",
+}
+"""What the functions of a file may need, by name."""
+
+NEEDED_BY_HELPER = {
+    "number": ("ATen/ops/scalar_tensor.h",),
+    "once": ("ATen/ops/empty.h", "string"),
+    "floor_of": ("cmath",),
+    "power": ("cmath",),
+    "call_op": ("ATen/core/dispatch/Dispatcher.h",),
+}
+
+
+def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
+    """One C++ file with these Functions, each registered as an op."""
+    helpers = _helpers(functions)
+    bodies = [body for function in functions for body in function.bodies]
+    text = "\n".join(line for function in functions for line in function.lines)
+    made = [name for name in ("full", "stack", "scalar_tensor", "empty") if f"at::{name}(" in text]
+    headers = {*INCLUDES, *includes_of(bodies), *(f"ATen/ops/{name}.h" for name in made)}
+    headers |= {header for name in helpers for header in NEEDED_BY_HELPER.get(name, ())}
+    standard = {"optional", "vector"} | ({"tuple"} if "std::tuple" in text else set())
+    standard |= {"limits"} if "numeric_limits" in text else set()
+    standard |= {header for header in headers if "/" not in header}
+    lines = [*(f"// {line}".rstrip() for line in head), ""]
+    lines += [f"#include <{header}>" for header in sorted(h for h in headers if "/" in h)]
+    lines += ["", *(f"#include <{header}>" for header in sorted(standard)), ""]
+    lines += [f"namespace {NAMESPACE} {{", ""]
+    lines += ["using torch::autograd::AutogradContext;", "using torch::autograd::variable_list;", ""]
+    if helpers:
+        lines += ["namespace {", "", *_parted(HELPERS[name] for name in helpers)]
+        lines += ["}  // namespace", ""]
+    for function in functions:
+        lines += [*function.lines, "", *_kernels(function), ""]
+    lines += [f"}}  // namespace {NAMESPACE}", "", *_registration(functions)]
+    return "\n".join([*lines, ""])
+
+
+def _helpers(functions: Sequence[CppFunction]) -> list[str]:
+    used = {name for f in functions for body in f.bodies for name in body.writer.helpers}
+    used |= {"once"} if any(function.is_once for function in functions) else set()
+    return [name for name in HELPERS if name in used]
+
+
+def _parted(texts: Iterator[str]) -> Iterator[str]:
+    for text in texts:
+        yield from (text, "")
+
+
+def _kernels(function: CppFunction) -> Iterator[str]:
+    """What the dispatcher calls: above autograd, and below it."""
+    passed = ", ".join(function.parameters)
+    yield f"{function.result} {function.op}_autograd({function.signature}) {{"
+    count = len(function.aliases)
+    if count == 1:
+        yield f"  return {function.name}::apply({passed});"
+    else:
+        results = ", ".join(f"outputs[{i}]" for i in range(count))
+        yield f"  auto outputs = {function.name}::apply({passed});"
+        yield f"  return {{{results}}};"
+    yield "}"
+    yield ""
+    yield "// The same without a history, for every device and for tensors without values."
+    yield f"{function.result} {function.op}_plain({function.signature}) {{"
+    yield "  at::AutoGradMode off(false);"
+    yield f"  return {function.op}_autograd({passed});"
+    yield "}"
+
+
+def _registration(functions: Sequence[CppFunction]) -> Iterator[str]:
+    yield f"TORCH_LIBRARY_FRAGMENT({NAMESPACE}, m) {{"
+    for function in functions:
+        yield f"  m.def({quoted(function.schema)});"
+    yield "}"
+    for key, suffix in (("Autograd", "autograd"), ("CompositeExplicitAutograd", "plain")):
+        yield ""
+        yield f"TORCH_LIBRARY_IMPL({NAMESPACE}, {key}, m) {{"
+        for function in functions:
+            yield f'  m.impl("{function.op}", {NAMESPACE}::{function.op}_{suffix});'
+        yield "}"

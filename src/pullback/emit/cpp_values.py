@@ -1,0 +1,316 @@
+"""Values in C++: literals, and arguments as the type that a parameter has asks for them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.errors import UnsupportedOpError
+from pullback.graph.cost import expression_of
+from pullback.graph.values import tensor_of, value_of
+
+# How tightly an expression holds together, as in the grammar of C++.
+LOWEST, BITS, COMPARED, SUM, PRODUCT, UNARY, ATOM = range(7)
+
+DTYPES = {
+    torch.float64: "at::kDouble",
+    torch.float32: "at::kFloat",
+    torch.float16: "at::kHalf",
+    torch.bfloat16: "at::kBFloat16",
+    torch.complex64: "at::kComplexFloat",
+    torch.complex128: "at::kComplexDouble",
+    torch.int64: "at::kLong",
+    torch.int32: "at::kInt",
+    torch.int16: "at::kShort",
+    torch.int8: "at::kChar",
+    torch.uint8: "at::kByte",
+    torch.bool: "at::kBool",
+}
+FORMATS = {
+    torch.contiguous_format: "at::MemoryFormat::Contiguous",
+    torch.preserve_format: "at::MemoryFormat::Preserve",
+    torch.channels_last: "at::MemoryFormat::ChannelsLast",
+    torch.channels_last_3d: "at::MemoryFormat::ChannelsLast3d",
+}
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+SMALL = 2**31
+
+_OPTIONAL = re.compile(r"std::optional<(.*)>$")
+_ARRAY = re.compile(r"std::array<bool,\d+>$")
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A piece of C++: its text, how tightly it binds, and how many ops stand in it."""
+
+    text: str
+    level: int = ATOM
+    size: int = 0
+
+    def within(self, level: int) -> str:
+        """The text as an operand of something that binds as tightly as `level`."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes arguments: nodes by their names or by the expressions that stand for them.
+
+    `includes` collects the headers that the written calls need, `helpers` the functions of the
+    file's own, `sources` the tensors in sight, whose sizes, dtypes and devices may be read.
+    """
+
+    names: Mapping[fx.Node, str]
+    sources: Sequence[fx.Node]
+    inlined: dict[fx.Node, Expression] = field(default_factory=dict)
+    includes: set[str] = field(default_factory=set)
+    helpers: set[str] = field(default_factory=set)
+
+    def node(self, node: fx.Node) -> Expression:
+        """The expression for a node."""
+        return self.inlined.get(node) or Expression(self.names[node])
+
+    def argument(self, value: Any, kind: str, *, is_exact: bool = False) -> str:
+        """`value` for a parameter of type `kind`; `is_exact` names the type of lists and of none.
+
+        That is needed where another function of the same name could be meant.
+        """
+        if value is None:
+            return "at::Tensor()" if kind == "at::Tensor" else f"{kind}()" if is_exact else NONE
+        optional = _OPTIONAL.match(kind)
+        if optional:
+            text = self.argument(value, optional[1], is_exact=True)
+            return f"{kind}({text})" if is_exact and not isinstance(value, fx.Node) else text
+        if kind in _WRITERS:
+            return _WRITERS[kind](self, value, is_exact)
+        if _ARRAY.match(kind):
+            return f"{kind}{{{', '.join(_bool(bool(item)) for item in value)}}}"
+        raise unwritable(f"an argument of the type `{kind}`", repr(value))
+
+    def size(self, size: Any) -> str:
+        """A size as a `c10::SymInt` or an integer."""
+        if isinstance(size, fx.Node):
+            return self.node(size).text
+        if isinstance(size, torch.SymInt):
+            return self.source_of(size)
+        return literal(int(size))
+
+    def source_of(self, size: torch.SymInt) -> str:
+        """A symbolic size, read from a tensor that has it."""
+        wanted = expression_of(size)
+        for node in self.sources:
+            value = tensor_of(node)
+            for dim, other in enumerate(() if value is None else value.shape):
+                if expression_of(other) == wanted:
+                    return f"{self.names[node]}.sym_size({dim})"
+        raise unwritable("a size that is not the size of an argument", f"`{size}`")
+
+    def like(self, dtype: Any, device: Any = None) -> str:
+        """The name of a tensor in sight of this dtype, on this device; nothing if there is none."""
+        for node in self.sources:
+            value = tensor_of(node)
+            if value is not None and dtype in (None, value.dtype):
+                if device is None or value.device == device:
+                    return self.names[node]
+        return ""
+
+    def dtype(self, dtype: torch.dtype) -> str:
+        """A dtype: that of a tensor in sight if it may be another in another call."""
+        if dtype.is_floating_point or dtype.is_complex:
+            twin = self.like(dtype)
+            if twin:
+                return f"{twin}.scalar_type()"
+        if dtype not in DTYPES:
+            raise unwritable("a dtype that C++ knows under no common name", f"{dtype}")
+        return DTYPES[dtype]
+
+    def device(self, device: torch.device) -> str:
+        """A device: that of a tensor in sight where it is there."""
+        twin = self.like(None, device)
+        return f"{twin}.device()" if twin else f'at::Device("{device}")'
+
+
+NONE = "std::nullopt"
+
+
+def unwritable(what: str, got: str, at: str = "") -> UnsupportedOpError:
+    """The error for something in a graph that has no form in C++."""
+    return UnsupportedOpError(
+        f"{what} must be left out to be emitted as C++",
+        at=at,
+        got=got,
+        fix='emit it as Python: pb.emit(..., "python")',
+    )
+
+
+# ---- literals ----
+
+
+def literal(value: Any) -> str:
+    """A Python number as a literal of C++ that has the same bits."""
+    if isinstance(value, bool):
+        return _bool(value)
+    if isinstance(value, int):
+        if value == -(2**63):
+            return "INT64_MIN"
+        return str(value) if abs(value) < SMALL else f"INT64_C({value})"
+    if isinstance(value, float):
+        return _double(value)
+    if isinstance(value, complex):
+        return f"c10::complex<double>({_double(value.real)}, {_double(value.imag)})"
+    raise unwritable("a constant that is no number", repr(value))
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _double(value: float) -> str:
+    if math.isfinite(value):
+        text = repr(value)
+        return text if any(mark in text for mark in ".e") else f"{text}.0"
+    limits = "std::numeric_limits<double>"
+    if math.isnan(value):
+        return f"{limits}::quiet_NaN()"
+    return f"{'-' if value < 0 else ''}{limits}::infinity()"
+
+
+def quoted(text: str) -> str:
+    """A string literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+# ---- by the type of the parameter ----
+
+
+def is_number(value: Any) -> bool:
+    """Whether an argument is a number: a literal, or a node that holds one."""
+    return isinstance(value_of(value), (*SYMBOLIC, complex))
+
+
+def _tensor(writer: Writer, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor):
+        return writer.node(value).text
+    writer.helpers.add("number")
+    return f"number({_scalar(writer, value, True)})"
+
+
+def _scalar(writer: Writer, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node):
+        return f"at::Scalar({writer.node(value).text})"
+    if isinstance(value, torch.SymInt):
+        return f"at::Scalar({writer.source_of(value)})"
+    return literal(value)
+
+
+def _int(writer: Writer, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node | torch.SymInt):
+        text = writer.node(value).within(ATOM) if isinstance(value, fx.Node) else writer.size(value)
+        return f"{text}.guard_int(__FILE__, __LINE__)"
+    return literal(int(value))
+
+
+def _symint(writer: Writer, value: Any, is_exact: bool) -> str:
+    text = writer.size(value)
+    return f"c10::SymInt({text})" if is_exact and not isinstance(value, fx.Node) else text
+
+
+def _real(writer: Writer, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node):
+        text = writer.node(value).within(ATOM)
+        is_whole = isinstance(value.meta.get("val"), torch.SymInt | int)
+        text = f"c10::SymFloat({text})" if is_whole else text
+        return f"{text}.guard_float(__FILE__, __LINE__)"
+    if isinstance(value, torch.SymInt):
+        return f"double({_int(writer, value, is_exact)})"
+    return _double(float(value))
+
+
+def _truth(writer: Writer, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node):
+        return f"{writer.node(value).within(ATOM)}.guard_bool(__FILE__, __LINE__)"
+    return _bool(bool(value))
+
+
+def _listed(name: str, item: Any) -> Any:
+    """A list: in braces, with its type in front where another type could be meant."""
+
+    def write(writer: Writer, value: Any, is_exact: bool) -> str:
+        items = ", ".join(item(writer, each, False) for each in value)
+        return f"{name if is_exact else ''}{{{items}}}"
+
+    return write
+
+
+def _tensors(writer: Writer, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node):
+        return writer.node(value).text
+    items = ", ".join(_tensor(writer, each, False) for each in value)
+    return f"std::vector<at::Tensor>{{{items}}}"
+
+
+def _indices(writer: Writer, value: Any, is_exact: bool) -> str:
+    kind = "std::optional<at::Tensor>"
+    items = ", ".join(
+        f"{kind}()" if each is None else f"{kind}({_tensor(writer, each, False)})" for each in value
+    )
+    return f"c10::List<{kind}>({{{items}}})"
+
+
+def _scalars(writer: Writer, value: Any, is_exact: bool) -> str:
+    items = ", ".join(f"at::Scalar({literal(each)})" for each in value)
+    return f"std::vector<at::Scalar>{{{items}}}"
+
+
+def _dtype(writer: Writer, value: Any, is_exact: bool) -> str:
+    return writer.dtype(value)
+
+
+def _device(writer: Writer, value: Any, is_exact: bool) -> str:
+    return writer.device(torch.device(value))
+
+
+def _layout(writer: Writer, value: Any, is_exact: bool) -> str:
+    if value is not torch.strided:
+        raise unwritable("a tensor that is not dense", f"{value}")
+    return "at::kStrided"
+
+
+def _format(writer: Writer, value: Any, is_exact: bool) -> str:
+    return FORMATS[value]
+
+
+def _string(writer: Writer, value: Any, is_exact: bool) -> str:
+    return quoted(value)
+
+
+_WRITERS: dict[str, Any] = {
+    "at::Tensor": _tensor,
+    "at::Scalar": _scalar,
+    "int64_t": _int,
+    "c10::SymInt": _symint,
+    "double": _real,
+    "bool": _truth,
+    "at::IntArrayRef": _listed("at::IntArrayRef", _int),
+    "at::OptionalIntArrayRef": _listed("at::IntArrayRef", _int),
+    "c10::SymIntArrayRef": _listed("c10::SymIntArrayRef", _symint),
+    "at::OptionalSymIntArrayRef": _listed("c10::SymIntArrayRef", _symint),
+    "at::ArrayRef<double>": _listed("at::ArrayRef<double>", _real),
+    "at::ArrayRef<bool>": _listed("at::ArrayRef<bool>", _truth),
+    "at::ArrayRef<at::Scalar>": _scalars,
+    "at::TensorList": _tensors,
+    "at::ITensorListRef": _tensors,
+    "c10::List<std::optional<at::Tensor>>": _indices,
+    "at::ScalarType": _dtype,
+    "at::Device": _device,
+    "at::Layout": _layout,
+    "at::MemoryFormat": _format,
+    "c10::string_view": _string,
+}

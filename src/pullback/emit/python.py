@@ -1,0 +1,212 @@
+"""Python: one module that imports only torch, and tests itself.
+
+It holds the Function (the user's own class where that can stand alone, else the text of its graphs;
+several of them and the function that runs them, where a program is in several nodes), what is saved
+for backward and why, `reference`, which computes the same in plain PyTorch, and a self-test.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from pullback.capture.joint import Capture
+from pullback.capture.names import identifier
+from pullback.derive.plain import forward_of
+from pullback.derive.source import function_source
+from pullback.emit.choice import chosen
+from pullback.emit.subject import Subject
+from pullback.emit.trial import Trial
+from pullback.emit.twin import OwnText, own_text
+from pullback.errors import CaptureError
+from pullback.graph.copies import copy_of
+from pullback.graph.text import Text, text_of
+from pullback.graph.text_lines import wrapped
+
+TESTED = "tested"
+RESERVED = frozenset({"torch", "reference", "inputs", "called", "same", "self_test", TESTED})
+"""The names that the module itself needs."""
+
+WIDTH = 88
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The texts of a module before `reference`: imports besides torch, and blocks.
+
+    `call` is the expression of what takes the tensors of the capture. `names` are those that the
+    blocks bind.
+    """
+
+    imports: tuple[str, ...]
+    blocks: tuple[str, ...]
+    call: str
+    names: frozenset[str]
+
+
+def emit_python(subject: Subject) -> dict[str, str]:
+    """The module of a subject, by the name of its file."""
+    require_flat(subject.captured)
+    pieces, file = _pieces(subject), f"{snake(subject.name)}.py"
+    names = tuple(input_names(subject.captured))
+    trial = chosen(subject, pieces.call, names, lambda trial: _module(subject, pieces, trial, file))
+    return {file: _module(subject, pieces, trial, file)}
+
+
+def require_flat(captured: Capture) -> None:
+    """Raise unless a program returns a tensor, or a tuple or list of tensors and values."""
+    spec = captured.out_spec
+    flat = spec.is_leaf() or (
+        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
+    )
+    if not flat:
+        raise CaptureError(
+            f"`{captured.name}` must return a tensor or a tuple of tensors to be emitted",
+            got=f"a nested {spec.type.__name__}",
+            fix="return the tensors in one tuple, and nest them outside",
+        )
+
+
+def snake(name: str) -> str:
+    """The name of a module for a class: `my_relu` for `MyReLU`.
+
+    >>> snake("MyReLU"), snake("SineSquared"), snake("ROIAlign")
+    ('my_relu', 'sine_squared', 'roi_align')
+    """
+    parted = re.sub(r"(?<=[A-Za-z0-9])(?=[A-Z][a-z])", "_", name).lower()
+    return f"{parted}_" if keyword.iskeyword(parted) or parted in RESERVED else parted
+
+
+# ---- the module ----
+
+
+def _module(subject: Subject, pieces: Pieces, trial: Trial, file: str) -> str:
+    reference = reference_of(subject)
+    future = [line for line in pieces.imports if "__future__" in line]
+    rest = [line for line in pieces.imports if line not in future]
+    before = [line for line in rest if not _is_torch(line)]
+    after = [line for line in rest if _is_torch(line)]
+    head = [_docstring(subject, trial), "", *future, *([""] if future else [])]
+    head += [*before, *([""] if before else []), "import torch", *after]
+    text = "\n\n\n".join(["\n".join(head), *pieces.blocks, reference])
+    return f"{text}\n{trial.text(subject.name, file)}"
+
+
+def _is_torch(line: str) -> bool:
+    return line.split()[1].split(".")[0] == "torch"
+
+
+def _docstring(subject: Subject, trial: Trial) -> str:
+    said = subject.doc.replace("\\", "\\\\").replace('"""', "'''")
+    first = f"`{subject.name}`: {said}" if said else f"`{subject.name}`."
+    came = f"`{subject.captured.name.removesuffix('.apply')}`"
+    lines = textwrap.wrap(first, WIDTH - 3)
+    lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
+    lines += ["Run it to test it: outputs against `reference`, gradients against differences."]
+    left = [name for name, why in trial.silent if why]
+    if left:
+        names = ", ".join(f"`{name}`" for name in left)
+        why = " and ".join(dict.fromkeys(why for _, why in trial.silent if why))
+        kept = f"Not compared are the gradients of {names}, which are not those of forward: {why}."
+        lines += ["", *textwrap.wrap(kept, WIDTH)]
+    return '"""' + "\n".join(lines) + '\n"""'
+
+
+def reference_of(subject: Subject) -> str:
+    """The forward of a subject as a plain function."""
+    text = forward_text(subject)
+    lines = [f'"""What `{subject.name}` computes, in plain PyTorch: for comparison."""']
+    lines += [line for statement in text.statements for line in statement.splitlines()]
+    lines.append(f"return {', '.join(text.returned)}")
+    given = [
+        name
+        for name, one in zip(text.parameters, subject.captured.inputs, strict=True)
+        if one.kind != "constant"
+    ]
+    return "\n".join([wrapped("def reference", given, ":"), *(f"    {line}" for line in lines)])
+
+
+def forward_text(subject: Subject) -> Text:
+    """The forward graph alone, with what the program returns."""
+    parts, captured = subject.parts, subject.captured
+    graph, _ = copy_of(parts.forward)
+    returned: Any = graph.output_node().args[0]
+    places = [o.index for o in captured.outputs if o.returned and o.index is not None]
+    graph.output_node().args = (tuple(returned[place] for place in places),)
+    return text_of(graph, parts.names)
+
+
+# ---- the Function ----
+
+
+def _pieces(subject: Subject) -> Pieces:
+    if subject.flow is not None:
+        from pullback.emit.steps import steps_of  # it needs what stands here
+
+        return steps_of(subject) or graph_pieces(subject, subject.name)
+    return function_pieces(subject)
+
+
+def function_pieces(subject: Subject) -> Pieces:
+    """The Function: the user's own text if it can stand alone, else that of its graphs."""
+    own = own_text(subject) if subject.function is not None else None
+    if own is not None and not own.names & RESERVED:
+        return _own_pieces(subject, own)
+    if subject.captured.mutated:
+        names = ", ".join(
+            subject.captured.inputs[place].name for place, _ in subject.captured.mutated
+        )
+        raise CaptureError(
+            f"`{subject.name}` must stand alone to be emitted, since it changes an input in place",
+            expected="torch, the standard library, and things of its own module",
+            got=f"`{names}` changed in place, by a class that needs something else",
+            fix="work on a clone, and return it",
+        )
+    return graph_pieces(subject, subject.name)
+
+
+def graph_pieces(subject: Subject, name: str) -> Pieces:
+    """The Function as the text of its graphs, under a name."""
+    program = forward_of(subject.function) if subject.function is not None else subject.program
+    source = function_source(subject.captured, subject.save, name, program)
+    constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
+    block = ["\n".join(source.constants)] if source.constants else []
+    names = frozenset({name, *constants})
+    return Pieces(source.imports, (*block, "\n".join(source.lines)), f"{name}.apply", names)
+
+
+def _own_pieces(subject: Subject, own: OwnText) -> Pieces:
+    """The user's own class, and a function that calls it with tensors alone where it takes more."""
+    captured, name = subject.captured, subject.name
+    names = input_names(captured)
+    changed = {place for place, _ in captured.mutated}
+    given = [f"{one}.clone()" if i in changed else one for i, one in enumerate(names)]
+    shown: list[Any] = [Shown(one) for one in given]
+    arguments = [repr(leaf) for leaf in captured.fill(shown)]
+    if arguments == names:
+        return Pieces(own.imports, own.statements, f"{name}.apply", own.names)
+    call = [
+        f"def {TESTED}({', '.join(names)}):",
+        f'    """`{name}` with the plain arguments that this was written for."""',
+        f"    return {name}.apply({', '.join(arguments)})",
+    ]
+    blocks = (*own.statements, "\n".join(call))
+    return Pieces(own.imports, blocks, TESTED, own.names)
+
+
+class Shown:
+    """A name, which is written as it is, in the place of a tensor."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def input_names(captured: Capture) -> list[str]:
+    """The names of the tensors that go in, as Python accepts them."""
+    return [identifier(one.name) for one in captured.inputs if one.kind != "constant"]

@@ -1,0 +1,448 @@
+"""How far the graphs of a subject reach beyond its examples, found by trying.
+
+A capture holds for the dtypes of its examples, and takes sizes of 0 and 1 for special: it cannot
+know what the program would have done there. Differentiating backward again is right only where
+nothing that the capture dropped (`detach`, a hand-written rule inside another) matters to it. So
+each of these is tried beside the program itself: what agrees is allowed, what does not is refused
+by the emitted file in words.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.fake import numbers_of
+from pullback.capture.joint import Capture
+from pullback.capture.modes import autocast_off
+from pullback.capture.trees import flatten
+from pullback.derive.likes import drawn
+from pullback.derive.recipe import Parts, compiled
+from pullback.emit.conditions import decided
+from pullback.emit.subject import Subject
+from pullback.function.slots import new_class
+from pullback.graph.cost import is_random
+
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+"""How far two computations of the same may be apart, relative to the largest number in it."""
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+LARGEST_TRIAL = 2**22
+"""Elements of an input beyond which nothing is tried, and nothing but the examples allowed."""
+
+INTERMEDIATE = "backward reads intermediates, so it can be differentiated once only"
+DIFFERS = "backward can be differentiated once only"
+
+SHAPES = (
+    ((),),
+    ((3,), (1,), (0,)),
+    ((2, 3), (1, 3), (3, 1), (2, 0)),
+    ((2, 3, 4), (1, 1, 2)),
+    ((2, 1, 3, 2), (2, 3, 2, 4)),
+)
+"""Shapes of each rank that a program on tensors of one shape is tried with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the emitted file allows.
+
+    `least` is for each symbol the smallest size that it may have. `rank` is the smallest number of
+    dimensions, where any number from there on will do, and any sizes, the same for all inputs.
+    `dtypes` are those that stand for the one floating dtype of the examples, itself included; empty
+    where there is not one alone. `is_twice` says whether backward may be differentiated, `refusal`
+    why not.
+    """
+
+    least: dict[str, int]
+    rank: int | None
+    dtypes: tuple[torch.dtype, ...]
+    is_twice: bool
+    refusal: str
+    notes: tuple[str, ...] = ()
+
+
+def reach_of(subject: Subject, parts: Parts) -> Reach:
+    """Try what the graphs `parts` of `subject` can do."""
+    with _apart():
+        trial = _Trial(subject, parts)
+        rank = trial.rank()
+        least = {} if rank is not None else {s: trial.least(s) for s in trial.symbols}
+        dtypes = tuple(trial.dtypes())
+        again, refusal = trial.second()
+    return Reach(least, rank, dtypes, again, refusal, tuple(_notes(subject)))
+
+
+def is_twice(subject: Subject, parts: Parts) -> bool:
+    """Whether a backward made of `parts` may be differentiated."""
+    with _apart():
+        return _Trial(subject, parts).second()[0]
+
+
+def _notes(subject: Subject) -> Iterator[str]:
+    plain = (type(None), bool, int, float, complex, str)
+    leaves = [leaf for leaf in subject.captured.leaves if isinstance(leaf, plain)]
+    if leaves:
+        yield f"Written for the plain arguments {', '.join(map(repr, leaves))}, in this order."
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Leave the random numbers of the caller as they are."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        with autocast_off(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    outputs: list[Any]
+    gradients: list[Tensor | None]
+
+
+class _Trial:
+    """The graphs of one subject beside its program."""
+
+    def __init__(self, subject: Subject, parts: Parts) -> None:
+        self.subject = subject
+        self.parts = parts
+        self.captured = subject.captured
+        self.nodes = self.captured.joint.inputs
+        self.hints: dict[Any, int] = {}
+        for node in self.nodes:
+            for size in node.meta["val"].shape:
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    self.hints[size.node.expr] = int(size.node.hint)
+
+    @property
+    def symbols(self) -> list[str]:
+        """The names of the sizes that may vary."""
+        return [str(symbol) for symbol in self.hints]
+
+    # ---- sizes ----
+
+    def rank(self) -> int | None:
+        """The least number of dimensions from which on every shape will do, if it is so."""
+        given = [n.meta["val"].shape for n, one in zip(self.nodes, self.captured.inputs, strict=True)]
+        if any(one.tensor is not None for one in self.captured.inputs) or not given:
+            return None
+        if any(True for _ in decided(self.captured)):
+            return None
+        shapes = [[str(size) for size in shape] for shape in given]
+        if any(shape != shapes[0] for shape in shapes) or any(s.isdigit() for s in shapes[0]):
+            return None
+        least = None
+        for rank in reversed(range(len(SHAPES))):
+            if not all(self._holds_for(shape) for shape in SHAPES[rank]):
+                break
+            least = rank
+        return least if least is not None and least <= len(shapes[0]) else None
+
+    def _holds_for(self, shape: tuple[int, ...]) -> bool:
+        row = self.row([shape] * len(self.nodes))
+        return row is not None and self.agrees(row, self.parts)
+
+    def least(self, name: str) -> int:
+        """The smallest size down to which the graphs are right, for the size `name`."""
+        least = 2
+        for size in (1, 0):
+            if not self._holds_at(name, size):
+                break
+            least = size
+        return least
+
+    def _holds_at(self, name: str, size: int) -> bool:
+        values = {s: size if str(s) == name else hint for s, hint in self.hints.items()}
+        shapes = [tuple(_number(n, values) for n in node.meta["val"].shape) for node in self.nodes]
+        row = self.row(shapes)
+        return row is not None and self.agrees(row, self.parts)
+
+    # ---- dtypes ----
+
+    def dtypes(self) -> Iterator[torch.dtype]:
+        """The dtypes that may stand for that of the examples."""
+        found = {n.meta["val"].dtype for n in self.nodes if n.meta["val"].is_floating_point()}
+        if len(found) != 1 or any(n.meta["val"].is_complex() for n in self.nodes):
+            return
+        (own,) = found
+        for dtype in FLOATS:
+            if dtype == own or self._holds_in(own, dtype):
+                yield dtype
+
+    def _holds_in(self, own: torch.dtype, dtype: torch.dtype) -> bool:
+        row = self.row([numbers_of(node.meta["val"].shape) for node in self.nodes])
+        if row is None:
+            return False
+        row = [t.to(dtype) if t.dtype == own else t for t in row]
+        parts = replace(
+            self.parts,
+            forward=_with_dtype(self.parts.forward, own, dtype),
+            backward=_with_dtype(self.parts.backward, own, dtype),
+        )
+        return self.agrees(row, parts)
+
+    # ---- second order ----
+
+    def second(self) -> tuple[bool, str]:
+        """Whether backward may be differentiated, and why not."""
+        parts = self.parts
+        known = {*parts.joint.inputs, *parts.joint.outputs}
+        changed = {self.nodes[place] for place, _ in self.captured.mutated}
+        lost = [n for n in parts.cut.saved if n not in known or n in changed]
+        if any(_has_history(node) for node in lost):
+            return False, INTERMEDIATE
+        if not any(one.needs for one in self.captured.inputs):
+            return True, ""
+        row = self.row([numbers_of(node.meta["val"].shape) for node in self.nodes])
+        if row is None or not self._agrees_twice(row):
+            return False, DIFFERS
+        return True, ""
+
+    def _agrees_twice(self, row: list[Tensor]) -> bool:
+        twin = _twin(self.captured, self.parts)
+        try:
+            mine = self._pulled_twice(lambda given: list(twin.apply(*given)), row)
+            theirs = self._pulled_twice(self._outputs, row)
+        except Exception:  # whatever it is: no second derivative is seen to be right
+            return False
+        return _all_close(mine, theirs)
+
+    def _pulled_twice(
+        self, call: Callable[[list[Tensor]], list[Any]], row: list[Tensor]
+    ) -> list[Tensor | None]:
+        leaves = self._leaves(row)
+        given = self._passed(leaves)
+        torch.manual_seed(1)
+        outputs = [y for y in call(given) if isinstance(y, Tensor) and y.requires_grad]
+        wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
+        cotangents = [_random(y, 2 + i).requires_grad_() for i, y in enumerate(outputs)]
+        first = torch.autograd.grad(
+            outputs, wanted, cotangents, create_graph=True, allow_unused=True
+        )
+        total = [
+            (g * _random(g, 20 + i)).sum().real for i, g in enumerate(first) if g is not None
+        ]
+        smooth = [part for part in total if part.requires_grad]
+        if not smooth:
+            return [None] * (len(wanted) + len(cotangents))
+        return list(
+            torch.autograd.grad(sum(smooth), [*wanted, *cotangents], allow_unused=True)  # type: ignore[arg-type]
+        )
+
+    # ---- running both ----
+
+    def row(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:
+        """Inputs of these shapes; None where they cannot be had."""
+        row: list[Tensor] = []
+        pairs = zip(shapes, self.subject.likes, self.captured.inputs, strict=True)
+        for seed, (shape, like, one) in enumerate(pairs):
+            if one.tensor is not None:
+                if tuple(one.tensor.shape) != tuple(shape):
+                    return None
+                row.append(one.tensor.detach())
+                continue
+            if any(size < 0 for size in shape) or _count(shape) > LARGEST_TRIAL:
+                return None
+            same = tuple(shape) == like.shape
+            row.append(drawn(like if same else replace(like, shape=tuple(shape), values=None), seed))
+        return row
+
+    def agrees(self, row: list[Tensor], parts: Parts) -> bool:
+        """Whether graphs and program give the same, first order."""
+        try:
+            theirs = self._program(row)
+        except Exception:  # where the program has no answer, there is none to agree with
+            return False
+        try:
+            mine = self._graphs(row, parts)
+        except Exception:
+            return False
+        return _all_close(mine.outputs, theirs.outputs) and _all_close(
+            mine.gradients, theirs.gradients
+        )
+
+    def _program(self, row: list[Tensor]) -> _Run:
+        leaves = self._leaves(row)
+        torch.manual_seed(1)
+        outputs = self._outputs(self._passed(leaves))
+        smooth = [y for y, o in zip(outputs, self.captured.outputs, strict=False) if o.differentiable]
+        wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
+        cotangents = [_random(y, 2 + i) for i, y in enumerate(smooth)]
+        gradients: Sequence[Tensor | None] = [None] * len(wanted)
+        if smooth and wanted:
+            gradients = torch.autograd.grad(smooth, wanted, cotangents, allow_unused=True)
+        return _Run(outputs, list(gradients))
+
+    def _outputs(self, row: list[Tensor]) -> list[Any]:
+        own = [t for t, one in zip(row, self.captured.inputs, strict=True) if one.kind == "argument"]
+        return list(flatten(self.subject.program(*self.captured.fill(own)))[0])
+
+    def _leaves(self, row: list[Tensor]) -> list[Tensor]:
+        """The inputs, ready to be differentiated; those from around the program as they are."""
+        pairs = zip(row, self.captured.inputs, strict=True)
+        return [
+            t.detach().clone().requires_grad_(one.needs) if one.tensor is None else one.tensor
+            for t, one in pairs
+        ]
+
+    def _passed(self, leaves: list[Tensor]) -> list[Tensor]:
+        """What the program is given: a leaf must not be changed in place."""
+        changed = {place for place, _ in self.captured.mutated}
+        return [x.clone() if place in changed else x for place, x in enumerate(leaves)]
+
+    def _graphs(self, row: list[Tensor], parts: Parts) -> _Run:
+        forward, backward = _functions(self.captured, parts)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            values = forward(*[t.detach() for t in row])
+            count = parts.joint.output_count
+            smooth = [
+                values[o.index]
+                for o in self.captured.outputs
+                if o.differentiable and o.used and o.index is not None
+            ]
+            cotangents = [_random(y, 2 + i) for i, y in enumerate(smooth)]
+            gradients = backward(*values[count:], *cotangents)
+        returned = [
+            values[o.index] if o.index is not None else o.value
+            for o in self.captured.outputs
+            if o.returned
+        ]
+        needs = [t for t, one in zip(row, self.captured.inputs, strict=True) if one.needs]
+        fitted = [
+            None if g is None else g.sum_to_size(t.shape).to(t.dtype)
+            for g, t in zip(gradients, needs, strict=True)
+        ]
+        return _Run(returned, fitted)
+
+
+def _functions(captured: Capture, parts: Parts) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The graphs as functions, each of which gives a row."""
+
+    def made(graph: fx.Graph, name: str) -> Callable[..., Any]:
+        call = compiled(graph, name, captured.name, parts.names)
+        is_one = len(graph.output_node().args[0]) == 1  # type: ignore[arg-type]
+        return lambda *given: (call(*given),) if is_one else tuple(call(*given))
+
+    return made(parts.forward, "forward"), made(parts.backward, "backward")
+
+
+def _twin(captured: Capture, parts: Parts) -> Any:
+    """A Function of PyTorch's that runs the graphs, as the emitted one will."""
+    forward, backward = _functions(captured, parts)
+    count = parts.joint.output_count
+    places = [o.index for o in captured.outputs if o.returned and o.index is not None]
+    saved = len(parts.cut.saved)
+
+    def run(ctx: Any, *row: Tensor) -> Any:
+        values = forward(*row)
+        ctx.save_for_backward(*values[count : count + saved])
+        ctx.numbers = values[count + saved :]
+        returned = [o for o in captured.outputs if o.returned and o.index is not None]
+        silent = [values[o.index] for o in returned if not o.differentiable]
+        ctx.mark_non_differentiable(*silent)
+        return tuple(values[place] for place in places)
+
+    def pull(ctx: Any, *cotangents: Any) -> Any:
+        returned = [o for o in captured.outputs if o.returned and o.index is not None]
+        used = [c for c, o in zip(cotangents, returned, strict=True) if o.differentiable and o.used]
+        gradients = iter(backward(*ctx.saved_tensors, *ctx.numbers, *used))
+        return tuple(next(gradients) if one.needs else None for one in captured.inputs)
+
+    space = {"forward": staticmethod(run), "backward": staticmethod(pull)}
+    return new_class("Twin", torch.autograd.Function, space)
+
+
+# ---- values ----
+
+
+def _with_dtype(graph: fx.Graph, old: torch.dtype, new: torch.dtype) -> fx.Graph:
+    """`graph` for inputs of another dtype."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    for node in copy.nodes:
+        if node.op == "call_function":
+            node.args, node.kwargs = _replaced((node.args, node.kwargs), old, new)
+    return copy
+
+
+def _replaced(value: Any, old: Any, new: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, old, new) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, old, new) for item in value)
+    return new if value is old else value
+
+
+def _number(size: Any, values: dict[Any, int]) -> int:
+    return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _count(shape: Sequence[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _has_history(node: fx.Node) -> bool:
+    """Whether the value of `node` has a derivative by an input, as far as its dtypes tell.
+
+    A mask has none, nor has anything that is made of it.
+    """
+    pending, seen = [node], {node}
+    while pending:
+        one = pending.pop()
+        if not _is_smooth(one) or is_random(one):
+            continue
+        if one.op == "placeholder":
+            return True
+        pending += [arg for arg in one.all_input_nodes if arg not in seen]
+        seen |= set(one.all_input_nodes)
+    return False
+
+
+def _is_smooth(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _random(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    is_complex = like.is_complex()
+    shape = (*like.shape, 2) if is_complex else like.shape
+    row = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.25
+    row = torch.view_as_complex(row) if is_complex else row
+    return row.to(device=like.device, dtype=like.dtype)
+
+
+def _all_close(mine: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    return len(mine) == len(theirs) and all(map(_close, mine, theirs))
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Whether two values are equal but for rounding; no gradient is as good as zeros."""
+    if a is None or b is None:
+        some = b if a is None else a
+        return some is None or not bool(some.detach().abs().max() > 0 if some.numel() else False)
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.detach(), b.detach()
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool(torch.equal(a, b))
+    if not a.numel():
+        return True
+    real = a.real.dtype if a.is_complex() else a.dtype
+    scale = float(b.abs().nan_to_num(0, 0, 0).max()) or 1.0
+    bound = TOLERANCE.get(real, 1e-3)
+    return bool(torch.allclose(a, b, rtol=bound, atol=bound * scale, equal_nan=True))

@@ -1,0 +1,216 @@
+"""What is emitted: whatever the user gave, as one capture with its names, for every emitter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.capture.check import verify
+from pullback.capture.joint import Capture, capture
+from pullback.capture.names import function_of
+from pullback.capture.trees import map_leaves
+from pullback.compose.flow import Flow, flow_of, recorded
+from pullback.compose.nested import class_name
+from pullback.derive.likes import Like, drawn, like_of, likes_of
+from pullback.derive.recipe import Parts, parts_of
+from pullback.derive.recipes import Recipes
+from pullback.derive.source import readable_parts
+from pullback.errors import CaptureError, ExamplesError, TargetError
+from pullback.function.unwritten import lacks_backward
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One Function to emit.
+
+    `name` is that of the class, `doc` the first paragraph of what the user wrote about it.
+    `captured` is the whole of it as one joint graph. `program` is what was captured: it takes
+    the arguments of the examples. `save` says what forward keeps. `likes` says of each input of
+    the capture what its example was like. `function` is the hand-written class, where it is one;
+    `flow` the nodes and units, where it is run as several.
+    """
+
+    name: str
+    doc: str
+    captured: Capture
+    program: Callable[..., Any]
+    save: str | int
+    likes: tuple[Like, ...]
+    function: Any = None
+    flow: Flow | None = None
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """Forward and backward, simplified to be read, with the names of values in order."""
+        return readable_parts(self.captured, self.save)
+
+    @functools.cached_property
+    def exact(self) -> Parts:
+        """Forward and backward as eager mode computes them, to the bit."""
+        return parts_of(self.captured, self.save)
+
+    @property
+    def surrogates(self) -> frozenset[str]:
+        """The inputs whose gradients are declared to be others than those of forward."""
+        named: set[str] = set()
+        for cls in (*self.captured.functions, self.function):
+            declared = getattr(cls, "declares", None)
+            value = declared.get("surrogate") if isinstance(declared, dict) else None
+            if value is True or (value and cls is not self.function):
+                return frozenset(one.name for one in self.captured.inputs)
+            named |= {value} if isinstance(value, str) else set(value or ())
+        return frozenset(named)
+
+
+def subject_of(thing: Any, examples: Any = None) -> Subject:
+    """What `thing` is to be emitted as.
+
+    Arguments:
+        thing: a Function class (hand-written, derived, combined, hybrid or nested) or its `apply`,
+            something planned, or a function of tensors.
+        examples: the arguments to capture it with, as a tuple; by default those that it was made
+            with, or those of its own `examples`.
+    """
+    thing = function_of(thing) or thing
+    planned = getattr(thing, "best", None)
+    if planned is not None and not isinstance(thing, type):
+        return subject_of(planned, examples)
+    given = _examples(thing, examples)
+    if not (isinstance(thing, type) and issubclass(thing, TorchFunction)):
+        return _of_program(thing, given)
+    if getattr(thing, "composed", "") in ("hybrid", "nested"):
+        return _of_flow(thing, given)
+    if getattr(thing, "_pb_derived", None):
+        return _of_derived(thing, given)
+    return _of_function(thing, given)
+
+
+# ---- kinds of things ----
+
+
+def _of_derived(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
+    known = cls._pb_derived
+    recipe, likes = known.general, known.likes
+    if examples is not None:
+        recipe, likes = known.recipes.general(examples), likes_of(examples)
+    return _subject(cls.__name__, cls.program, recipe.captured, known.recipes.save, likes)
+
+
+def _of_program(program: Any, examples: tuple[Any, ...] | None) -> Subject:
+    if not callable(program):
+        raise TargetError(
+            "what is emitted must be a Function class or a function of tensors",
+            got=f"{type(program).__name__}",
+        )
+    given = _required(getattr(program, "__name__", type(program).__name__), examples)
+    captured = Recipes(program, "auto").general(given).captured
+    return _subject(class_name(program), program, captured, "auto", likes_of(given))
+
+
+def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
+    given = _required(cls.__name__, examples)
+    # What the user's backward reads is what is kept; where nobody wrote one, as little as will do.
+    save = "auto" if lacks_backward(cls) else "everything"
+    try:
+        captured = Recipes(cls.apply, save).general(given).captured
+    except CaptureError as error:
+        if "changed in place" not in str(error):
+            raise
+        captured = None
+    if captured is None:
+        captured = _of_changing(cls, given)
+    return _subject(cls.__name__, cls.apply, captured, save, likes_of(given), function=cls)
+
+
+def _of_changing(cls: Any, examples: tuple[Any, ...]) -> Capture:
+    """The capture of a Function that changes inputs in place, which no leaf may be."""
+
+    def inner(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf
+        return leaf.detach().requires_grad_().clone()
+
+    with torch.enable_grad():
+        given = map_leaves(inner, examples)
+    captured = capture(cls.apply, given)
+    verify(captured, cls.apply, given)
+    return captured
+
+
+def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
+    """A program in several nodes; its capture is that of the whole."""
+    if examples is None and hasattr(cls, "likes"):
+        examples = map_leaves(
+            lambda leaf: drawn(leaf) if isinstance(leaf, Like) else leaf, cls.likes
+        )
+    given, program = _required(cls.__name__, examples), cls.program
+    captured = Recipes(program, "everything").general(given).captured
+    flow = getattr(cls, "flow", None)
+    if flow is None:
+        call: tuple[Any, Any] = (given, {})
+        whole = functools.partial(_called, program)
+        units = recorded(whole, call)
+        flow = flow_of(units, (), call, save="everything", module=cls.__module__)
+    return _subject(cls.__name__, program, captured, "everything", likes_of(given), flow=flow)
+
+
+def _called(program: Any, args: Any, kwargs: Any) -> Any:
+    return program(*args, **kwargs)
+
+
+def _subject(
+    name: str,
+    program: Any,
+    captured: Capture,
+    save: str | int,
+    likes: tuple[Like, ...],
+    *,
+    function: Any = None,
+    flow: Flow | None = None,
+) -> Subject:
+    held = tuple(like_of(one.tensor) for one in captured.inputs if one.tensor is not None)
+    said = vars(function).get("__doc__") if function is not None else inspect.getdoc(program)
+    doc = inspect.cleandoc(said or "").split("\n\n")[0]
+    return Subject(name, doc, captured, program, save, (*likes, *held), function, flow)
+
+
+# ---- examples ----
+
+
+def _examples(thing: Any, examples: Any) -> tuple[Any, ...] | None:
+    """The arguments to capture with: those given, else those of `thing.examples`."""
+    given = getattr(thing, "examples", None) if examples is None else examples
+    given = given() if callable(given) else given
+    if given is None:
+        return None
+    if isinstance(given, Tensor):
+        return (given,)
+    if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):
+        given = given[0]
+    if not isinstance(given, tuple) or not given:
+        name = getattr(thing, "__name__", type(thing).__name__)
+        raise ExamplesError(
+            f"the examples of `{name}` must be arguments to call it with",
+            expected="a tuple of arguments, a list of such tuples, or a function that gives one",
+            got=type(given).__name__ + (" that is empty" if not given else ""),
+            fix="write (x,) for a single argument",
+        )
+    return given
+
+
+def _required(name: str, examples: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    if examples is not None:
+        return examples
+    raise ExamplesError(
+        f"`{name}` must be emitted with examples of its arguments",
+        expected="examples=(x, ...), or `examples()` on the class that gives them",
+        got="none",
+        fix=f"pb.emit({name}, examples=(torch.randn(3, requires_grad=True),))",
+    )

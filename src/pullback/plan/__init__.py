@@ -1,0 +1,39 @@
+"""Plan: which units of a program should share a node, decided by measurement.
+
+The public functions stand here and import what they need when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def plan(
+    program: Callable[..., Any],
+    *examples: Any,
+    sizes: Iterable[tuple[Any, ...]] = (),
+    objective: str | float = "time",
+    backends: Iterable[str] | None = None,
+    budget: float = 60.0,
+    progress: bool | Callable[[int, int, str], None] | None = None,
+) -> Any:
+    """A `Plan`: the best way to run `program`, with the evidence for it: see `plan.planning`."""
+    from pullback.plan.planning import plan as make  # heavy
+
+    return make(
+        program,
+        *examples,
+        sizes=sizes,
+        objective=objective,
+        backends=backends,
+        budget=budget,
+        progress=progress,
+    )
+
+
+def load_plan(path: Any, program: Callable[..., Any], *examples: Any) -> Any:
+    """The `Plan` that was saved in `path`, for the same program: see `plan.planned`."""
+    from pullback.plan.planned import load_plan as load  # heavy
+
+    return load(path, program, *examples)

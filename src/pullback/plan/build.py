@@ -1,0 +1,19 @@
+"""A candidate as a Function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pullback.compose import combine, hybrid, nest
+from pullback.plan.rows import COMBINED, NESTED, Candidate
+
+
+def build(program: Callable[..., Any], candidate: Candidate, args: Sequence[Any]) -> Any:
+    """The composition of `program` that a candidate stands for, made with `args` as examples."""
+    if candidate.how == NESTED:
+        return nest(program)
+    options: Any = {"backend": candidate.backend, "save": candidate.save}
+    if candidate.how == COMBINED:
+        return combine(program, *args, **options)
+    return hybrid(program, *args, groups=candidate.groups, **options)

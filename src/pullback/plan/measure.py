@@ -1,0 +1,134 @@
+"""What is measured of a candidate: time, saved and peak memory, and the error of its gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.trees import map_leaves, tensors_in
+from pullback.plan.memory import peak_bytes, saved_bytes
+from pullback.plan.precision import Gradients, error_of
+
+SECONDS = 0.002  # about how long one candidate runs in one round
+
+
+class Task:
+    """A function and what it is called on; a call runs it forward and backward.
+
+    `leaves` are the tensors to differentiate by. Where it `renews`, the function gets copies, as it
+    changes what it is given. A call returns the gradients.
+    """
+
+    __slots__ = ("args", "calls", "cotangents", "function", "leaves", "renews")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        leaves: Sequence[Tensor],
+        *,
+        renews: bool = False,
+    ) -> None:
+        self.function = function
+        self.args = tuple(args)
+        self.leaves = tuple(leaves)
+        self.renews = renews
+        self.cotangents: list[Tensor] | None = None
+        self.calls = 0  # in one round; none as long as it was never timed
+
+    def __call__(self) -> Gradients:
+        args = map_leaves(_copied, self.args) if self.renews else self.args
+        linked = _linked(self.function(*args))
+        if not linked or not self.leaves:
+            return ()
+        if self.cotangents is None:
+            self.cotangents = [_drawn(tensor) for tensor in linked]
+        return torch.autograd.grad(linked, self.leaves, self.cotangents, allow_unused=True)
+
+
+def _linked(returned: Any) -> list[Tensor]:
+    """The outputs that have gradients. Few programs return more than one tensor or a tuple."""
+    if isinstance(returned, Tensor):
+        return [returned] if returned.requires_grad else []
+    flat = returned if type(returned) is tuple else tensors_in(returned)
+    if not all(isinstance(one, Tensor) for one in flat):
+        flat = tensors_in(returned)
+    return [tensor for tensor in flat if tensor.requires_grad]
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _drawn(tensor: Tensor) -> Tensor:
+    """A cotangent for an output: the same one for each output of the same shape."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = tensor.dtype if tensor.is_complex() else torch.float32
+    drawn = torch.randn(tensor.shape, dtype=dtype, generator=generator)
+    return drawn.to(tensor.dtype).to(tensor.device)
+
+
+class Meter:
+    """Measures tasks on one device.
+
+    On one thread of the CPU its clock counts the time that this thread was at work, which other
+    programs do not disturb; otherwise the time that passed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        is_alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if is_alone else time.perf_counter
+
+    def now(self) -> float:
+        """Seconds, for budgets."""
+        return time.perf_counter()
+
+    def time(self, task: Task) -> float:
+        """Seconds for one call of a task, the mean over the calls of a round."""
+        if not task.calls:
+            task.calls = self._calls_for(task)
+        return self._run(task, task.calls)
+
+    def saved(self, task: Task, spared: Sequence[Tensor]) -> int:
+        """The bytes that a task keeps between forward and backward, besides those of `spared`."""
+        return saved_bytes(task, spared)
+
+    def peak(self, task: Task) -> int | None:
+        """The most bytes that a task holds at once."""
+        return peak_bytes(task, self.device)
+
+    def error(self, task: Task, exact: Gradients) -> float:
+        """How far the gradients of a task are from the exact ones."""
+        return error_of(task(), exact)
+
+    def _calls_for(self, task: Task) -> int:
+        task()
+        each = max(self._run(task, 1), 1e-7)
+        if each < SECONDS / 8:
+            each = max(self._run(task, 4), 1e-7)
+        return max(1, int(SECONDS / each))
+
+    def _run(self, task: Task, count: int) -> float:
+        self._wait()
+        start = self._clock()
+        for _ in range(count):
+            task()
+        self._wait()
+        return (self._clock() - start) / count
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Gradients are recorded inside, whatever is around."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield

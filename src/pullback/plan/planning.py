@@ -1,0 +1,168 @@
+"""`plan`: every way to run a program, measured, and the best of them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pullback.capture.names import parameter_names
+from pullback.capture.trees import tensors_in
+from pullback.compose.nested import callable_of
+from pullback.compose.reasons import call_text
+from pullback.errors import PlanError
+from pullback.plan.case import Case, case_of
+from pullback.plan.choice import choose, size_of, size_place, weight_of
+from pullback.plan.evidence import Evidence, Sized
+from pullback.plan.fingerprint import fingerprint_of, signature_of
+from pullback.plan.measure import Meter
+from pullback.plan.planned import Plan
+from pullback.plan.progress import reporting
+from pullback.plan.rows import AS_WRITTEN
+from pullback.plan.search import Search
+from pullback.run import available, backend_of
+
+SAVES = ("everything", "auto")
+
+
+def plan(
+    program: Callable[..., Any],
+    *examples: Any,
+    sizes: Iterable[tuple[Any, ...]] = (),
+    objective: str | float = "time",
+    backends: Iterable[str] | None = None,
+    budget: float = 60.0,
+    progress: bool | Callable[[int, int, str], None] | None = None,
+) -> Plan:
+    """The best way to run `program`, and the evidence for it.
+
+    Every grouping of its units is considered, with every backend and policy of saving: by what its
+    groups cost, each measured by itself. The best few are then measured side by side with the
+    program as written and combined, and that decides.
+
+    Arguments:
+        program: as for `combine`.
+        examples: arguments of the size to plan for.
+        sizes: further arguments, a tuple for each further size; the plan then follows the size.
+        objective: "time", "memory" (bytes kept for backward), or a number between: 0 is time, 1 is
+            memory.
+        backends: the names of those to try; all that are available unless it is given.
+        budget: seconds, more or less. The program as written and combined is always measured.
+        progress: whether to show a bar, or a function of the steps done, the steps known of, and a
+            text. Unless it is given, there is a bar on a terminal.
+
+    Ctrl-C ends the search: the plan is then made of what is known.
+
+    >>> import torch
+    >>> x = torch.ones(8, requires_grad=True)
+    >>> p = plan(lambda x: x.sin().exp(), x, budget=0, backends=["eager"])
+    >>> bool(p.best(x).equal(x.sin().exp()))
+    True
+    """
+    program = callable_of(program)
+    rows = _examples(program, examples, sizes)
+    weight = weight_of(objective)
+    _require_budget(budget)
+    names = tuple(available() if backends is None else backends)
+    for name in names:
+        backend_of(name)
+    place = size_place(rows)
+    name = "" if place is None else parameter_names(program, len(rows[0]))[place]
+    cases = _cases(program, rows, place, name)
+    pairs = [(backend, save) for backend in names for save in SAVES]
+    meter = Meter(_device(rows))
+    with reporting(progress) as report:
+        search = Search(program, cases, pairs, weight, float(budget), meter, report)
+        search.run()
+    return _plan_of(search, objective, place, name)
+
+
+# ---- what is asked for ----
+
+
+def _examples(
+    program: Callable[..., Any], examples: tuple[Any, ...], sizes: Iterable[Any]
+) -> list[tuple[Any, ...]]:
+    """The arguments of each size."""
+    further = [tuple(one) if isinstance(one, (tuple, list)) else (one,) for one in sizes]
+    rows = ([examples] if examples else []) + further
+    if not rows or not all(tensors_in(row) for row in rows):
+        raise PlanError(
+            f"`{_name(program)}` must be planned with examples of its arguments",
+            expected="tensors like those it will be called with, and its other arguments",
+            got="no example" if not rows else "an example without a tensor",
+        )
+    return rows
+
+
+def _require_budget(budget: Any) -> None:
+    if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not budget >= 0:
+        raise PlanError(
+            "`budget` must be a number of seconds",
+            expected="0 or more",
+            got=repr(budget),
+        )
+
+
+def _cases(
+    program: Callable[..., Any], rows: Sequence[tuple[Any, ...]], place: int | None, name: str
+) -> list[Case]:
+    """The program at each size, smallest first."""
+    by_size: dict[int, tuple[Any, ...]] = {}
+    for row in rows:
+        size = size_of(row, {}, name) if place is None else row[place].numel()
+        if size in by_size:
+            raise PlanError(
+                "`sizes` must be examples of different sizes",
+                got=f"{call_text(by_size[size])} and {call_text(row)}, both of {size} elements",
+            )
+        by_size[size] = row
+    return [case_of(program, by_size[size], size) for size in sorted(by_size)]
+
+
+def _device(rows: Sequence[Any]) -> torch.device:
+    devices = {tensor.device for tensor in tensors_in(rows)}
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def _name(program: Any) -> str:
+    return getattr(program, "__name__", type(program).__name__)
+
+
+# ---- what is found ----
+
+
+def _plan_of(search: Search, objective: str | float, place: int | None, name: str) -> Plan:
+    sized = []
+    for case in search.cases:
+        rows = search.rows.get(case.size, ())
+        chosen = choose(rows, search.weight).candidate if rows else AS_WRITTEN
+        sized.append(Sized(case.size, call_text(case.args), rows, chosen))
+    first = search.cases[0]
+    evidence = Evidence(
+        program=_name(search.program),
+        objective=objective,
+        sized=tuple(sized),
+        place=place,
+        argument=name,
+        notes=(*search.notes, *([search.stopped] if search.stopped else [])),
+        refused=dict(search.refused),
+        made_with=_machine(search.meter.device, search.meter.now() - search.start),
+        fingerprint=fingerprint_of(search.program, first.units),
+        signature=signature_of(first.args),
+    )
+    functions = {one: made for one, made in search.functions.items() if made is not None}
+    return Plan(search.program, evidence, functions)
+
+
+def _machine(device: torch.device, seconds: float) -> dict[str, Any]:
+    cuda: Any = torch.cuda
+    is_cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "device": cuda.get_device_name(device) if is_cuda else platform.machine() or "cpu",
+        "threads": torch.get_num_threads(),
+        "seconds": round(seconds, 1),
+    }

@@ -1,0 +1,300 @@
+"""The search for the best way to run a program, at each of its sizes.
+
+First the program as written and combined as a whole are measured. Then each group of units is
+measured by itself, once for all groups that are written alike, and groupings are ranked by what
+their groups cost together. The best few are built and measured side by side with the first: only
+that decides. A search can be stopped at any time and says what it knows by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from pullback.plan.build import build
+from pullback.plan.case import Case
+from pullback.plan.choice import choose, scores
+from pullback.plan.groupings import Groupings, best_groupings, groupings_of
+from pullback.plan.measure import Meter, Task, measuring
+from pullback.plan.prices import Prices, price_groups
+from pullback.plan.rows import (
+    AS_WRITTEN,
+    COMBINED,
+    HYBRID,
+    NESTED,
+    Candidate,
+    Row,
+    label_of,
+    marked,
+    nodes_of,
+)
+from pullback.plan.timing import interleave, ratio
+
+EVERY = 16  # groupings that are all built and measured, if there are no more
+BEST = 4  # else so many of the best, for each backend and policy of saving
+FIRST, MORE, MOST = 5, 4, 41  # rounds: at first, each time the answer is not clear, and in all
+CLEAR = 0.03  # the width of an interval that is known well enough
+PROMISING = 1.5  # times the cost of the best combined program: groups of it are worth a look
+HOPELESS = 1.25  # times slower than the best: not measured any further
+EXPLORING = 0.75  # the part of the budget until groups must be measured
+
+Report = Callable[[int, int, str], None]
+
+
+@dataclass
+class Search:
+    """A search under way. `pairs` are the backends and policies of saving to try."""
+
+    program: Callable[..., Any]
+    cases: Sequence[Case]
+    pairs: Sequence[tuple[str, str]]
+    weight: float
+    budget: float
+    meter: Meter
+    report: Report
+    functions: dict[Candidate, Any] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    rows: dict[int, tuple[Row, ...]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        self.start = self.meter.now()
+        self.done, self.total = 0, 3 * len(self.cases)
+        self._contenders: dict[int, list[Candidate]] = {}
+        self._alive: list[Prices] = []
+
+    def run(self) -> None:
+        """Search until all is known, the budget is spent, or Ctrl-C."""
+        count = len(self.cases)
+        try:
+            with measuring():
+                for place, case in enumerate(self.cases):
+                    self._explore(case, self._at(EXPLORING * (place + 1) / count))
+                for place, case in enumerate(self.cases):
+                    part = EXPLORING + (1 - EXPLORING) * (place + 1) / count
+                    self._settle(case, self._contenders[case.size], self._at(part))
+                self._confirm()
+        except KeyboardInterrupt:
+            self.stopped = "stopped by Ctrl-C before all was measured"
+
+    def _at(self, part: float) -> float:
+        return self.start + part * self.budget
+
+    def _expect(self, count: int) -> None:
+        self.total += count
+
+    def _step(self, text: str) -> None:
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self.report(self.done, self.total, text)
+
+    # ---- candidates ----
+
+    def _built(self, candidate: Candidate, case: Case) -> Any:
+        """The Function of a candidate; None if it cannot be had."""
+        if candidate not in self.functions:
+            self.functions[candidate] = self._build(candidate, case)
+        return self.functions[candidate]
+
+    def _build(self, candidate: Candidate, case: Case) -> Any:
+        self._step(f"building {candidate}")
+        try:
+            made = build(self.program, candidate, case.args)
+        except Exception as error:  # a backend that fails is no reason to fail
+            self._refuse(candidate, f"{type(error).__name__}: {error}")
+            return None
+        if made.composed == candidate.how:
+            return made
+        self._refuse(candidate, made.explain().removeprefix("nested: "))
+        return None
+
+    def _refuse(self, what: Candidate | str, reason: str) -> None:
+        self.refused.setdefault(str(what), " ".join(reason.split())[:300])
+
+    def _task(self, candidate: Candidate, case: Case) -> Task | None:
+        """What it takes to measure a candidate; None if it cannot be had, or does not run here."""
+        function = self._built(candidate, case)
+        if function is None:
+            return None
+        call = self.program if candidate.how == NESTED else function.apply
+        task = case.task(call)
+        if candidate.how == NESTED:
+            return task  # an error of the program itself is raised as it is
+        try:
+            task()
+        except Exception as error:
+            self._refuse(candidate, f"{type(error).__name__}: {error}")
+            return None
+        return task
+
+    # ---- which ones to measure ----
+
+    def _explore(self, case: Case, until: float) -> None:
+        """Find the contenders at one size."""
+        whole = [AS_WRITTEN]
+        self._contenders[case.size] = whole
+        self._expect(len(self.pairs))
+        self._step(f"{case.size} elements: as written and combined")
+        if case.units is None:
+            self.refused.setdefault("every grouping", case.reason)
+            self._settle(case, whole, until, rounds=FIRST)
+            return
+        whole += [Candidate(COMBINED, (), *pair) for pair in self.pairs]
+        self._settle(case, whole, until, rounds=FIRST)
+        if len(case.units.units) < 2:
+            return
+        space = groupings_of(case.waits)
+        if space.told not in self.notes:
+            self.notes.append(space.told)
+        for pair in self._promising(case):
+            if self._is_over(until):
+                self._note("not every backend and policy was searched: the budget was spent")
+                return
+            whole += self._ranked(case, space, pair, until)
+
+    def _promising(self, case: Case) -> list[tuple[str, str]]:
+        """The backends and policies, those first that do well on the whole program."""
+        cost = scores(self.rows[case.size], self.weight)
+        known = {(row.candidate.backend, row.candidate.save): c for row, c in cost.items()}
+        known = {pair: known.get(pair, math.inf) for pair in self.pairs}
+        best = min(known.values())
+        hopeful = [pair for pair in self.pairs if known[pair] <= best * PROMISING]
+        for backend, save in set(self.pairs) - set(hopeful):
+            self._note(
+                f'no grouping was built with backend "{backend}" and save "{save}": '
+                "combined with them, the program is far from the best"
+            )
+        return sorted(hopeful, key=known.__getitem__)
+
+    def _ranked(
+        self, case: Case, space: Groupings, pair: tuple[str, str], until: float
+    ) -> list[Candidate]:
+        """The groupings to measure with one backend and policy."""
+        prices = self._prices(case, space, pair, until)
+        for group, reason in prices.refused.items():
+            if len(group) > 1:
+                self._refuse(f"[{' '.join(case.names[unit] for unit in group)}]", reason)
+        if prices.left:
+            self._note(f"{prices.left} groups were not measured: the budget was spent")
+        ranked = best_groupings(space, prices.cost, EVERY + 1)
+        if len(ranked) > EVERY:
+            ranked = ranked[:BEST]
+        found = []
+        for _, grouping in ranked:
+            nodes = tuple(group for group in grouping if group in prices.nodes)
+            if nodes and not (len(nodes) == 1 and len(nodes[0]) == space.count):
+                found.append(Candidate(HYBRID, nodes, *pair))
+        return found
+
+    def _prices(self, case: Case, space: Groupings, pair: tuple[str, str], until: float) -> Prices:
+        base = next(row for row in self.rows[case.size] if row.candidate == AS_WRITTEN)
+        self._expect(len(space.groups))
+        prices = price_groups(
+            case,
+            space,
+            pair,
+            meter=self.meter,
+            weights=((1 - self.weight) / base.seconds, self.weight / ((base.saved or 0) + 1)),
+            is_over=lambda: self._is_over(until),
+            report=self._step,
+        )
+        self._alive.append(prices)
+        self._expect(-prices.left)
+        return prices
+
+    def _is_over(self, until: float) -> bool:
+        return self.meter.now() > until
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # ---- measuring side by side ----
+
+    def _settle(
+        self, case: Case, candidates: Sequence[Candidate], until: float, rounds: int = MOST
+    ) -> None:
+        """Measure candidates at one size, and keep what was known of others."""
+        tasks: dict[Candidate, Task] = {}
+        for candidate in dict.fromkeys(candidates):
+            basic = candidate.how != HYBRID
+            if basic or candidate in self.functions or not self._is_over(until):
+                task = self._task(candidate, case)
+                if task is not None:
+                    tasks[candidate] = task
+        self._step(f"{case.size} elements: {len(tasks)} candidates side by side")
+        taken: dict[Candidate, list[float]] = {}
+        alive = dict(tasks)
+        while alive and len(next(iter(taken.values()), ())) < rounds:
+            is_first = not taken
+            count = FIRST if is_first else MORE
+            over = (lambda: False) if is_first else (lambda: self._is_over(until))
+            interleave(self.meter.time, alive, taken, rounds=count, is_over=over)
+            if self._is_over(until) or self._is_clear(taken, alive):
+                break
+        self._keep(case, tasks, taken)
+
+    def _is_clear(self, taken: dict[Candidate, list[float]], alive: dict[Candidate, Task]) -> bool:
+        """Whether more rounds would tell nothing new; forgets who has no hope left."""
+        if self.weight == 1:
+            return True
+        leader = min(alive, key=lambda one: ratio(taken[one], taken[AS_WRITTEN])[0])
+        is_clear = True
+        for candidate in list(alive):
+            middle, low, high = ratio(taken[candidate], taken[leader])
+            if low > HOPELESS and self.weight == 0 and candidate.how == HYBRID:
+                del alive[candidate]
+            is_clear &= low > 1 or high - low < CLEAR * middle
+        return is_clear
+
+    def _keep(
+        self, case: Case, tasks: dict[Candidate, Task], taken: dict[Candidate, list[float]]
+    ) -> None:
+        """Turn what was measured into rows."""
+        old = {row.candidate: row for row in self.rows.get(case.size, ())}
+        fresh = {}
+        for candidate, task in tasks.items():
+            known = old.get(candidate)
+            evidence = (
+                (known.saved, known.peak, known.error) if known else self._evidence(case, task)
+            )
+            fresh[candidate] = Row(
+                candidate,
+                label_of(candidate, case.names) or "as written",
+                nodes_of(candidate, len(case.names)),
+                median(taken[candidate]),
+                *ratio(taken[candidate], taken[AS_WRITTEN]),
+                *evidence,
+            )
+        self.rows[case.size] = marked(tuple((old | fresh).values()), case.rounding)
+
+    def _evidence(self, case: Case, task: Task) -> tuple[int, int | None, float | None]:
+        """Saved bytes, peak bytes and error of a task."""
+        saved, peak = self.meter.saved(task, case.spared), self.meter.peak(task)
+        exact = case.reference(task)
+        return saved, peak, None if exact is None else self.meter.error(task, exact)
+
+    # ---- the last word ----
+
+    def _confirm(self) -> None:
+        """Measure anew, at each size, what won at any with what needs no grouping.
+
+        One of many wins more often than it is the best, and where a choice overtakes another is
+        known only from both at both sizes.
+        """
+        winners = {
+            size: choose(rows, self.weight).candidate for size, rows in self.rows.items() if rows
+        }
+        for case in self.cases:
+            rows = {row.candidate: row for row in self.rows[case.size]}
+            rivals = list(dict.fromkeys(winners.values()))
+            if winners[case.size].how != HYBRID and all(one in rows for one in rivals):
+                continue
+            whole = [row for row in rows.values() if row.candidate.how == COMBINED]
+            cost = scores(list(rows.values()), self.weight)
+            combined = [min(whole, key=cost.__getitem__).candidate] if whole else []
+            self._settle(case, [AS_WRITTEN, *combined, *rivals], self._at(1.0))

@@ -1,0 +1,194 @@
+"""A plan in words: the table of what was measured, and why one was chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pullback.plan.choice import scores, weight_of
+from pullback.plan.evidence import Evidence, Sized
+from pullback.plan.rows import AS_WRITTEN, COMBINED, NESTED, Candidate, Row
+
+HEADS = ("grouping", "backend", "save", "time", "speed-up", "saved", "peak", "error", "nodes")
+LEFT = 3  # columns that begin at the left
+
+# ---- numbers ----
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in three figures: `41.2 µs`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds:.0f} s"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def bytes_text(count: int | None) -> str:
+    """A number of bytes: `7.81 KiB`."""
+    if count is None:
+        return "?"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
+
+
+def error_text(row: Row) -> str:
+    """The error of a row; one that loses accuracy is marked."""
+    if row.error is None:
+        return "?"
+    told = "not finite" if math.isinf(row.error) else f"{row.error:.1e}"
+    return f"{told} !" if row.is_inexact else told
+
+
+def count_text(count: int) -> str:
+    """A count with its thousands apart: `1 000 000`."""
+    return f"{count:,}".replace(",", " ")
+
+
+# ---- the table ----
+
+
+def table(evidence: Evidence) -> str:
+    """Every row, size by size, the chosen ones marked with a star."""
+    return "\n\n".join("\n".join(_table(evidence, one)) for one in evidence.sized)
+
+
+def _table(evidence: Evidence, sized: Sized) -> Iterator[str]:
+    of = f" of `{evidence.argument}`" if evidence.argument else ""
+    yield f"{evidence.program}{sized.shapes}: {count_text(sized.size)} elements{of}"
+    if not sized.rows:
+        yield "  nothing was measured"
+        return
+    rows = sorted(sized.rows, key=lambda row: row.relative)
+    cells = [("", *HEADS), *(_cells(row, row.candidate == sized.chosen) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        parts = [
+            cell.ljust(width) if place <= LEFT else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(parts).rstrip()
+    if any(row.is_inexact for row in rows):
+        yield "   ! loses accuracy: its error is clearly larger than another's"
+
+
+def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
+    one = row.candidate
+    spread = "" if one == AS_WRITTEN else f" ({1 / row.high:.2f} to {1 / row.low:.2f})"
+    return (
+        "*" if is_chosen else " ",
+        row.label,
+        one.backend or "-",
+        one.save or "-",
+        seconds_text(row.seconds),
+        f"{row.speedup:.2f}{spread}",
+        bytes_text(row.saved),
+        bytes_text(row.peak),
+        error_text(row),
+        str(row.nodes),
+    )
+
+
+# ---- the reasons ----
+
+
+def candidate_text(candidate: Candidate, label: str = "") -> str:
+    """A candidate in words."""
+    if candidate.how == NESTED:
+        return "nested, as written"
+    what = candidate.how if candidate.how == COMBINED else f"hybrid {label}".strip()
+    return f'{what}, backend "{candidate.backend}", save "{candidate.save}"'
+
+
+def chosen_text(evidence: Evidence) -> str:
+    """What serves, from small sizes to large ones."""
+    labels = {row.candidate: row.label for one in evidence.sized for row in one.rows}
+    names = [candidate_text(one, labels.get(one, "")) for one in evidence.chosen]
+    parts = names[:1]
+    of = f" of `{evidence.argument}`" if evidence.argument else ""
+    for border, name in zip(evidence.borders, names[1:], strict=True):
+        parts.append(f"from {count_text(border)} elements{of} on {name}")
+    return "; ".join(parts)
+
+
+def explain(evidence: Evidence) -> str:
+    """Why this was chosen: for each size, and what was considered."""
+    lines = [f"{evidence.program}: {chosen_text(evidence)}"]
+    weight = weight_of(evidence.objective)
+    for one in evidence.sized:
+        lines.append(f"  {count_text(one.size)} elements: {'; '.join(_why(one, weight))}")
+    lines += _between(evidence)
+    lines += [f"  considered: {note}" for note in evidence.notes]
+    reasons = dict[str, list[str]]()
+    for name, reason in evidence.refused.items():
+        reasons.setdefault(reason, []).append(name)
+    lines += [f"  not possible: {_listed(names)}: {why}" for why, names in reasons.items()]
+    lines.append(f"  measured: {_machine(evidence)}")
+    return "\n".join(lines)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _why(sized: Sized, weight: float) -> Iterator[str]:
+    row = sized.row
+    if row is None:
+        yield "nothing was measured, so the program runs as written"
+        return
+    base = sized.row_of(AS_WRITTEN)
+    told = f"{candidate_text(row.candidate, row.label)}, {seconds_text(row.seconds)}"
+    if row.candidate == AS_WRITTEN or base is None:
+        yield f"{told}, {bytes_text(row.saved)} saved"
+    else:
+        low, high = 1 / row.high, 1 / row.low
+        yield (
+            f"{told}, {row.speedup:.2f} times as fast as written ({low:.2f} to {high:.2f}), "
+            f"{bytes_text(row.saved)} saved instead of {bytes_text(base.saved)}"
+        )
+    yield from _rivals(sized, row, weight)
+
+
+def _rivals(sized: Sized, row: Row, weight: float) -> Iterator[str]:
+    """What was as good or seemed better, and why it was not taken."""
+    cost = scores(sized.rows, weight)
+    others = [other for other in sized.rows if other != row]
+    better = [other for other in others if other.is_inexact and cost[other] < cost[row]]
+    for other in sorted(better, key=cost.__getitem__)[:2]:
+        yield (
+            f"{candidate_text(other.candidate, other.label)} is faster and loses accuracy: error "
+            f"{error_text(other)} against {error_text(row)}"
+        )
+    if row.is_inexact:
+        yield f"it loses accuracy (error {error_text(row)}), and nothing exact is near in time"
+    exact = [other for other in others if not other.is_inexact]
+    if exact:
+        second = min(exact, key=cost.__getitem__)
+        times = second.relative / row.relative
+        name = candidate_text(second.candidate, second.label)
+        how = "as fast within noise" if abs(times - 1) <= 0.02 else f"{times:.2f} times its time"
+        yield f"next is {name}: {how}, {bytes_text(second.saved)} saved"
+
+
+def _between(evidence: Evidence) -> Iterator[str]:
+    """Where one choice overtakes the other."""
+    changes = [
+        (small, large)
+        for small, large in zip(evidence.sized, evidence.sized[1:], strict=False)
+        if small.chosen != large.chosen
+    ]
+    for border, (small, large) in zip(evidence.borders, changes, strict=True):
+        yield (
+            f"  crossover: {count_text(border)} elements, between the measured "
+            f"{count_text(small.size)} and {count_text(large.size)}"
+        )
+
+
+def _machine(evidence: Evidence) -> str:
+    made = evidence.made_with
+    threads = f"{made['threads']} thread" + ("" if made["threads"] == 1 else "s")
+    return f"torch {made['torch']}, {made['device']}, {threads}, in {made['seconds']} s"

@@ -1,0 +1,182 @@
+"""The cache on disk: one folder per compiled graph, whole or not there.
+
+A folder is filled under a lock, then sealed with a manifest: the checksum of every file, and what
+the folder was made from and for. A folder without a manifest that fits, to the last byte, is
+emptied: what was cut short, damaged, or made by another torch or machine is made anew.
+
+The cache lives under `PULLBACK_CACHE_DIR`, by default in the user's cache folder. It keeps the
+`LIMIT` entries that were used last; `clear()` empties it, and so does removing the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+LIMIT = 1000
+"""How many entries are kept: some hundred kilobytes each."""
+
+_FORMAT = 1  # of the folders; counted up when their meaning changes
+_MANIFEST = "manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One folder of the cache, and the text of all that its content depends on."""
+
+    folder: Path
+    origin: str
+
+    def facts(self) -> dict[str, Any] | None:
+        """What the folder was sealed with; None unless every file of it is as it was then."""
+        try:
+            checksum, _, body = self._manifest.read_bytes().partition(b"\n")
+            if checksum.decode() != _digest(body):
+                return None
+            content = json.loads(body)
+            if content["origin"] != self.origin or not self._holds(content["files"]):
+                return None
+            os.utime(self._manifest)
+        except (OSError, ValueError, KeyError):
+            return None
+        facts: dict[str, Any] = content["facts"]
+        return facts
+
+    def _holds(self, files: Mapping[str, str]) -> bool:
+        return all(_digest((self.folder / n).read_bytes()) == c for n, c in files.items())
+
+    def empty(self) -> None:
+        """Make the folder, with nothing in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def seal(self, facts: Mapping[str, Any]) -> None:
+        """Say that the folder is complete, with `facts` about it."""
+        paths = [p for p in sorted(self.folder.rglob("*")) if p.is_file() and p != self._manifest]
+        files = {str(p.relative_to(self.folder)): _digest(p.read_bytes()) for p in paths}
+        content = {"origin": self.origin, "facts": dict(facts), "files": files}
+        body = json.dumps(content).encode()
+        unfinished = self._manifest.with_suffix(".new")
+        unfinished.write_bytes(_digest(body).encode() + b"\n" + body)
+        unfinished.replace(self._manifest)
+
+    @property
+    def _manifest(self) -> Path:
+        return self.folder / _MANIFEST
+
+
+@contextlib.contextmanager
+def entry(origin: str) -> Iterator[Entry]:
+    """The folder for what is made from `origin`; other processes wait until the block ends."""
+    origin = f"{environment()}\n{origin}"
+    key = _digest(origin.encode())
+    with _locked(key):
+        yield Entry(root() / key[:2] / key, origin)
+        _forget_oldest(key)
+
+
+def clear() -> None:
+    """Remove every entry; what is in use goes on working."""
+    for folder in _folders():
+        with contextlib.suppress(Timeout), _locked(folder.name, wait=False):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def root() -> Path:
+    """The folder of the cache, which is this user's own."""
+    return _own(os.environ.get("PULLBACK_CACHE_DIR") or str(_default()))
+
+
+@functools.cache
+def _own(name: str) -> Path:
+    path = Path(name).absolute() / "inductor"
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        is_ours = not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
+        if is_ours and os.access(path, os.W_OK | os.X_OK):
+            return path
+    except OSError:
+        pass
+    # It holds code that is run: nothing that another user may write to. This one is not kept.
+    return Path(tempfile.mkdtemp(prefix="pullback-"))
+
+
+def _default() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "pullback" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "pullback"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pullback"
+
+
+@functools.cache
+def environment() -> str:
+    """What compiled code depends on besides its source: torch, Python, and the machine."""
+    parts = (
+        f"format {_FORMAT}",
+        f"torch {torch.__version__} {torch.version.git_version}",
+        f"python {sys.version_info[:3]} {sysconfig.get_config_var('SOABI')}",
+        f"machine {sys.platform} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        f"processor {_processor()}",
+    )
+    return "\n".join(parts)
+
+
+def _processor() -> str:
+    """What the processor can do, as far as the system tells."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith(("flags", "Features")):
+                return " ".join(sorted(line.partition(":")[2].split()))
+    return platform.processor()
+
+
+# ---- locks and limits ----
+
+
+def _locked(key: str, *, wait: bool = True) -> FileLock:
+    """The lock of an entry. There are few, so that they can stay for ever."""
+    folder = root() / "locks"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return FileLock(folder / key[:2], timeout=-1 if wait else 0)
+
+
+def _folders() -> list[Path]:
+    return [path for path in root().glob("??/*") if path.is_dir()]
+
+
+def _forget_oldest(newest: str) -> None:
+    folders = _folders()
+    if len(folders) <= LIMIT:
+        return
+    for folder in sorted(folders, key=_last_use)[: len(folders) - LIMIT * 9 // 10]:
+        if folder.name[:2] == newest[:2]:
+            continue  # its lock is ours
+        with contextlib.suppress(Timeout), _locked(folder.name, wait=False):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / _MANIFEST).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

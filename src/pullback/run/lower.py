@@ -1,0 +1,249 @@
+"""PyTorch's Inductor, in this one place: a settled graph as compiled code in a folder.
+
+All of it is private in PyTorch. The code is a Python module, which Inductor writes, with kernels
+in C++ or Triton beside it; its function `call` takes one list and returns a tuple.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import shutil
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from pullback.run.settle import Settled
+
+Call = Callable[[list[Any]], Sequence[Any]]
+
+# Names that a version of torch does not know are left out.
+SETTINGS: Mapping[str, Any] = {
+    # As eager: the same random numbers, and no checks of what our signature has checked.
+    "fallback_random": True,
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "nan_asserts": False,
+    # A plain function, and no memory kept between calls.
+    "graph_partition": False,
+    "cpp_wrapper": False,
+    "triton.cudagraphs": False,
+    # Nothing is measured while compiling.
+    "max_autotune": False,
+    "max_autotune_pointwise": False,
+    "max_autotune_gemm": False,
+    "coordinate_descent_tuning": False,
+    "freezing": False,
+    # The cache is ours.
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+}
+
+
+@functools.cache
+def absence(device: str = "cpu") -> str | None:
+    """Why nothing can be compiled for this kind of device, in one line; None if it can."""
+    try:
+        _torch()
+    except (ImportError, AttributeError) as error:
+        return f"this torch ({torch.__version__}) has no Inductor of the kind we know: {error}"
+    if device == "cpu":
+        return _compiler_absence()
+    if importlib.util.find_spec("triton") is None:
+        return f"no Triton is installed, which compiles for {device}"
+    return None
+
+
+def _compiler_absence() -> str | None:
+    names = [os.environ.get("CXX"), "g++", "clang++", "cl"]
+    if not any(shutil.which(name) for name in names if name):
+        return "no C++ compiler is installed (g++, clang++, or what CXX names)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "the headers of Python are not installed (Python.h)"
+    return None
+
+
+@functools.cache
+def _torch() -> SimpleNamespace:
+    """What we use of Inductor. It takes a second to import."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import codecache, config, cpu_vec_isa
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    return SimpleNamespace(
+        compile=compile_fx_inner,
+        config=config,
+        decompositions=select_decomp_table,
+        codecache=codecache,
+        tracing=lambda mode: tracing(TracingContext(mode)),
+        instructions=cpu_vec_isa,
+    )
+
+
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """What Inductor wants ops to be made of before it compiles them."""
+    with _settings():
+        table: Mapping[Any, Callable[..., Any]] = _torch().decompositions()
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Compiled code: a function, and what `load` makes it from.
+
+    `module` is the name of its module in the folder, or "" if it has none; `trusted` says whether
+    the compiler knew all that the processor can do.
+    """
+
+    call: Call
+    module: str
+    constants: Mapping[str, torch.Tensor]
+    trusted: bool
+
+
+def lower(settled: Settled, folder: Path, *, is_backward: bool) -> Lowered:
+    """Compile `settled` into `folder`."""
+    end = settled.module.graph.output_node()
+    # Otherwise a result may get other strides than it has in eager.
+    end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))  # type: ignore[arg-type]
+    with _inside(folder), _torch().tracing(settled.stage.mode):
+        try:
+            with _trusting_the_compiler():
+                compiled, trusted = _compile(settled, is_backward=is_backward), True
+        except Exception:
+            _forget_the_processor()
+            compiled, trusted = _compile(settled, is_backward=is_backward), False
+    if trusted and not any(folder.rglob("*.so")):
+        _forget_the_processor()
+    module = getattr(compiled, "cache_key", "")
+    constants = getattr(compiled, "constants", None) or {}
+    call = getattr(compiled, "current_callable", None) or compiled
+    return Lowered(call, module, constants, trusted)
+
+
+def _compile(settled: Settled, *, is_backward: bool) -> Any:
+    with _settings():
+        # It changes the module that it is given.
+        module = torch.fx.GraphModule(settled.module, _copied(settled.module.graph))
+        return _torch().compile(module, list(settled.arguments), is_backward=is_backward)
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copy = torch.fx.Graph()
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        twins[node] = copy.node_copy(node, twins.__getitem__)
+    return copy
+
+
+def load(
+    folder: Path, module: str, constants: Mapping[str, torch.Tensor], *, trusted: bool
+) -> Call:
+    """The function that `lower` compiled into `folder`."""
+    (path,) = folder.rglob(f"{module}.py")
+    trusting = _trusting_the_compiler() if trusted else contextlib.nullcontext()
+    with _inside(folder), trusting, _without_headers(), _settings():
+        modules = _torch().codecache.PyCodeCache
+        call: Call = modules.load_by_key_path(module, str(path), [], dict(constants) or None).call
+        return call
+
+
+# ---- around Inductor ----
+
+
+@contextlib.contextmanager
+def _trusting_the_compiler() -> Iterator[None]:
+    """Let the compiler be taken to know every instruction that the processor has.
+
+    Inductor compiles up to five small libraries to find out, and starts a Python that loads each:
+    more than our own kernel takes. A compiler that is too old fails to compile that one.
+    """
+    kind = _torch().instructions.VecISA
+    asks = kind.check_build
+    kind.check_build = lambda self, code: True
+    try:
+        yield
+    finally:
+        kind.check_build = asks
+
+
+@contextlib.contextmanager
+def _without_headers() -> Iterator[None]:
+    """Let no header be preprocessed: what would be compiled with it is compiled already."""
+    module = _torch().codecache
+    prepares = module._precompile_header
+    module._precompile_header = lambda *args, **kwargs: ""
+    try:
+        yield
+    finally:
+        module._precompile_header = prepares
+
+
+def _forget_the_processor() -> None:
+    """Let Inductor find out anew what the processor and the compiler have in common."""
+    instructions = _torch().instructions
+    for kind in (type(each) for each in instructions.supported_vec_isa_list):
+        for name in ("__bool__", "_VecISA__bool__impl", "is_avx512_bf16_supported"):
+            clear = getattr(getattr(kind, name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
+    instructions.valid_vec_isa_list.cache_clear()
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    config, wanted = _torch().config, dict(SETTINGS)
+    if not shutil.which("openssl"):
+        wanted["cpp_cache_precompile_headers"] = False  # which torch takes checksums with
+    known = {name: value for name, value in wanted.items() if _has(config, name)}
+    with config.patch(known), _quiet():
+        yield
+
+
+def _has(config: Any, name: str) -> bool:
+    try:
+        functools.reduce(getattr, name.split("."), config)
+    except AttributeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warning and no log line of Inductor, unless the user asked for torch's logs."""
+    log = logging.getLogger("torch._inductor")
+    level = log.level
+    if not os.environ.get("TORCH_LOGS"):
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Let Inductor and Triton keep their files in `folder`; only the environment can tell them."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

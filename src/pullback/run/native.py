@@ -1,0 +1,131 @@
+"""The native backend: the node of `run.node` in C++, which runs backward without Python.
+
+One extension serves every program (`node.cpp`). It is built when a node is asked for, once for each
+torch and Python, which takes a C++ compiler about half a minute, and is kept in the cache on disk;
+`absence()` says why it cannot be had. What the node calls are the compiled graphs of its spec:
+
+- Inductor's Python callables: the node is C++, each graph is one call of Python;
+- libraries, which `specialise` compiles ahead of time: no Python is run and its lock is not held,
+  in forward and in backward.
+
+What a native node is called with, it checks itself: it returns `MISS` for a call that the spec does
+not cover, and has then done nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pullback.errors import BackendError, ToolchainError
+from pullback.run import toolchain
+from pullback.run.node import Layout, NodeSpec, Source
+
+MISS: Final = object()
+"""What a native node returns for a call that does not fit its spec."""
+
+_NAME = "pullback_node"
+_SOURCE = Path(__file__).with_name("node.cpp")
+_lock = threading.Lock()
+_failure: list[str] = []  # why the extension could not be built, in one line
+
+log = logging.getLogger("pullback")
+
+
+def absence() -> str | None:
+    """Why there is no native node here, in one line; None if there is, or can be built."""
+    return _failure[0] if _failure else toolchain.absence()
+
+
+def is_built() -> bool:
+    """Whether a native node can be had at once, without building."""
+    return absence() is None and toolchain.is_built(_NAME, _SOURCE.read_text("utf-8"))
+
+
+def make_node(spec: NodeSpec) -> Callable[..., Any]:
+    """As `node.make_node`, in C++.
+
+    The function checks its arguments: tensors and parameters of the kinds that the spec says, with
+    gradient recording on, and no mode, transform, tangent or autocast around. It returns `MISS` for
+    all others. Its `grad_fn` has the name of the program's, and is of the class `CppFunction`.
+    """
+    return _extension().entry(_description(spec))  # type: ignore[no-any-return]
+
+
+def _extension() -> Any:
+    """The extension; raises `BackendError` where it cannot be built."""
+    with _lock:
+        missing = absence()
+        if missing is None:
+            try:
+                return _loaded()
+            except (ToolchainError, ImportError, OSError) as error:
+                missing = _in_one_line(error)
+                _failure.append(missing)
+    raise BackendError(
+        'backend "native" must be able to build its node here',
+        got=missing,
+        fix='install a C++ compiler, or use backend="inductor"',
+    )
+
+
+@functools.cache
+def _loaded() -> Any:
+    if not is_built():
+        log.info("building the native node: about half a minute, once for this torch")
+    module = toolchain.extension(_NAME, _SOURCE.read_text("utf-8"))
+    module.set_miss(MISS)
+    return module
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, ToolchainError):
+        return f"its node could not be built: {error.facts['got']}"
+    lines = str(error).splitlines()
+    return f"its node could not be loaded: {lines[0] if lines else type(error).__name__}"
+
+
+# ---- what the extension is told ----
+
+
+def _description(spec: NodeSpec) -> dict[str, Any]:
+    sources = [one if isinstance(one, Source) else None for one in spec.numbers]
+    return {
+        "name": f"{spec.name}Backward",
+        "demands": spec.demands,
+        "inputs": [_row(one) for one in spec.inputs],
+        "needs": [one.needs for one in spec.inputs],
+        "forward": spec.forward,
+        "outputs": [_code(one) for one in spec.outputs],
+        "saved": [_code(one) for one in spec.saved],
+        "read": spec.read,
+        "numbers": [None if isinstance(one, Source) else one for one in spec.numbers],
+        "number_sources": [0 if one is None else _code(one) for one in sources],
+        "is_live": [place in spec.live for place in range(len(spec.outputs))],
+        "cotangents": [_row(one) for one in spec.cotangents],
+        "begin": _beginning(spec),
+        "general": spec.general,
+    }
+
+
+def _row(layout: Layout) -> tuple[Any, ...]:
+    return layout.dtype, layout.device, layout.shape, layout.stride
+
+
+def _code(source: Source) -> int:
+    """A source as one number: an input as its place, what forward made as the complement of it."""
+    return source.place if source.is_input else ~source.place
+
+
+def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, list[Any]]]:
+    """The first backward: its compiled graph, and the layouts of what it reads."""
+
+    def begin(row: Sequence[Any]) -> tuple[Any, list[Any]]:
+        layouts = [_row(Layout.of(tensor)) for tensor in row[: spec.read]]
+        return spec.backward(row), layouts
+
+    return begin

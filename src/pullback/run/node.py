@@ -1,0 +1,221 @@
+"""A light node: one captured program for calls of one kind, with nothing left to decide.
+
+A `NodeSpec` says all that a node needs to know about such calls; whoever asks for a node makes sure
+that a call fits it (`compose.light`). `make_node` is the node in Python: a Function of PyTorch's
+whose forward and backward are written out for this very spec. `native.make_node` is the same in
+C++.
+
+What backward meets and the spec does not cover goes to `general`: a backward that is to be
+differentiated, an output without cotangent, a saved tensor that hooks gave back in another layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.function.slots import (
+    c_apply,
+    hidden,
+    new_class,
+    set_materialize,
+    set_non_differentiable,
+    set_to_save,
+)
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+"""A compiled graph: takes the row of its arguments, which it may clear, and checks nothing."""
+
+EXACT, DENSE, ANY = "exact", "dense", "any"
+"""What compiled graphs demand of a tensor's layout: that of the first call, contiguous, nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a tensor is, but for its values, and whether it needs a gradient."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    needs: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, needs: bool | None = None) -> Layout:
+        """That of `tensor`."""
+        needs = tensor.requires_grad if needs is None else needs
+        shape = tuple(tensor.shape)
+        return cls(shape, tensor.stride(), tensor.dtype, tensor.device, needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value comes from: the row of inputs, or what forward made; and its place there."""
+
+    is_input: bool
+    place: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeSpec:
+    """All that a node knows of the calls that it serves.
+
+    Attributes:
+        name: of the Function; its `grad_fn` is called after it.
+        module: where the program is written.
+        demands: what the compiled graphs demand of layouts. Where that is `EXACT`, a call has
+            the layouts of `inputs`; otherwise sizes and strides in them are only examples.
+        inputs: one per tensor of the row that the node is called with. `needs` says whether it
+            requires grad and has a gradient.
+        forward: the compiled forward graph; it gives what is *made*.
+        outputs: where each output comes from.
+        saved: where each tensor comes from that is kept for backward: first those that the backward
+            graph reads, then the other inputs, for `general`.
+        read: how many of `saved` the backward graph reads.
+        numbers: what the backward graph reads besides: a number, or where it comes from.
+        silent: the places of the outputs that are tensors and carry no gradient.
+        live: the places of the outputs that carry a gradient.
+        cotangents: the layouts in which the backward graph reads their cotangents; contiguous ones
+            where not `EXACT`.
+        backward: makes the compiled backward graph for a first row of its arguments: what is read,
+            the numbers, the cotangents. It gives one gradient per input that needs one.
+        general: gives one gradient per input, by whatever way is right, from the saved tensors, the
+            numbers, and a cotangent or None for each output that carries a gradient.
+    """
+
+    name: str
+    module: str
+    demands: str
+    inputs: tuple[Layout, ...]
+    forward: Compiled
+    outputs: tuple[Source, ...]
+    saved: tuple[Source, ...]
+    read: int
+    numbers: tuple[int | float | Source, ...]
+    silent: tuple[int, ...]
+    live: tuple[int, ...]
+    cotangents: tuple[Layout, ...]
+    backward: Callable[[Sequence[Any]], Compiled]
+    general: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+
+def make_node(spec: NodeSpec) -> Callable[..., Any]:
+    """A function of the row of inputs that gives the outputs: one as it is, several as a tuple.
+
+    It must be called with gradient recording on, and with tensors that fit the spec.
+    """
+    space: dict[str, Any] = {
+        "run": spec.forward,
+        "general": spec.general,
+        "begin": _beginning(spec),
+        "is_grad_enabled": torch.is_grad_enabled,
+        "empty_strided": torch.empty_strided,
+        "materialize": set_materialize,
+        "save": set_to_save,
+        "silence": set_non_differentiable,
+    }
+    space |= {f"g{i}_at": one.stride for i, one in enumerate(spec.cotangents)}
+    text = "\n".join([*_forward(spec), *_backward(spec)])
+    exec(compile(text, f"<node of {spec.name}>", "exec"), space)
+    methods = {
+        "forward": staticmethod(space["forward"]),
+        "backward": staticmethod(hidden(space["backward"])),
+        # PyTorch looks these up at every call, and a failed look-up costs more than a False.
+        "boxed_grads_call": False,
+        "clear_saved_tensors_on_access": False,
+        "__module__": spec.module,
+    }
+    return c_apply(new_class(spec.name, TorchFunction, methods))
+
+
+# ---- the text of its methods ----
+
+
+def _forward(spec: NodeSpec) -> list[str]:
+    given = [f"x{i}" for i in range(len(spec.inputs))]
+    lines = [f"def forward(ctx, {', '.join(given)}):"]
+    lines.append(f"    made = run([{', '.join(given)}])")
+    lines.append("    materialize(ctx, False)")
+    lines += [f"    save(ctx, {_tuple(map(_value, spec.saved))})"] if spec.saved else []
+    later = [_value(one) for one in spec.numbers if isinstance(one, Source)]
+    lines += [f"    ctx.numbers = {_tuple(later)}"] if later else []
+    silent = [_value(spec.outputs[place]) for place in spec.silent]
+    lines += [f"    silence(ctx, {_tuple(silent)})"] if silent else []
+    outputs = [_value(one) for one in spec.outputs]
+    return [*lines, f"    return {outputs[0] if len(outputs) == 1 else _tuple(outputs)}"]
+
+
+def _backward(spec: NodeSpec) -> list[str]:
+    """The text of backward; `compiled` and the layouts of what is read come with its first run."""
+    live = spec.live
+    given = [f"g{live.index(i)}" if i in live else f"_{i}" for i in range(len(spec.outputs))]
+    cotangents = [f"g{i}" for i in range(len(live))]
+    kept = [f"s{i}" for i in range(len(spec.saved))]
+    numbers = [f"n{i}" if isinstance(n, Source) else repr(n) for i, n in enumerate(spec.numbers)]
+    later = [n for n, one in zip(numbers, spec.numbers, strict=True) if isinstance(one, Source)]
+    lines = ["compiled = None", f"def backward(ctx, {', '.join(given)}):"]
+    lines.append("    global compiled, layouts")
+    lines += [f"    {_tuple(kept)} = ctx.saved_tensors"] if kept else []
+    lines += [f"    {_tuple(later)} = ctx.numbers"] if later else []
+    undefined = [f"{g} is None" for g in cotangents]
+    lines.append(f"    if {' or '.join(['is_grad_enabled()', *undefined])}:")
+    lines.append(f"        {_to_general(kept, numbers, cotangents)}")
+    for g in cotangents:
+        lines.append(f"    {_fitting(spec, g)}")
+    read = kept[: spec.read]
+    lines.append(f"    row = [{', '.join([*read, *numbers, *cotangents])}]")
+    lines.append("    if compiled is None: compiled, layouts = begin(row)")
+    if read and spec.demands != ANY:
+        lines.append(f"    elif {_unfit(spec, read)}:")
+        lines.append(f"        {_to_general(kept, numbers, cotangents)}")
+    return [*lines, "    made = compiled(row)", f"    return {_gradients(spec)}"]
+
+
+def _to_general(kept: Sequence[str], numbers: Sequence[str], cotangents: Sequence[str]) -> str:
+    return f"return general({_tuple(kept)}, {_tuple(numbers)}, {_tuple(cotangents)})"
+
+
+def _fitting(spec: NodeSpec, g: str) -> str:
+    """A line that brings a cotangent into the layout that the backward graph reads."""
+    if spec.demands != EXACT:
+        return f"{g} = {g}.contiguous()"
+    like = f"{g}.shape, {g}_at, dtype={g}.dtype, device={g}.device"
+    return f"if {g}.stride() != {g}_at: {g} = empty_strided({like}).copy_({g})"
+
+
+def _unfit(spec: NodeSpec, read: Sequence[str]) -> str:
+    """Whether hooks on saved tensors gave one of them back in another layout."""
+    if spec.demands == DENSE:
+        return " or ".join(f"not {s}.is_contiguous()" for s in read)
+    return f"{_tuple(f'({s}.shape, {s}.stride(), {s}.dtype)' for s in read)} != layouts"
+
+
+def _gradients(spec: NodeSpec) -> str:
+    needs = [one.needs for one in spec.inputs]
+    if all(needs):
+        return "made[0]" if len(needs) == 1 else "tuple(made)"
+    places = iter(range(sum(needs)))
+    return _tuple(f"made[{next(places)}]" if need else "None" for need in needs)
+
+
+def _value(source: Source) -> str:
+    return f"x{source.place}" if source.is_input else f"made[{source.place}]"
+
+
+def _tuple(values: Any) -> str:
+    return "(" + "".join(f"{value}, " for value in values) + ")"
+
+
+def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Compiled, tuple[Any, ...]]]:
+    """The first backward of a node: its compiled graph, and the layouts of what it reads."""
+
+    def begin(row: Sequence[Any]) -> tuple[Compiled, tuple[Any, ...]]:
+        layouts = tuple((t.shape, t.stride(), t.dtype) for t in row[: spec.read])
+        return spec.backward(row), layouts
+
+    return begin

@@ -1,0 +1,140 @@
+"""A stranger's check is found by entry point, runs, reports and is explained; a broken one skips."""
+
+import ast
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pullback import extend
+from pullback.check import rules
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDE = (ROOT / "docs" / "extend.md").read_text("utf-8")
+
+OPS = """
+import torch
+
+
+class Softplus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.nn.functional.softplus(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.exp() / (1 + x.exp())
+"""
+
+BROKEN = {
+    "not_there": (None, "it cannot be loaded: ModuleNotFoundError: No module named"),
+    "raising": ("raise ValueError('no licence')", "it cannot be loaded: ValueError: no licence"),
+    "empty": ("", "it has no `RULE` that is a `pullback.extend.Rule`"),
+    "half": (
+        "from pullback.extend import Rule\nRULE = Rule('ACME2', 'half-done', 'acme')",
+        "it has no function `check(subject)`",
+    ),
+    "taken": (
+        "from pullback.extend import Rule\nRULE = Rule('G101', 'my-own', 'acme')\n"
+        "def check(subject): return iter(())",
+        "its code 'G101' is that of pullback.check.rules.gradient.wrong_gradient",
+    ),
+    "profile": (
+        "from pullback.extend import Rule\nRULE = Rule('ACME3', 'no-such', 'acme', profile='slow')\n"
+        "def check(subject): return iter(())",
+        "its profile must be one of quick, standard, deep, and is 'slow'",
+    ),
+}
+
+FAILING = """
+from pullback.extend import Rule
+RULE = Rule('ACME4', 'always-failing', 'acme')
+def check(subject):
+    raise KeyError('lost')
+    yield
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A folder with a package of checks, installed as far as entry points go."""
+    home = tmp_path / "acme_checks"
+    home.mkdir()
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    files = {"__init__": "", "gradient_not_finite": blocks[0], "always_failing": FAILING}
+    files |= {name: text for name, (text, _) in BROKEN.items() if text is not None}
+    for name, text in files.items():
+        (home / f"{name}.py").write_text(text, encoding="utf-8")
+    shown = re.search(r"^```toml\n\[.*?\]\n(\S+) = \"(\S+)\"\n```$", GUIDE, re.MULTILINE)
+    points = [f"{shown.group(1)} = {shown.group(2)}", "failing = acme_checks.always_failing"]
+    points += [f"{name} = acme_checks.{name}" for name in BROKEN]
+    info = tmp_path / "acme_checks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-checks\nVersion: 1.0\n")
+    text = "\n".join(["[pullback.checks]", *points])
+    (info / "entry_points.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "ops.py").write_text(OPS, encoding="utf-8")
+    return tmp_path
+
+
+def test_stranger_check_reports_and_broken_ones_skip(package, run_python):
+    example = ["--example", "torch.tensor([-1.0, 2.0])"]
+    select = ["--select", "acme", "--select", "broken", "--select", "wrong-factor"]
+
+    run = run_python(
+        "-m", "pullback", "check", "ops.py", "--json", *example, *select, folder=package
+    )
+
+    assert run.returncode == 1, run.stderr
+    (report,) = json.loads(run.stdout)["reports"]
+    (finding,) = report["findings"]
+    assert finding["rule"]["name"] == "gradient-not-finite"
+    assert finding["rule"]["sentence"] == "Gradients must be finite where forward is"
+    assert finding["at"] == "gradient of `x`"
+    reasons = {skip["rule"]["name"]: skip["reason"] for skip in report["skips"]}
+    assert reasons.pop("always-failing") == "the check itself failed: KeyError: 'lost'"
+    assert sorted(reasons) == sorted(BROKEN)
+    assert {name: BROKEN[name][1] in reason for name, reason in reasons.items()} == dict.fromkeys(
+        BROKEN, True
+    )
+
+
+def test_page_of_stranger_check_is_explained(package, run_python):
+    run = run_python("-m", "pullback", "explain", "acme1", folder=package)
+
+    assert run.stdout.startswith("ACME1 gradient-not-finite (wrong, group acme, from profile ")
+    assert "Cannot see\n    Other values at which a gradient is not finite." in run.stdout
+
+
+# ---- the door ----
+
+
+def names_used(module):
+    """What a module of ours takes from other modules of ours, by name."""
+    tree = ast.parse(Path(module.__file__).read_text("utf-8"))
+    return {
+        (node.module, name.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pullback.")
+        for name in node.names
+    }
+
+
+OWN = [r.module for r in rules.all_rules() if r.module.startswith("pullback.")]
+
+
+@pytest.mark.parametrize("name", OWN, ids=lambda n: n.rpartition(".")[2])
+def test_names_of_our_own_are_at_the_door(name):
+    used = names_used(importlib.import_module(name))
+
+    assert used
+    missing = [
+        f"from {source} import {what} as {what}"
+        for source, what in sorted(used)
+        if getattr(extend, what, None) is not getattr(importlib.import_module(source), what)
+    ]
+    assert missing == [], "add these lines to pullback/extend.py"
