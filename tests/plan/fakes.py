@@ -1,8 +1,13 @@
 """Programs to plan, and a meter that tells planted numbers instead of measuring."""
 
+import math
+
 import torch
 
 import pullback as pb
+from pullback.plan.evidence import Evidence, Sized
+from pullback.plan.fingerprint import signature_of
+from pullback.plan.rows import AS_WRITTEN, Candidate, Row
 
 
 class Square(pb.Function):
@@ -98,7 +103,7 @@ class FakeMeter:
         return self.clock
 
     def _nodes(self, task):
-        output = task.function(*task.args)
+        output = task.forward()
         return nodes_behind(output[0] if isinstance(output, tuple) else output)
 
     def time(self, task):
@@ -119,3 +124,67 @@ class FakeMeter:
 
     def error(self, task, exact):
         return max((self.tables[2].get(name, 0.0) for name in self._nodes(task)), default=0.0)
+
+
+# ---- a plan that was made up ----
+
+
+def made_up(**facts):
+    """What a plan of `chain` would know: combined up to some size, a hybrid above it."""
+    combined = Candidate("combined", (), "eager", "everything")
+    hybrid = Candidate("hybrid", ((0, 1),), "eager", "auto")
+    hasty = Candidate("combined", (), "eager", "auto")
+
+    def rows(of_combined, of_hybrid, size):
+        kept = 8 * size
+        return (
+            Row(AS_WRITTEN, "Square Sine Growth", 3, 1e-4, 1.0, 1.0, 1.0, kept, kept, 1e-7),
+            Row(
+                combined,
+                "[Square Sine Growth]",
+                1,
+                1e-4 * of_combined,
+                *(of_combined * n for n in (1, 0.9, 1.1)),
+                kept,
+                3 * kept,
+                1.2e-7,
+            ),
+            Row(
+                hybrid,
+                "[Square Sine] Growth",
+                2,
+                1e-4 * of_hybrid,
+                *(of_hybrid * n for n in (1, 0.9, 1.1)),
+                4 * size,
+                kept,
+                1.3e-7,
+            ),
+            Row(
+                hasty,
+                "[Square Sine Growth]",
+                1,
+                4e-5,
+                *(0.4, 0.4, 0.4),
+                0,
+                None,
+                math.inf,
+                is_inexact=True,
+            ),
+        )
+
+    known = {
+        "program": "chain",
+        "objective": "time",
+        "sized": (
+            Sized(100, "(float32[100])", rows(0.5, 1.0, 100), combined),
+            Sized(10_000, "(float32[10000])", rows(1.6, 0.8, 10_000), hybrid),
+        ),
+        "place": 0,
+        "argument": "x",
+        "notes": ("all 6 consecutive groups",),
+        "refused": {"combined (native, save auto)": "no compiler"},
+        "made_with": {"torch": "2.13.0", "device": "x86_64", "threads": 1, "seconds": 3.5},
+        "fingerprint": "0" * 64,
+        "signature": signature_of((leaf(),)),
+    }
+    return Evidence(**(known | facts))

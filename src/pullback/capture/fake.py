@@ -71,6 +71,13 @@ class Stage:
         sizes, strides, _ = make(like, source, symbolic_context=every)
         return sizes, strides
 
+    def number(self, value: int) -> Any:
+        """A symbol for `value`, which like a size of 0 or 1 is a number if it is one of these."""
+        self._made += 1
+        source = LocalSource(f"t{self._made}")
+        symbol = self.sizes.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self.sizes.create_symintnode(symbol, hint=value, source=source)
+
     def like(self, tensor: Tensor) -> Tensor:
         """A fake tensor of the shape, dtype and device of the fake tensor `tensor`."""
         with untraced(), self.mode, torch.no_grad(), no_torch_function():
@@ -134,7 +141,7 @@ class Stage:
 
     # ---- sizes ----
 
-    def conditions(self, inputs: Sequence[Tensor]) -> str:
+    def conditions(self, inputs: Sequence[Any]) -> str:
         """What was assumed of the sizes and strides of `inputs`, as one expression.
 
         Where their memory begins is left out: only `as_strided` could see it.
@@ -143,7 +150,7 @@ class Stage:
         clauses = self.sizes.produce_guards(list(inputs), sources, ignore_static=False)
         return " and ".join(f"({c})" for c in clauses if "storage_offset" not in c) or "True"
 
-    def meets(self, conditions: str, tensors: Sequence[Tensor]) -> bool:
+    def meets(self, conditions: str, tensors: Sequence[Any]) -> bool:
         """Whether real tensors meet what `conditions` gave."""
         return bool(self.sizes.evaluate_guards_expression(conditions, list(tensors)))
 

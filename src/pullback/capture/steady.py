@@ -12,7 +12,7 @@ are held by weak references: what the user drops is gone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sized
 from typing import Any
 
 from torch import Tensor, strided
@@ -59,7 +59,7 @@ class Places:
         else:
             self._terms.append(f"{self._name(cell)}.cell_contents is {value}")
 
-    def size(self, container: Collection[Any]) -> None:
+    def size(self, container: Sized) -> None:
         """How many things a container holds."""
         self._terms.append(f"len({self._name(container)}) == {len(container)}")
 
@@ -93,7 +93,7 @@ class Places:
             return _never
         terms = list(dict.fromkeys(self._terms))
         text = "def holds():\n    try:\n        return " + " and ".join(terms or ["True"])
-        text += "\n    except (AttributeError, IndexError, KeyError, ValueError):\n        return False\n"
+        text += "\n    except (AttributeError, LookupError, ValueError):\n        return False\n"
         exec(compile(text, "<places around a program>", "exec"), self._names)
         function: Callable[[], bool] = self._names["holds"]
         return function

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pullback.check.example import Example, can_differ
 from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, told
 from pullback.check.subject import Subject
 from pullback.check.trials import ENOUGH, Trial, is_finite
 
@@ -52,7 +52,7 @@ def _run(
         if subject.time_is_up or bad >= ENOUGH:
             return
         trial = _trial(subject, example, ties, values)
-        if trial is not None and trial.mismatches:
+        if trial is not None and (trial.mismatches or trial.failure):
             bad += 1
             yield trial
 
@@ -60,11 +60,17 @@ def _run(
 def _trial(subject: Subject, example: Example, ties: bool, values: bool) -> Trial | None:
     try:
         called = subject.run(example)
-        if not called.live or not is_finite(called):
-            return None
-        cotangents = subject.cotangents(called)
-        grads = called.pull(cotangents)
-    except (ForwardRefusedError, BackwardFailedError):
+    except ForwardRefusedError:
+        return None
+    if not called.live:
+        return None
+    cotangents = subject.cotangents(called)
+    try:
+        grads = called.pull(cotangents)  # also where forward is not finite: it must not end us
+    except BackwardFailedError as failure:
+        is_served = is_finite(called) and _is_served(subject, example, cotangents)
+        return Trial(example, failure=told(failure.error)) if is_served else None
+    if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads) if values else []
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
@@ -73,6 +79,13 @@ def _trial(subject: Subject, example: Example, ties: bool, values: bool) -> Tria
     if ties and not found:
         found = {m.name: m for m in beyond_ties(subject, example)}
     return Trial(example, tuple(found.values()))
+
+
+def _is_served(subject: Subject, example: Example, cotangents: Cotangents) -> bool:
+    """Whether PyTorch's own gradient of forward is there, and finite."""
+    usual = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs)))
+    found = [g for g in (usual or {}).values() if g is not None]
+    return bool(found) and all(bool(torch.isfinite(g.detach()).all()) for g in found)
 
 
 def _is_faint(mismatch: Mismatch, cotangents: Cotangents) -> bool:

@@ -61,7 +61,7 @@ def _tensor(tensor: Tensor) -> str:
     flat = tensor.flatten()
     if count > 1 and bool((flat == flat[0]).all()):
         return f"torch.full({tuple(tensor.shape)}, {spelled(flat[0].item())}{kind})"
-    if count > LARGEST:
+    if count > (LARGEST if tensor.is_floating_point() or tensor.is_complex() else 2 * LARGEST):
         raise UnspeakableError(f"{count} elements")
     return f"torch.tensor({_nested(tensor)}{kind})"
 

@@ -67,9 +67,7 @@ def has_native_node(outputs: Iterable[Tensor]) -> bool:
 def replayed(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """What `call` gives, made by PyTorch's ops alone; raises `OpaqueError` where that differs."""
     plain = tuple(mapped(arg, Tensor.detach) for arg in args)
-    known = {
-        id(old): new for old, new in zip(tensors_in(plain), tensors_in(args), strict=True)
-    }
+    known = {id(old): new for old, new in zip(tensors_in(plain), tensors_in(args), strict=True)}
     tape = _Tape()
     with torch.no_grad(), seeded(), tape:
         result = call(*plain)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pullback.check.example import Example
-from pullback.check.finding import Finding, Rule
+from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.mismatch import Mismatch
 from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, told
 from pullback.check.subject import Subject
@@ -78,10 +78,23 @@ def is_finite(called: Run) -> bool:
 def reported(
     subject: Subject, rule: Rule, found: Iterable[Trial], fix: str, why: str = ""
 ) -> Iterator[Finding]:
-    """One finding per input that is wrong in a trial, unless the group has reported it before."""
+    """One finding per input that is wrong in a trial, unless the group has reported it before.
+
+    And one where backward raises at values that forward takes, its shapes being the example's.
+    """
     if subject.fails_at_base:
         return
     for trial in found:
+        if trial.failure and rule.group == "domain" and is_new(subject, rule, "backward"):
+            yield subject.finding(
+                rule,
+                example=trial.example,
+                at="backward",
+                expected="gradients, since forward takes these values",
+                got=trial.failure,
+                fix="serve these values in backward, or refuse them in forward",
+                severity=Severity.FRAGILE,
+            )
         for mismatch in trial.mismatches:
             if is_new(subject, rule, mismatch.name):
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, get_default_dtype, nn
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.around import State, steady_state
@@ -22,6 +22,7 @@ from pullback.capture.patch import is_watched
 from pullback.function.slots import is_plain_moment
 from pullback.run import backends_of
 from pullback.run.making import Nodes
+from pullback.run.node import MISS
 
 CALLS = 1024  # how many are kept in the table
 _TENSORS = (Tensor, nn.Parameter)
@@ -32,7 +33,7 @@ Entry = Callable[..., Any]
 
 def key_of(args: tuple[Any, ...]) -> Any:
     """What a call is, as something to look it up by; None if it is nothing simple."""
-    key: list[Any] = [torch.get_default_dtype()]
+    key: list[Any] = [get_default_dtype()]
     for arg in args:
         kind = arg.__class__
         if kind in _TENSORS:
@@ -65,6 +66,8 @@ class Light:
         self._state: State | None = None
         # What asks whether all is as it was, and the entries that hold while it is.
         self._now: tuple[Callable[[], bool], dict[Any, Entry]] = (lambda: False, {})
+        # The same for the entry that was used last, if it sees for itself whether a call fits.
+        self._last: tuple[Callable[[], bool], Entry, Any] | None = None
         self._lock = threading.RLock()
 
     def make_call(self) -> Callable[..., Any]:
@@ -74,14 +77,22 @@ class Light:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return program(*args, **kwargs)
-            if kwargs or is_watched() or not is_plain_moment():
+            if kwargs or is_watched():
                 return general(*args, **kwargs)
+            last = self._last
+            if last is not None and last[2] is get_default_dtype() and last[0]():
+                outputs = last[1](*args)
+                if outputs is not MISS:
+                    return outputs
+            if not is_plain_moment():
+                return general(*args)
             key = key_of(args)
             holds, table = self._now
             entry = table.get(key)
             if entry is None or not holds():
                 entry = self._look(key, args)
-            return entry(*args)
+            outputs = entry(*args)
+            return general(*args) if outputs is MISS else outputs
 
         return call
 
@@ -101,6 +112,8 @@ class Light:
                 if len(table) >= CALLS:
                     table.clear()
                 table[key] = entry
+            is_checking = getattr(entry, "checks_calls", False)
+            self._last = (holds, entry, get_default_dtype()) if is_checking else None
             return entry
 
 
@@ -140,7 +153,7 @@ def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) ->
             if tensor.requires_grad is not needs:
                 return general(*args)
         outputs = node(*[args[place] for place in places], *held)
-        return outputs if give is None else give(outputs)
+        return outputs if give is None or outputs is MISS else give(outputs)
 
     return entry
 

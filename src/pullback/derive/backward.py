@@ -287,7 +287,7 @@ def _require_flat(captured: Capture) -> None:
         )
 
 
-def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Tensor]:
+def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Any]:
     """The outputs that carry no gradient."""
     return [
         outputs[o.index]
@@ -344,8 +344,7 @@ class Inputs:
         """The inputs as forward saw them, or None when one is gone or changed."""
         row = []
         for i, place in enumerate(self.places):
-            kept = place is not None and saved
-            tensor = saved[place] if kept else self.refs[i]()
+            tensor = self.refs[i]() if place is None or not saved else saved[place]
             if tensor is None or (place is None and version_of(tensor) != self.versions[i]):
                 return None
             row.append(tensor)

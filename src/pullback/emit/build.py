@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +53,19 @@ def build(
         cache: the folder to keep libraries in; by default `$PULLBACK_CACHE`, else a folder for this
             user's caches.
 
-    Returns the op, `torch.ops.<ns>.<name>`; of a file with several, the namespace `torch.ops.<ns>`.
-    The compiler is `$CXX` if that is set.
+    Returns the op, `torch.ops.<ns>.<name>`; of a file with several, the namespace `torch.ops.<ns>`;
+    `torch.ops` if they are in several. The compiler is `$CXX` if that is set.
     """
     file = _source(Path(path))
     text = file.read_text(encoding="utf-8")
     names = _registered(file, text)
     library = compiled(file, text, flags=flags, cache=cache)
     _load(file, library, names)
-    namespace = getattr(torch.ops, names.namespace)
-    return getattr(namespace, names.ops[0]) if len(names.ops) == 1 else namespace
-
-
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    """What a file registers."""
-
-    namespace: str
-    ops: tuple[str, ...]
+    spaces = {namespace for namespace, _ in names}
+    if len(spaces) > 1:
+        return torch.ops
+    (namespace,) = (getattr(torch.ops, space) for space in spaces)
+    return getattr(namespace, names[0][1]) if len(names) == 1 else namespace
 
 
 def _source(path: Path) -> Path:
@@ -98,17 +92,23 @@ def _source(path: Path) -> Path:
     return path
 
 
-def _registered(file: Path, text: str) -> _Registered:
+def _registered(file: Path, text: str) -> list[tuple[str, str]]:
+    """The ops that a file registers, each as its namespace and its name."""
     bare = re.sub(r"//[^\n]*", "", text)
-    library = _LIBRARY.search(bare)
-    ops = tuple(dict.fromkeys(_OP.findall(bare)))
-    if library is None or not ops:
+    libraries = list(_LIBRARY.finditer(bare))
+    ends = [library.start() for library in libraries[1:]] + [len(bare)]
+    found = [
+        (library[1], op)
+        for library, end in zip(libraries, ends, strict=True)
+        for op in dict.fromkeys(_OP.findall(bare[library.end() : end]))
+    ]
+    if not found:
         raise BuildError(
             f"`{file}` must register an op to be built",
             expected="TORCH_LIBRARY or TORCH_LIBRARY_FRAGMENT, with `m.def`",
-            got="no registration" if library is None else "a registration without an op",
+            got="a registration without an op" if libraries else "no registration",
         )
-    return _Registered(library[1], ops)
+    return found
 
 
 # ---- compiling ----
@@ -261,14 +261,13 @@ def _refused(file: Path, folder: Path, command: Sequence[str], said: str) -> Bui
 # ---- loading ----
 
 
-def _load(file: Path, library: Path, names: _Registered) -> None:
+def _load(file: Path, library: Path, names: Sequence[tuple[str, str]]) -> None:
     if str(library.resolve()) in {str(Path(p).resolve()) for p in torch.ops.loaded_libraries}:
         return
-    namespace = getattr(torch.ops, names.namespace)
-    for op in names.ops:
-        if hasattr(namespace, op):
+    for space, op in names:
+        if hasattr(getattr(torch.ops, space), op):
             raise BuildError(
-                f"`{names.namespace}::{op}` must not be registered twice in one process",
+                f"`{space}::{op}` must not be registered twice in one process",
                 at=str(file),
                 got="an op of that name, which another library registered",
                 fix="give the class another name, or load it in a new process",

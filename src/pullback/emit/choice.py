@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.names import identifier
 from pullback.capture.patch import watching
 from pullback.capture.trees import tensors_in
 from pullback.emit.subject import Subject
@@ -22,18 +23,21 @@ from pullback.function.unwritten import run_plainly
 
 Write = Callable[[Trial], str]
 
-SURROGATE = "it is declared to be a surrogate"
-CUT = "the program cuts it off by `no_grad` or `detach`"
+SURROGATE = "they are declared to be surrogates"
+ABSENT = "backward gives none"
+CUT = "the program cuts them off by `no_grad` or `detach`"
 
 
-def chosen(subject: Subject, call: str, names: tuple[str, ...], write: Write) -> Trial:
+def chosen(subject: Subject, call: str, held: frozenset[str], write: Write) -> Trial:
     """The self-test of a subject; `write` gives the module with a self-test.
+
+    `held` are the inputs of the capture that the module has by itself.
 
     Random inputs in double precision come first, then the examples' own, then both in their own
     dtype: the first with which autograd's gradients of `reference` are those of finite differences.
     Where there is none, autograd does not see through `reference`, and the first that is passed.
     """
-    first = _first(subject, call, names)
+    first = _first(subject, call, held)
     few = any(like.values is not None for like in first.likes)
     trials = [
         replace(first, literal=literal, is_double=is_double)
@@ -51,19 +55,20 @@ def chosen(subject: Subject, call: str, names: tuple[str, ...], write: Write) ->
     return trials[0]
 
 
-def _first(subject: Subject, call: str, names: tuple[str, ...]) -> Trial:
-    pairs = zip(subject.captured.inputs, subject.likes, strict=True)
-    given = [(one, like) for one, like in pairs if one.kind != "constant"]
-    surrogates = subject.surrogates
-    return Trial(
-        call=call,
-        names=names,
-        needs=tuple(one.needs and one.name not in surrogates for one, _ in given),
-        likes=tuple(like for _, like in given),
-        silent=tuple(
-            (one.name, SURROGATE) for one, _ in given if one.needs and one.name in surrogates
-        ),
-    )
+def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
+    """The first self-test: of every gradient that there is and that forward implies."""
+    captured, surrogates = subject.captured, subject.surrogates
+    gradients = iter(captured.joint.gradients)
+    names, needs, likes, silent = [], [], [], []
+    for one, like in zip(captured.inputs, subject.likes, strict=True):
+        is_absent = one.needs and next(gradients) is None
+        why = ABSENT if is_absent else SURROGATE if one.name in surrogates else ""
+        if one.name not in held:
+            names.append(identifier(one.name))
+            needs.append(one.needs and not why)
+            likes.append(like)
+            silent += [(one.name, why)] if one.needs and why else []
+    return Trial(call, tuple(names), tuple(needs), tuple(likes), silent=tuple(silent))
 
 
 # ---- running it here ----

@@ -54,14 +54,23 @@ class Body:
     """The statements of a graph, and the expressions that it returns."""
 
     def __init__(
-        self, graph: fx.Graph, names: Mapping[fx.Node, str], *, flags: Sequence[str] = ()
+        self,
+        graph: fx.Graph,
+        names: Mapping[fx.Node, str],
+        given: Mapping[str, str],
+        *,
+        flags: Sequence[str] = (),
     ) -> None:
-        """Write `graph`; `flags` are the conditions under which each returned value is needed."""
+        """Write `graph`.
+
+        `given` are the user's names of inputs, by those of their nodes; `flags` the conditions
+        under which each returned value is needed.
+        """
         self.graph = drop_dead(graph)
         self.flags = list(flags)
-        self.wishes = {node.name: name for node, name in names.items()}
-        given = names.given if isinstance(names, Names) else names.keys()
-        self.given = {node.name for node in given}
+        self.wishes = {node.name: name for node, name in names.items()} | dict(given)
+        named = names.given if isinstance(names, Names) else names.keys()
+        self.given = {node.name for node in named}
         self.taken: set[str] = set()
         self.names: dict[fx.Node, str] = {}
         placeholders = self.graph.find_nodes(op="placeholder")
@@ -118,8 +127,17 @@ class Body:
         return sorted(calls, key=lambda node: -len(self.needs[node]))
 
     def _is_shared(self, node: fx.Node) -> bool:
-        """Whether a node is used outside of the block that it stands in."""
-        return any(user.op == "output" or self.needs[user] != self.needs[node] for user in node.users)
+        """Whether a node is used outside of the block that it stands in.
+
+        A size or one of several results may be written wherever it is used.
+        """
+        for user in node.users:
+            if user.op == "output" or self.needs[user] != self.needs[node]:
+                return True
+            is_carried = user.target is operator.getitem or isinstance(_value(user), SYMBOLIC)
+            if is_carried and self._is_shared(user):
+                return True
+        return False
 
     # ---- statements ----
 
@@ -189,6 +207,10 @@ class Body:
             name, number = f"{wish}_{number}", number + 1
         self.taken.add(name)
         return name
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
 
 
 def _behind(node: fx.Node) -> Iterator[fx.Node]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -209,19 +210,22 @@ _TYPES = {
     "float": "double",
     "bool": "bool",
     "str": "c10::string_view",
-    "number": "at::Scalar",
     "Scalar": "at::Scalar",
     "ScalarType": "at::ScalarType",
     "Layout": "at::Layout",
     "Device": "at::Device",
     "MemoryFormat": "at::MemoryFormat",
-    "List[int]": "at::IntArrayRef",
-    "List[SymInt]": "c10::SymIntArrayRef",
-    "List[float]": "at::ArrayRef<double>",
-    "List[bool]": "at::ArrayRef<bool>",
-    "List[Tensor]": "at::TensorList",
-    "List[Optional[Tensor]]": "c10::List<std::optional<at::Tensor>>",
+    "int[]": "at::IntArrayRef",
+    "int[]?": "at::OptionalIntArrayRef",
+    "SymInt[]": "c10::SymIntArrayRef",
+    "SymInt[]?": "at::OptionalSymIntArrayRef",
+    "float[]": "at::ArrayRef<double>",
+    "bool[]": "at::ArrayRef<bool>",
+    "Tensor[]": "at::TensorList",
+    "Tensor?[]": "c10::List<std::optional<at::Tensor>>",
 }
+"""The types of C++ for the types of a schema."""
+
 _BY_REFERENCE = ("at::Tensor", "at::Scalar", "c10::List<std::optional<at::Tensor>>")
 
 
@@ -229,8 +233,9 @@ def _dispatched(writer: Writer, node: fx.Node) -> Expression:
     """A call through the dispatcher, which finds the op of whatever library has been loaded."""
     op = op_of(node)
     schema = op._schema
-    kinds = [_kind(parameter.real_type, node) for parameter in schema.arguments]
-    gives = [_kind(returned.real_type, node) for returned in schema.returns]
+    takes_text, _, gives_text = str(schema).partition("(")[2].rpartition(") -> ")
+    kinds = [_kind(each, node) for each in _split(takes_text) if each != "*"]
+    gives = [_kind(each, node) for each in _split(gives_text.strip("()"))]
     given = zip(arguments_of(node), kinds, strict=True)
     texts = [writer.argument(value, kind, is_exact=True) for value, kind in given]
     results = ["std::vector<at::Tensor>" if g == "at::TensorList" else g for g in gives]
@@ -249,16 +254,24 @@ def _is_reference(kind: str) -> bool:
     )
 
 
-def _kind(type_: Any, node: fx.Node) -> str:
+def _split(text: str) -> list[str]:
+    """The types in a list of the parameters or results of a schema."""
+    found, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    bare = [re.sub(r"\(.*?\)", "", part).strip() for part in found]  # `Tensor(a)`: an alias
+    return [re.sub(r"\[\d+\]", "[]", part.split(" ")[0]) for part in bare if part]
+
+
+def _kind(text: str, node: fx.Node) -> str:
     """The type that C++ has for a type of a schema."""
-    text = str(type_)
-    if text.startswith("Optional["):
-        inner = _TYPES.get(text[9:-1], "")
-        names = {"at::IntArrayRef": "at::OptionalIntArrayRef"}
-        names["c10::SymIntArrayRef"] = "at::OptionalSymIntArrayRef"
-        kind = names.get(inner, f"std::optional<{inner}>" if inner else "")
-    else:
-        kind = _TYPES.get(text, "")
+    kind = _TYPES.get(text, "")
+    if not kind and text.endswith("?") and text[:-1] in _TYPES:
+        kind = f"std::optional<{_TYPES[text[:-1]]}>"
     if not kind:
         raise unwritable(f"an op that takes `{text}`", f"`{op_of(node)}`", _place(node))
     return kind

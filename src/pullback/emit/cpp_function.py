@@ -78,13 +78,13 @@ class _Function:
         self.reach = reach
         self.op = op
         self.outputs = _returned(self.captured)
-        self.forward = Body(self.parts.forward, self.parts.names)
+        pairs = zip(parts.joint.inputs, self.captured.inputs, strict=True)
+        inputs = {node.name: one.name for node, one in pairs}
+        self.forward = Body(parts.forward, parts.names, inputs)
         self.given = [place for place, one in enumerate(self.captured.inputs) if _is_given(one)]
-        pairs = zip(self.captured.inputs, self.forward.placeholders, strict=True)
-        self.names = [self.forward.names[node] for _, node in pairs]
+        self.names = [self.forward.names[node] for node in self.forward.placeholders]
         self.parameters = [self.names[place] for place in self.given]
-        flags = self._flags()
-        self.backward = Body(self.parts.backward, self.parts.names, flags=flags)
+        self.backward = Body(parts.backward, parts.names, inputs, flags=self._flags())
         self.changes = {
             o.changes: o for o in self.captured.outputs if o.changes is not None and o.index is not None
         }
@@ -119,14 +119,17 @@ class _Function:
             yield from (f"// {line}" for line in textwrap.wrap(paragraph, 92))
             yield "//"
         yield "// Saved for backward:"
-        kept = [(self.parts.names[node], self._why(node)) for node in self.parts.cut.saved]
-        kept += [(self.parts.names[node], "a number") for node in self.parts.cut.numbers]
+        saved = (*self.parts.cut.saved, *self.parts.cut.numbers)
+        held = [self.backward.names[node] for node in self.backward.placeholders]
+        kept = [(name, self._why(node)) for name, node in zip(held, saved, strict=False)]
         width = max((len(name) for name, _ in kept), default=0)
         yield from (f"//   {name:<{width}}  {why}" for name, why in kept)
         if not kept:
             yield "//   nothing"
 
     def _why(self, node: fx.Node) -> str:
+        if node in self.parts.cut.numbers:
+            return "a number"
         if node in self.parts.joint.inputs:
             place = self.parts.joint.inputs.index(node)
             return "a copy of the input, which is changed" if place in self.changes else "an input"

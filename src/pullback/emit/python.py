@@ -7,6 +7,7 @@ for backward and why, `reference`, which computes the same in plain PyTorch, and
 
 from __future__ import annotations
 
+import functools
 import keyword
 import re
 import textwrap
@@ -27,7 +28,9 @@ from pullback.graph.text import Text, text_of
 from pullback.graph.text_lines import wrapped
 
 TESTED = "tested"
-RESERVED = frozenset({"torch", "reference", "inputs", "called", "same", "self_test", TESTED})
+RESERVED = frozenset(
+    {"torch", "reference", "spread", "inputs", "called", "same", "self_test", TESTED}
+)
 """The names that the module itself needs."""
 
 WIDTH = 88
@@ -38,22 +41,23 @@ class Pieces:
     """The texts of a module before `reference`: imports besides torch, and blocks.
 
     `call` is the expression of what takes the tensors of the capture. `names` are those that the
-    blocks bind.
+    blocks bind. `held` are the inputs of the capture that are among them: they are not passed.
     """
 
     imports: tuple[str, ...]
     blocks: tuple[str, ...]
     call: str
     names: frozenset[str]
+    held: frozenset[str]
 
 
 def emit_python(subject: Subject) -> dict[str, str]:
     """The module of a subject, by the name of its file."""
     require_flat(subject.captured)
     pieces, file = _pieces(subject), f"{snake(subject.name)}.py"
-    names = tuple(input_names(subject.captured))
-    trial = chosen(subject, pieces.call, names, lambda trial: _module(subject, pieces, trial, file))
-    return {file: _module(subject, pieces, trial, file)}
+    write = functools.partial(_module, subject, pieces, file)
+    trial = chosen(subject, pieces.call, pieces.held, write)
+    return {file: write(trial)}
 
 
 def require_flat(captured: Capture) -> None:
@@ -83,8 +87,8 @@ def snake(name: str) -> str:
 # ---- the module ----
 
 
-def _module(subject: Subject, pieces: Pieces, trial: Trial, file: str) -> str:
-    reference = reference_of(subject)
+def _module(subject: Subject, pieces: Pieces, file: str, trial: Trial) -> str:
+    reference = reference_of(subject, pieces.held)
     future = [line for line in pieces.imports if "__future__" in line]
     rest = [line for line in pieces.imports if line not in future]
     before = [line for line in rest if not _is_torch(line)]
@@ -106,16 +110,13 @@ def _docstring(subject: Subject, trial: Trial) -> str:
     lines = textwrap.wrap(first, WIDTH - 3)
     lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
     lines += ["Run it to test it: outputs against `reference`, gradients against differences."]
-    left = [name for name, why in trial.silent if why]
-    if left:
-        names = ", ".join(f"`{name}`" for name in left)
-        why = " and ".join(dict.fromkeys(why for _, why in trial.silent if why))
-        kept = f"Not compared are the gradients of {names}, which are not those of forward: {why}."
-        lines += ["", *textwrap.wrap(kept, WIDTH)]
+    for why in dict.fromkeys(why for _, why in trial.silent):
+        left = ", ".join(f"`{name}`" for name, reason in trial.silent if reason == why)
+        lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", WIDTH)
     return '"""' + "\n".join(lines) + '\n"""'
 
 
-def reference_of(subject: Subject) -> str:
+def reference_of(subject: Subject, held: frozenset[str]) -> str:
     """The forward of a subject as a plain function."""
     text = forward_text(subject)
     lines = [f'"""What `{subject.name}` computes, in plain PyTorch: for comparison."""']
@@ -124,7 +125,7 @@ def reference_of(subject: Subject) -> str:
     given = [
         name
         for name, one in zip(text.parameters, subject.captured.inputs, strict=True)
-        if one.kind != "constant"
+        if one.name not in held
     ]
     return "\n".join([wrapped("def reference", given, ":"), *(f"    {line}" for line in lines)])
 
@@ -153,7 +154,8 @@ def _pieces(subject: Subject) -> Pieces:
 def function_pieces(subject: Subject) -> Pieces:
     """The Function: the user's own text if it can stand alone, else that of its graphs."""
     own = own_text(subject) if subject.function is not None else None
-    if own is not None and not own.names & RESERVED:
+    around = {one.name for one in subject.captured.closures}
+    if own is not None and not own.names & RESERVED and around <= own.names:
         return _own_pieces(subject, own)
     if subject.captured.mutated:
         names = ", ".join(
@@ -174,27 +176,29 @@ def graph_pieces(subject: Subject, name: str) -> Pieces:
     source = function_source(subject.captured, subject.save, name, program)
     constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
     block = ["\n".join(source.constants)] if source.constants else []
-    names = frozenset({name, *constants})
-    return Pieces(source.imports, (*block, "\n".join(source.lines)), f"{name}.apply", names)
+    held = frozenset(constants)
+    blocks = (*block, "\n".join(source.lines))
+    return Pieces(source.imports, blocks, f"{name}.apply", held | {name}, held)
 
 
 def _own_pieces(subject: Subject, own: OwnText) -> Pieces:
     """The user's own class, and a function that calls it with tensors alone where it takes more."""
     captured, name = subject.captured, subject.name
-    names = input_names(captured)
+    names = [identifier(one.name) for one in captured.inputs if one.kind == "argument"]
+    held = frozenset(one.name for one in captured.inputs if one.kind != "argument")
     changed = {place for place, _ in captured.mutated}
     given = [f"{one}.clone()" if i in changed else one for i, one in enumerate(names)]
     shown: list[Any] = [Shown(one) for one in given]
     arguments = [repr(leaf) for leaf in captured.fill(shown)]
     if arguments == names:
-        return Pieces(own.imports, own.statements, f"{name}.apply", own.names)
+        return Pieces(own.imports, own.statements, f"{name}.apply", own.names, held)
     call = [
         f"def {TESTED}({', '.join(names)}):",
         f'    """`{name}` with the plain arguments that this was written for."""',
         f"    return {name}.apply({', '.join(arguments)})",
     ]
     blocks = (*own.statements, "\n".join(call))
-    return Pieces(own.imports, blocks, TESTED, own.names)
+    return Pieces(own.imports, blocks, TESTED, own.names, held)
 
 
 class Shown:
@@ -205,8 +209,3 @@ class Shown:
 
     def __repr__(self) -> str:
         return self.name
-
-
-def input_names(captured: Capture) -> list[str]:
-    """The names of the tensors that go in, as Python accepts them."""
-    return [identifier(one.name) for one in captured.inputs if one.kind != "constant"]

@@ -163,7 +163,15 @@ class _Trial:
         values = {s: size if str(s) == name else hint for s, hint in self.hints.items()}
         shapes = [tuple(_number(n, values) for n in node.meta["val"].shape) for node in self.nodes]
         row = self.row(shapes)
-        return row is not None and self.agrees(row, self.parts)
+        if row is None:
+            return False
+        return self.agrees(row, self.parts) or self.agrees(self._zeroed(row), self.parts)
+
+    def _zeroed(self, row: list[Tensor]) -> list[Tensor]:
+        """`row` with zeros where no gradient goes: indices and boxes then stay inside of sizes."""
+        gradients = iter(self.captured.joint.gradients)
+        live = [one.needs and next(gradients) is not None for one in self.captured.inputs]
+        return [t if is_live else torch.zeros_like(t) for t, is_live in zip(row, live, strict=True)]
 
     # ---- dtypes ----
 

@@ -22,7 +22,7 @@ from pullback.compose.flow import Flow
 from pullback.compose.grouping import part_of_group
 from pullback.derive.likes import drawn
 from pullback.derive.recipe import parts_of
-from pullback.emit.python import RESERVED, Pieces, Shown, graph_pieces, input_names, snake
+from pullback.emit.python import RESERVED, Pieces, Shown, graph_pieces, snake
 from pullback.emit.subject import Subject, subject_of
 from pullback.emit.twin import own_text
 from pullback.graph.copies import copy_of
@@ -72,15 +72,18 @@ class _Steps:
         returned = [self.names[o.number] for o in program.outputs if isinstance(o, Ref)]
         nodes = len(self.flow.nodes)
         rest = sum(len(group) for group in self.flow.groups if group not in self.flow.nodes)
+        inputs = self.subject.captured.inputs
+        given = [one for one in inputs if one.kind != "constant"]
+        held = frozenset(one.name for one in inputs if one.kind == "constant")
         said = f"{nodes} node{'s' * (nodes != 1)} and {rest} unit{'s' * (rest != 1)} as written"
         lines = [
-            wrapped(f"def {self.function}", input_names(self.subject.captured), ":"),
+            wrapped(f"def {self.function}", [identifier(one.name) for one in given], ":"),
             f'    """`{self.subject.name}`: {said}."""',
             *(f"    {line}" for line in self.lines),
             f"    return {', '.join(returned)}",
         ]
         blocks = (*self.blocks, "\n".join(lines))
-        return Pieces(tuple(self.imports), blocks, self.function, frozenset(self.taken))
+        return Pieces(tuple(self.imports), blocks, self.function, frozenset(self.taken), held)
 
     # ---- names ----
 
@@ -153,7 +156,7 @@ class _Steps:
         )
         sub = subject_of(unit.target, args)
         own = own_text(sub) if sub.function is not None and not unit.kwargs else None
-        pieces = Pieces(own.imports, own.statements, "", own.names) if own else None
+        pieces = Pieces(own.imports, own.statements, "", own.names, frozenset()) if own else None
         if pieces is not None and not self._clashes(pieces):
             self._take(pieces)
             names = self.names

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,9 +80,14 @@ def subject_of(thing: Any, examples: Any = None) -> Subject:
             with, or those of its own `examples`.
     """
     thing = function_of(thing) or thing
-    planned = getattr(thing, "best", None)
-    if planned is not None and not isinstance(thing, type):
-        return subject_of(planned, examples)
+    if hasattr(thing, "best") and not isinstance(thing, type):
+        thing = thing.function  # of a plan
+    if getattr(thing, "composed", "") == "planned":
+        raise TargetError(
+            f"`{thing.__name__}` must be planned for one size to be emitted",
+            got="a plan that runs it in another way at each of several sizes",
+            fix="plan it with the examples of one size, and emit that",
+        )
     given = _examples(thing, examples)
     if not (isinstance(thing, type) and issubclass(thing, TorchFunction)):
         return _of_program(thing, given)
@@ -123,10 +129,23 @@ def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
     except CaptureError as error:
         if "changed in place" not in str(error):
             raise
-        captured = None
-    if captured is None:
-        captured = _of_changing(cls, given)
+        captured = None  # and let go of the error before another may be raised
+    captured = _named(captured or _of_changing(cls, given), cls)
     return _subject(cls.__name__, cls.apply, captured, save, likes_of(given), function=cls)
+
+
+def _named(captured: Capture, cls: Any) -> Capture:
+    """A capture with the names that the module of a class has for tensors from around it."""
+    module = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+    known = {id(value): name for name, value in module.items() if isinstance(value, Tensor)}
+    taken = {one.name for one in captured.inputs}
+    inputs = tuple(
+        replace(one, name=known[id(one.tensor)])
+        if one.kind == "closure" and id(one.tensor) in known and known[id(one.tensor)] not in taken
+        else one
+        for one in captured.inputs
+    )
+    return replace(captured, inputs=inputs)
 
 
 def _of_changing(cls: Any, examples: tuple[Any, ...]) -> Capture:

@@ -11,7 +11,7 @@ import torch
 from pullback.derive.likes import Like
 from pullback.graph.text_lines import wrapped
 
-FEW = 200
+FEW = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""
 
 _TEXT = '''
@@ -19,7 +19,7 @@ _TEXT = '''
 # ---- self-test: `python {file}` ----
 
 
-def inputs():
+{spread}def inputs():
     """Seeded inputs like those that this was written for{precision}."""
     torch.manual_seed(0)
 {inputs}
@@ -54,6 +54,16 @@ if __name__ == "__main__":
     except Exception as error:
         raise SystemExit(f"{name} FAILED its self-test\\n{{error}}")
     print("{name}: {passed}")
+'''
+
+_SPREAD = '''\
+def spread(low, high, *shape):
+    """Numbers between two, one from each of equal parts, in random order."""
+    count = torch.Size(shape).numel()
+    places = torch.randperm(count) + torch.rand(count, dtype=torch.float64)
+    return (low + (high - low) * places / max(count, 1)).reshape(shape)
+
+
 '''
 
 _COMPARED = """\
@@ -113,6 +123,7 @@ class Trial:
         return _TEXT.format(
             name=name,
             file=file,
+            spread=_SPREAD if any("spread(" in line for line in lines) else "",
             inputs="\n".join(lines) or "    pass",
             precision=", in double precision" if self.is_double else "",
             returned=f"({self.names[0]},)"
@@ -159,17 +170,15 @@ class Trial:
                 f"{name} = torch.tensor", [str(like.values), kind], self._shaped(like) + end
             )
             return made.splitlines()
-        size = "()" if not like.shape else ", ".join(map(str, like.shape))
         if not is_number:
             ends = f"{int(like.low)}, {int(like.high) + 1}"
             return [f"{name} = torch.randint({ends}, {_row(like.shape)}, {kind})"]
         low, high = bounds_of(like)
-        if like.dtype.is_complex:
-            real = f"torch.{'float64' if self.is_double else 'float32'}"
-            size = "2" if not like.shape else f"{size}, 2"
-            drawn = f"torch.empty({size}, dtype={real}{device}).uniform_({low}, {high})"
-            return [f"{name} = torch.view_as_complex({drawn}){end}"]
-        return [f"{name} = torch.empty({size}, {kind}).uniform_({low}, {high}){end}"]
+        shape = (*like.shape, 2) if like.dtype.is_complex else like.shape
+        made = f"spread({', '.join(map(str, (low, high, *shape)))})"
+        made = f"torch.view_as_complex({made})" if like.dtype.is_complex else made
+        moved = "" if self.is_double and not device else f".to({kind})"
+        return [f"{name} = {made}{moved}{end}"]
 
     def _dtype(self, like: Like) -> torch.dtype:
         if not self.is_double:

@@ -41,9 +41,12 @@ class Task:
         self.cotangents: list[Tensor] | None = None
         self.calls = 0  # in one round; none as long as it was never timed
 
+    def forward(self) -> Any:
+        """What the function gives."""
+        return self.function(*(map_leaves(_copied, self.args) if self.renews else self.args))
+
     def __call__(self) -> Gradients:
-        args = map_leaves(_copied, self.args) if self.renews else self.args
-        linked = _linked(self.function(*args))
+        linked = _linked(self.forward())
         if not linked or not self.leaves:
             return ()
         if self.cotangents is None:

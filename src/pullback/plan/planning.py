@@ -10,9 +10,10 @@ import torch
 
 from pullback.capture.names import parameter_names
 from pullback.capture.trees import tensors_in
-from pullback.compose.nested import callable_of
+from pullback.compose.nested import callable_of, nest
 from pullback.compose.reasons import call_text
 from pullback.errors import PlanError
+from pullback.function.isolation import RandomState
 from pullback.plan.case import Case, case_of
 from pullback.plan.choice import choose, size_of, size_place, weight_of
 from pullback.plan.evidence import Evidence, Sized
@@ -73,9 +74,13 @@ def plan(
     cases = _cases(program, rows, place, name)
     pairs = [(backend, save) for backend in names for save in SAVES]
     meter = Meter(_device(rows))
-    with reporting(progress) as report:
-        search = Search(program, cases, pairs, weight, float(budget), meter, report)
-        search.run()
+    draws = RandomState(())
+    try:
+        with reporting(progress) as report:
+            search = Search(program, cases, pairs, weight, float(budget), meter, report)
+            search.run()
+    finally:
+        draws.restore()
     return _plan_of(search, objective, place, name)
 
 
@@ -154,6 +159,7 @@ def _plan_of(search: Search, objective: str | float, place: int | None, name: st
         signature=signature_of(first.args),
     )
     functions = {one: made for one, made in search.functions.items() if made is not None}
+    functions.setdefault(AS_WRITTEN, nest(search.program))
     return Plan(search.program, evidence, functions)
 
 

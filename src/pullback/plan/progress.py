@@ -18,20 +18,21 @@ def reporting(progress: bool | Report | None) -> Iterator[Report]:
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr.isatty()):
-        with _bar() as report:
+        with _bar(is_forced=bool(progress)) as report:
             yield report
     else:
         yield lambda done, total, text: None
 
 
 @contextmanager
-def _bar() -> Iterator[Report]:
+def _bar(*, is_forced: bool) -> Iterator[Report]:
     from rich.console import Console  # only where there is somebody to see it
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))
     # No refreshing by itself: that would be a thread, and noise in what is measured.
-    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    console = Console(stderr=True, force_terminal=is_forced or None)
+    bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
     with bar:
         task = bar.add_task("planning", total=None)
 

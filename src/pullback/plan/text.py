@@ -36,11 +36,10 @@ def bytes_text(count: int | None) -> str:
 
 
 def error_text(row: Row) -> str:
-    """The error of a row; one that loses accuracy is marked."""
+    """The error of a row."""
     if row.error is None:
         return "?"
-    told = "not finite" if math.isinf(row.error) else f"{row.error:.1e}"
-    return f"{told} !" if row.is_inexact else told
+    return "not finite" if math.isinf(row.error) else f"{row.error:.1e}"
 
 
 def count_text(count: int) -> str:
@@ -87,7 +86,7 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
         f"{row.speedup:.2f}{spread}",
         bytes_text(row.saved),
         bytes_text(row.peak),
-        error_text(row),
+        error_text(row) + (" !" if row.is_inexact else ""),
         str(row.nodes),
     )
 
@@ -119,7 +118,9 @@ def explain(evidence: Evidence) -> str:
     lines = [f"{evidence.program}: {chosen_text(evidence)}"]
     weight = weight_of(evidence.objective)
     for one in evidence.sized:
-        lines.append(f"  {count_text(one.size)} elements: {'; '.join(_why(one, weight))}")
+        first, *rest = _why(one, weight)
+        lines.append(f"  {count_text(one.size)} elements: {first}")
+        lines += [f"    {line}" for line in rest]
     lines += _between(evidence)
     lines += [f"  considered: {note}" for note in evidence.notes]
     reasons = dict[str, list[str]]()
@@ -146,8 +147,9 @@ def _why(sized: Sized, weight: float) -> Iterator[str]:
         yield f"{told}, {bytes_text(row.saved)} saved"
     else:
         low, high = 1 / row.high, 1 / row.low
+        yield told
         yield (
-            f"{told}, {row.speedup:.2f} times as fast as written ({low:.2f} to {high:.2f}), "
+            f"{row.speedup:.2f} times as fast as written ({low:.2f} to {high:.2f}), "
             f"{bytes_text(row.saved)} saved instead of {bytes_text(base.saved)}"
         )
     yield from _rivals(sized, row, weight)

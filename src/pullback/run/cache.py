@@ -51,6 +51,7 @@ class Entry:
             content = json.loads(body)
             if content["origin"] != self.origin or not self._holds(content["files"]):
                 return None
+            self._remove_strays(content["files"])
             os.utime(self._manifest)
         except (OSError, ValueError, KeyError):
             return None
@@ -60,6 +61,21 @@ class Entry:
     def _holds(self, files: Mapping[str, str]) -> bool:
         return all(_digest((self.folder / n).read_bytes()) == c for n, c in files.items())
 
+    def has_grown(self) -> bool:
+        """Whether there are files that were not there when the folder was sealed."""
+        body = self._manifest.read_bytes().partition(b"\n")[2]
+        return len(self._files()) != len(json.loads(body)["files"])
+
+    def _remove_strays(self, files: Mapping[str, str]) -> None:
+        """Remove what came after the sealing: nobody knows whether that is whole."""
+        for path in self._files():
+            if str(path.relative_to(self.folder)) not in files:
+                path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        paths = sorted(self.folder.rglob("*"))
+        return [path for path in paths if path.is_file() and path != self._manifest]
+
     def empty(self) -> None:
         """Make the folder, with nothing in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -67,8 +83,7 @@ class Entry:
 
     def seal(self, facts: Mapping[str, Any]) -> None:
         """Say that the folder is complete, with `facts` about it."""
-        paths = [p for p in sorted(self.folder.rglob("*")) if p.is_file() and p != self._manifest]
-        files = {str(p.relative_to(self.folder)): _digest(p.read_bytes()) for p in paths}
+        files = {str(p.relative_to(self.folder)): _digest(p.read_bytes()) for p in self._files()}
         content = {"origin": self.origin, "facts": dict(facts), "files": files}
         body = json.dumps(content).encode()
         unfinished = self._manifest.with_suffix(".new")

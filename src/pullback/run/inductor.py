@@ -1,27 +1,41 @@
 """The Inductor backend: a graph as fused code, compiled for arguments laid out in one way.
 
-What is compiled checks nothing: given arguments of other sizes, strides, dtypes or devices it
-returns rubbish. Whoever calls it has compared them with those that it was compiled for.
+`specialise` compiles. What it gives checks nothing: for arguments of other strides, dtypes or
+devices it returns rubbish. Whoever calls it has compared them with those that it was compiled for.
+`compile` does that itself, at every call.
+
+Code depends on more than layouts: on the number of threads (`torch.get_num_threads`) and on whether
+deterministic algorithms are asked for. Compiled for others of these, it is right, but not what was
+asked for.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.fake import Stage
 from pullback.capture.joint import ONE_AT_A_TIME
+from pullback.capture.modes import autocast_off
+from pullback.derive.recipe import compiled
 from pullback.errors import CaptureError
-from pullback.graph.parts import calls
-from pullback.run.cache import Entry, entry
+from pullback.graph.cost import is_opaque
+from pullback.run.cache import Entry, clear, entry
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
 from pullback.run.settle import settle
 
-__all__ = ["absence", "specialise"]
+__all__ = ["absence", "clear", "compile", "specialise"]
+
+LAYOUTS = 32
+"""How many layouts `compile` compiles a graph for; calls with further ones run eagerly."""
+
+NODES = 3000
+"""How many ops a graph may have: compiling takes some 20 ms for each."""
 
 _ALIGNMENT = 16  # bytes; GPU code reads that many at once
 
@@ -34,42 +48,78 @@ def specialise(graph: fx.Graph, row: Sequence[Any], *, name: str, free_sizes: bo
         row: one value for each placeholder: a tensor of the sizes, strides, dtype and device that
             all calls will have, or the number itself.
         name: "forward" or "backward".
+        free_sizes: whether sizes, and numbers that stand for sizes, may be others than those of
+            `row`. All tensors of the row, and of the calls, are contiguous, and the capture serves
+            the calls.
 
-    Returns a function of one list, which it empties, that returns the results of the graph as a
+    Returns a function of one list, which it may empty, that returns the results of the graph as a
     tuple or list. It checks nothing. Raises `CaptureError` for what cannot be compiled.
     """
-    with ONE_AT_A_TIME, entry(_origin(graph, row, name)) as place:
-        call = _loaded(place) or _built(place, graph, row, name)
-    return _realigned(call, row)
+    if free_sizes:
+        return _any_size(graph, row, name)
+    return _realigned(_made(graph, row, name)[0], row)
 
 
-def _built(place: Entry, graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
+def _made(
+    graph: fx.Graph, row: Sequence[Any], name: str, *, free_sizes: bool = False
+) -> tuple[Call, str]:
+    """The compiled graph, and what it demands of sizes."""
+    _require_what_it_takes(graph, row, name)
+    with ONE_AT_A_TIME, entry(_origin(graph, row, name, free_sizes)) as place:
+        return _loaded(place) or _built(place, graph, row, name, free_sizes)
+
+
+def _require_what_it_takes(graph: fx.Graph, row: Sequence[Any], name: str) -> None:
+    for device in sorted({v.device.type for v in row if isinstance(v, Tensor)} or {"cpu"}):
+        reason = absence(device)
+        if reason is not None:
+            raise CaptureError("Inductor must be able to compile here", got=reason)
+    if len(graph.nodes) > NODES:
+        raise CaptureError(
+            f"the {name} graph must be small enough to compile in a minute or so",
+            expected=f"at most {NODES} ops",
+            got=f"{len(graph.nodes)} ops",
+        )
+
+
+def _built(
+    place: Entry, graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool
+) -> tuple[Call, str]:
     place.empty()
     try:
-        settled = settle(graph, row, decompositions())
+        settled = settle(graph, row, decompositions(), free_sizes=free_sizes)
         lowered = lower(settled, place.folder, is_backward=name == "backward")
+        conditions = settled.stage.conditions(settled.arguments) if free_sizes else ""
     except Exception as error:
         place.empty()
         raise CaptureError(
             f"the {name} graph must be one that Inductor compiles", got=_in_one_line(error)
         ) from error
-    if lowered.module:
-        constants = _packed(lowered.constants)
-        facts = {"module": lowered.module, "constants": constants, "trusted": lowered.trusted}
-        place.seal(facts)
-    return lowered.call
+    if not lowered.module:
+        return lowered.call, conditions
+    facts = {
+        "module": lowered.module,
+        "constants": _packed(lowered.constants),
+        "trusted": lowered.trusted,
+        "conditions": conditions,
+    }
+    place.seal(facts)
+    return _loaded(place) or (lowered.call, conditions)
 
 
-def _loaded(place: Entry) -> Call | None:
+def _loaded(place: Entry) -> tuple[Call, str] | None:
     """What the cache holds, if that can be run."""
     facts = place.facts()
     if facts is None:
         return None
     try:
         constants = _unpacked(facts["constants"])
-        return load(place.folder, facts["module"], constants, trusted=facts["trusted"])
+        call = load(place.folder, facts["module"], constants, trusted=facts["trusted"])
     except Exception:
-        return None  # made for a torch or compiler that has changed meanwhile
+        return None  # made with a compiler that has changed meanwhile
+    if place.has_grown():
+        place.seal(facts)  # a kernel was not in the folder: this process had it from elsewhere
+    return call, facts["conditions"]
 
 
 def _in_one_line(error: BaseException) -> str:
@@ -80,13 +130,13 @@ def _in_one_line(error: BaseException) -> str:
 # ---- what an entry depends on ----
 
 
-def _origin(graph: fx.Graph, row: Sequence[Any], name: str) -> str:
+def _origin(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) -> str:
     """All that the compiled code depends on, besides torch and the machine."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    lines = [f"{name} {threads} {strict} {sorted(SETTINGS.items())}"]
+    lines = [f"{name} {free_sizes} {threads} {strict} {sorted(SETTINGS.items())}"]
     lines += [_layout(value) for value in row]
     lines += [f"{n.op} {n.name} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
-    lines += [f"{n.name} {_kind(n.meta['val'])}" for n in calls(graph) if _is_opaque(n)]
+    lines += [f"{n.name} {_kind(n.meta['val'])}" for n in graph.nodes if is_opaque(n)]
     return "\n".join(lines)
 
 
@@ -97,11 +147,8 @@ def _layout(value: Any) -> str:
     return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {model}"
 
 
-def _is_opaque(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "aten") not in ("aten", "prims")
-
-
 def _kind(value: Any) -> str:
+    """What an op that we cannot look into gives."""
     values = value if isinstance(value, (tuple, list)) else [value]
     return " ".join(f"{v.dtype} {v.dim()}" for v in values if isinstance(v, Tensor))
 
@@ -114,7 +161,8 @@ def _packed(constants: Mapping[str, Tensor]) -> str:
 
 
 def _unpacked(text: str) -> dict[str, Tensor]:
-    constants: dict[str, Tensor] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    buffer = io.BytesIO(base64.b64decode(text))
+    constants: dict[str, Tensor] = torch.load(buffer, weights_only=True)
     return constants
 
 
@@ -147,3 +195,78 @@ def _moved(tensor: Tensor) -> Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in pairs)
     memory = tensor.as_strided((extent,), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride())
+
+
+# ---- any size ----
+
+
+def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
+    """The graph for contiguous arguments of any size.
+
+    The compiler may demand more of sizes than the capture does; for those that do not meet it,
+    there is code of their own.
+    """
+    if any(isinstance(value, float) for value in row):
+        raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
+    call, conditions = _made(graph, row, name, free_sizes=True)
+    general = _realigned(call, row)
+    stage = Stage(dynamic=True)
+    fitting: dict[Any, Call] = {}
+
+    def run(arguments: list[Any]) -> Sequence[Any]:
+        sizes = tuple([v.shape if isinstance(v, Tensor) else v for v in arguments])
+        found = fitting.get(sizes)
+        if found is None:
+            meets = stage.meets(conditions, arguments)
+            found = general if meets else specialise(graph, arguments, name=name)
+            if len(fitting) >= _SIZES:
+                fitting.clear()
+            fitting[sizes] = found
+        return found(arguments)
+
+    return run
+
+
+_SIZES = 4096  # how many are remembered
+
+
+# ---- the backend ----
+
+
+def compile(
+    graph: fx.Graph, name: str, program: str, names: Mapping[fx.Node, str]
+) -> Callable[..., Any]:
+    """A graph as a function that is compiled for each layout of its arguments when it comes.
+
+    What cannot be compiled, and layouts beyond the first `LAYOUTS`, run eagerly.
+    """
+    eager = compiled(graph, name, program, names)
+    returned: Any = graph.output_node().args[0]
+    is_single = len(returned) == 1
+    known: dict[Any, Call | None] = {}
+
+    def look(key: Any, arguments: Sequence[Any]) -> Call | None:
+        with ONE_AT_A_TIME:  # another lock beside it could be taken in the other order
+            if key not in known and len(known) < LAYOUTS:
+                try:
+                    known[key] = specialise(graph, arguments, name=name)
+                except CaptureError:
+                    known[key] = None
+            return known.get(key)
+
+    def run(*arguments: Any) -> Any:
+        key = tuple(map(_key, arguments))
+        call = known[key] if key in known else look(key, arguments)
+        if call is None:
+            return eager(*arguments)
+        with autocast_off():
+            results = call(list(arguments))
+        return results[0] if is_single else tuple(results)
+
+    return run
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return type(value), value

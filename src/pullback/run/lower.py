@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from pullback.graph.cost import is_view
 from pullback.run.settle import Settled
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -116,15 +117,19 @@ def lower(settled: Settled, folder: Path, *, is_backward: bool) -> Lowered:
     end = settled.module.graph.output_node()
     # Otherwise a result may get other strides than it has in eager.
     end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))  # type: ignore[arg-type]
+    trusted = True
     with _inside(folder), _torch().tracing(settled.stage.mode):
         try:
             with _trusting_the_compiler():
-                compiled, trusted = _compile(settled, is_backward=is_backward), True
-        except Exception:
+                compiled = _compile(settled, is_backward=is_backward)
+        except Exception as error:
             _forget_the_processor()
-            compiled, trusted = _compile(settled, is_backward=is_backward), False
+            if "CppCompileError" not in f"{type(error).__name__} {error}":
+                raise
+            trusted = False
+            compiled = _compile(settled, is_backward=is_backward)
     if trusted and not any(folder.rglob("*.so")):
-        _forget_the_processor()
+        _forget_the_processor()  # nothing has shown that the trust was right
     module = getattr(compiled, "cache_key", "")
     constants = getattr(compiled, "constants", None) or {}
     call = getattr(compiled, "current_callable", None) or compiled
@@ -132,10 +137,27 @@ def lower(settled: Settled, folder: Path, *, is_backward: bool) -> Lowered:
 
 
 def _compile(settled: Settled, *, is_backward: bool) -> Any:
-    with _settings():
-        # It changes the module that it is given.
-        module = torch.fx.GraphModule(settled.module, _copied(settled.module.graph))
+    # It changes the module that it is given.
+    module = torch.fx.GraphModule(settled.module, _copied(settled.module.graph))
+    more = {} if _growth(module.graph) < _GROWTH else {"realize_opcount_threshold": _OPS}
+    with _settings(**more):
         return _torch().compile(module, list(settled.arguments), is_backward=is_backward)
+
+
+_GROWTH, _OPS = 1000, 8
+"""Inductor writes a pointwise op anew into each op that uses it, and only afterwards sees that it
+has it already. In a loop that grows by a factor with each turn: ten leapfrog steps took minutes.
+Where one op would come to be of more than `_GROWTH`, those of more than `_OPS` that are used twice
+become values of their own. They are fused all the same, so the code is as fast: 5 s instead."""
+
+
+def _growth(graph: torch.fx.Graph) -> int:
+    """How many ops the largest pointwise op consists of, if all before it are written into it."""
+    sizes: dict[torch.fx.Node, int] = {}
+    for node in graph.nodes:
+        is_inlined = torch.Tag.pointwise in getattr(node.target, "tags", ()) or is_view(node)
+        sizes[node] = 1 + sum(sizes[n] for n in node.all_input_nodes) if is_inlined else 1
+    return max(sizes.values(), default=0)
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -201,8 +223,8 @@ def _forget_the_processor() -> None:
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    config, wanted = _torch().config, dict(SETTINGS)
+def _settings(**more: Any) -> Iterator[None]:
+    config, wanted = _torch().config, {**SETTINGS, **more}
     if not shutil.which("openssl"):
         wanted["cpp_cache_precompile_headers"] = False  # which torch takes checksums with
     known = {name: value for name, value in wanted.items() if _has(config, name)}

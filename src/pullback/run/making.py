@@ -250,7 +250,8 @@ def _specialised(
     if not one.made_count:
         return whole(one, lambda row: ())
     made: Compiled = backend.specialise(one.graph, row, name=name, free_sizes=is_open)
-    return whole(one, made)
+    complete: Callable[[Lean, Compiled], Compiled] = getattr(backend, "whole", whole)
+    return complete(one, made)
 
 
 def _made(one: Lean) -> tuple[Source, ...]:

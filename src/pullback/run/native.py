@@ -2,11 +2,12 @@
 
 One extension serves every program (`node.cpp`). It is built when a node is asked for, once for each
 torch and Python, which takes a C++ compiler about half a minute, and is kept in the cache on disk;
-`absence()` says why it cannot be had. What the node calls are the compiled graphs of its spec:
+`absence()` says why it cannot be had.
 
-- Inductor's Python callables: the node is C++, each graph is one call of Python;
-- libraries, which `specialise` compiles ahead of time: no Python is run and its lock is not held,
-  in forward and in backward.
+What the node calls is compiled by Inductor as for backend "inductor". Where the Python around the
+kernels can be read (`wrapper.py`), neither forward nor backward runs Python or holds its lock;
+otherwise each is one call of it. `ahead.py` compiles graphs ahead of time, which takes longer and
+can do more.
 
 What a native node is called with, it checks itself: it returns `MISS` for a call that the spec does
 not cover, and has then done nothing.
@@ -19,14 +20,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from pullback.errors import BackendError, ToolchainError
-from pullback.run import toolchain
-from pullback.run.node import Layout, NodeSpec, Source
+from torch import fx
 
-MISS: Final = object()
-"""What a native node returns for a call that does not fit its spec."""
+from pullback.errors import BackendError, CaptureError, ToolchainError
+from pullback.run import inductor, toolchain
+from pullback.run.lean import Lean
+from pullback.run.lean import whole as whole_in_python
+from pullback.run.node import MISS, Compiled, Layout, NodeSpec, Source
+from pullback.run.wrapper import reading_of
 
 _NAME = "pullback_node"
 _SOURCE = Path(__file__).with_name("node.cpp")
@@ -38,7 +41,7 @@ log = logging.getLogger("pullback")
 
 def absence() -> str | None:
     """Why there is no native node here, in one line; None if there is, or can be built."""
-    return _failure[0] if _failure else toolchain.absence()
+    return _failure[0] if _failure else toolchain.absence() or inductor.absence()
 
 
 def is_built() -> bool:
@@ -52,8 +55,45 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     The function checks its arguments: tensors and parameters of the kinds that the spec says, with
     gradient recording on, and no mode, transform, tangent or autocast around. It returns `MISS` for
     all others. Its `grad_fn` has the name of the program's, and is of the class `CppFunction`.
+    Raises `CaptureError` for a program that returns numbers.
     """
-    return _extension().entry(_description(spec))  # type: ignore[no-any-return]
+    if len(spec.live) + len(spec.silent) < len(spec.outputs):
+        raise CaptureError(f"`{spec.name}` must return only tensors to be one native node")
+    node: Callable[..., Any] = _extension().entry(_description(spec))
+    type(node).checks_calls = True  # type: ignore[attr-defined]
+    return node
+
+
+def specialise(
+    graph: fx.Graph, row: Sequence[Any], *, name: str, free_sizes: bool = False
+) -> Compiled:
+    """As `inductor.specialise`; without Python where that can be had."""
+    call = inductor.specialise(graph, row, name=name, free_sizes=free_sizes)
+    reading = None if free_sizes else reading_of(call, row)
+    if reading is None:
+        return call
+    rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
+    try:
+        return _extension().steps(reading.register_count, *rows)  # type: ignore[no-any-return]
+    except ValueError:  # a kernel that cannot be called from C++
+        return call
+
+
+def whole(lean: Lean, compiled: Compiled) -> Compiled:
+    """As `lean.whole`; without Python where `compiled` is."""
+    if not isinstance(compiled, _extension().Library):
+        return whole_in_python(lean, compiled)
+    results = [_result(one) for one in lean.sources]
+    return _extension().picked(compiled, results)  # type: ignore[no-any-return]
+
+
+def _result(source: Any) -> tuple[str, Any]:
+    if isinstance(source, Source):
+        return ("given" if source.is_input else "made"), source.place
+    return ("nothing", 0) if source is None else ("number", source)
+
+
+# ---- the extension ----
 
 
 def _extension() -> Any:

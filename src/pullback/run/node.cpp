@@ -978,7 +978,10 @@ PyMODINIT_FUNC PyInit_pullback_node() {
   if (made == nullptr) return nullptr;
   entry_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&entry_spec));
   library_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&library_spec));
-  if (entry_type == nullptr || library_type == nullptr) {
+  if (entry_type == nullptr || library_type == nullptr ||
+      PyObject_SetAttrString(
+          reinterpret_cast<PyObject*>(entry_type), "checks_calls", Py_True) < 0 ||
+      PyModule_AddObjectRef(made, "Library", reinterpret_cast<PyObject*>(library_type)) < 0) {
     Py_DECREF(made);
     return nullptr;
   }

@@ -3,7 +3,7 @@
 A `NodeSpec` says all that a node needs to know about such calls; whoever asks for a node makes sure
 that a call fits it (`compose.light`). `make_node` is the node in Python: a Function of PyTorch's
 whose forward and backward are written out for this very spec. `native.make_node` is the same in
-C++.
+C++, and checks for itself that a call fits.
 
 What backward meets and the spec does not cover goes to `general`: a backward that is to be
 differentiated, an output without cotangent, a saved tensor that hooks gave back in another layout.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from pullback.function.slots import (
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes the row of its arguments, which it may clear, and checks nothing."""
+
+MISS: Final = object()
+"""What a node that checks its calls returns for one that does not fit; it has then done nothing."""
 
 EXACT, DENSE, ANY = "exact", "dense", "any"
 """What compiled graphs demand of a tensor's layout: that of the first call, contiguous, nothing."""

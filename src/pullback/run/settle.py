@@ -1,7 +1,8 @@
-"""Settle a graph: from symbolic sizes to those of one row, in the ops that a compiler takes.
+"""Settle a graph: for the layouts of one row, in the ops that a compiler takes.
 
-The graph is run once on fake tensors that are laid out like the row. What it computes from sizes
-becomes numbers, and ops that the compiler has no code for become those that they consist of.
+The graph is run once on fake tensors that are laid out like the row. Ops that the compiler has no
+code for become those that they consist of. Sizes become numbers, and so does what is computed from
+them; or they are symbols again, and the graph serves other sizes too.
 """
 
 from __future__ import annotations
@@ -25,44 +26,49 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """A graph without symbols, and fake arguments that it was made with."""
+    """A graph for one way of laying out its arguments, and fake arguments of that layout."""
 
     module: fx.GraphModule
     arguments: tuple[Any, ...]
     stage: Stage
 
 
-def settle(graph: fx.Graph, row: Sequence[Any], decompositions: Decompositions) -> Settled:
-    """`graph` for arguments that are laid out exactly like `row`.
+def settle(
+    graph: fx.Graph,
+    row: Sequence[Any],
+    decompositions: Decompositions,
+    *,
+    free_sizes: bool = False,
+) -> Settled:
+    """`graph` for arguments that are laid out like `row`, with other sizes too if they are free.
 
     Law: on such arguments it returns what `graph` returns, with the same strides. Its placeholders
     are those of `graph`, in their order; it changes nothing in place.
     """
     with ONE_AT_A_TIME, apart(Watcher), torch.inference_mode(False), torch.no_grad():
         with autocast_off():
-            stage = Stage(dynamic=False)
-            arguments = [stage.stand_in(v) if isinstance(v, Tensor) else v for v in row]
-            return Settled(retraced(stage, graph, arguments, decompositions), (*arguments,), stage)
+            stage = Stage(dynamic=free_sizes)
+            arguments = [_stand_in(stage, value) for value in row]
+            return Settled(_retraced(stage, graph, arguments, decompositions), (*arguments,), stage)
 
 
-def retraced(
+def _stand_in(stage: Stage, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return stage.stand_in(value)
+    return stage.number(value) if stage.dynamic else value
+
+
+def _retraced(
     stage: Stage, graph: fx.Graph, arguments: Sequence[Any], decompositions: Decompositions
 ) -> fx.GraphModule:
-    """`graph` as it runs on the fake `arguments`, without changes in place."""
-    module = _trace(stage, fx.GraphModule({}, graph), arguments, decompositions)
+    run = _interpreted(fx.GraphModule({}, graph))
+    module = stage.trace(run, arguments, decompositions=decompositions)
     if any(is_mutable(node) for node in calls(module.graph)):
         # Some decompositions fill a buffer step by step.
-        function = torch.func.functionalize(_interpreted(module))
-        module = stage.trace(function, arguments)
+        module = stage.trace(torch.func.functionalize(_interpreted(module)), arguments)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
-
-
-def _trace(
-    stage: Stage, module: fx.GraphModule, arguments: Sequence[Any], decompositions: Decompositions
-) -> fx.GraphModule:
-    return stage.trace(_interpreted(module), arguments, decompositions=decompositions)
 
 
 def _interpreted(module: fx.GraphModule) -> Callable[..., Any]:

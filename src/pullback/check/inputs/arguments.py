@@ -16,6 +16,8 @@ REDUCTIONS = ("mean", "sum", "none")
 SIGNED = ("slope", "negative_slope", "scale", "factor", "shift", "offset", "bias", "gain")
 DIMENSIONS = ("dim", "axis")
 IGNORED = -100  # what PyTorch's losses take for "no label"
+# Names of arguments, or of functions, in which an index tensor is an order by agreement.
+ORDERS = ("perm", "order", "sort", "shuffl", "rank", "inverse")
 
 
 def arguments_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
@@ -53,8 +55,14 @@ def _mask(tensor: Tensor) -> Tensor:
     return flat.reshape(tensor.shape).to(tensor.dtype)
 
 
-def indices_of(example: Example) -> Iterator[Example]:
-    """Index tensors with every index down to 0, with neighbours equal, all the same, or ignored."""
+def indices_of(
+    example: Example, names: tuple[str, ...] = (), title: str = ""
+) -> Iterator[Example]:
+    """Index tensors with every index down to 0, with neighbours equal, all the same, or ignored.
+
+    Orders stay orders where the name of the argument, or the title of the function, speaks of one;
+    without names, all of them do.
+    """
     for i in example.tensors:
         index = example.args[i]
         if not is_index(index) or index.numel() < 2 or int(index.min()) < 0:
@@ -64,7 +72,7 @@ def indices_of(example: Example) -> Iterator[Example]:
             flat = torch.arange(index.numel()) % 3 == 1
             some = index.masked_fill(flat.reshape(index.shape), IGNORED)
             yield example.put(i, some, f"argument {i} with some entries {IGNORED}, to be ignored")
-        if _is_order(index, example):
+        if (not names or _is_called_order(names[i], title)) and _is_order(index, example):
             continue  # an order of all elements: repeating one is no order any more
         spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
         yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
@@ -76,6 +84,11 @@ def indices_of(example: Example) -> Iterator[Example]:
 def _sizes_below(example: Example, limit: int) -> bool:
     """Whether a negative index of that size counts nothing from the end."""
     return all(size < limit for t in tensors_in(example.args) for size in t.shape)
+
+
+def _is_called_order(name: str, title: str) -> bool:
+    """Whether the name of an argument or of its function speaks of an order."""
+    return name == "p" or any(word in text.lower() for word in ORDERS for text in (name, title))
 
 
 def _is_order(index: Tensor, example: Example) -> bool:

@@ -2,7 +2,8 @@
 
 What it checks
     Index tensors and labels that go down to 0, hold each index twice, or one index only, and, where
-    forward takes it, the -100 that PyTorch's losses ignore; orders of all elements stay orders.
+    forward takes it, the -100 that PyTorch's losses ignore.
+    What is called an order or a permutation, and is one, stays one.
 
 Why it matters
     What is read several times gets the sum of the gradients: `scatter` in the place of
@@ -16,7 +17,8 @@ Passes
     out.index_add_(0, index, grad)
 
 Cannot see
-    Indices beyond the largest one of the example.
+    Indices beyond the largest one of the example. A backward that raises at the label -100: many a
+    sound loss takes it in forward by PyTorch's default only.
 """
 
 from __future__ import annotations
@@ -34,5 +36,6 @@ FIX = "add up what belongs to one index: `index_add`, `scatter_add`, `index_put(
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong for other indices."""
-    found = trials(subject, "indices", indices_of(subject.small))
+    variants = indices_of(subject.small, subject.names, subject.target.name)
+    found = trials(subject, "indices", variants)
     yield from reported(subject, RULE, found, FIX)

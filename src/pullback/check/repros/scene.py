@@ -1,0 +1,344 @@
+"""What a repro is made of: a call to show, with its arguments and cotangents as code."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ
+from pullback.check.finding import Finding
+from pullback.check.run import ForwardRefusedError, Run, cotangent_of, seeded
+from pullback.check.spelling import LARGEST, UnspeakableError, spelled
+
+if TYPE_CHECKING:
+    from pullback.check.subject import Subject
+
+SEEDS = 4  # so many draws of a large argument are tried
+
+_NAME = re.compile(r"gradient of `([^`]+)`")
+_OUTPUTS = re.compile(r"only (output \d+(?: and output \d+)*) of the outputs used")
+_NEEDED = re.compile(r"when only ((?:`[^`]+`(?:, )?)+)")
+
+# Names that repros give to things of their own.
+TAKEN = """
+    g h u v t k out other earlier loss step slope got expected torch sys pull push call first found
+    before given total whole weights gradients wanted refs seen node kept held results copy parts
+    hidden tensor returned work rows barrier pool limit left right old
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A call to show: its arguments as code, its outputs, and what was found there."""
+
+    subject: Subject
+    finding: Finding
+    example: Example
+    run: Run
+    call: str
+    names: tuple[str, ...]
+    needed: tuple[int, ...]
+    used: tuple[int, ...]
+    is_random: bool
+    codes: dict[int, str]
+
+    # ---- what the finding is about ----
+
+    @property
+    def name(self) -> str:
+        """The input whose gradient is wrong; empty where none is named."""
+        found = _NAME.search(self.finding.at)
+        return found.group(1) if found else ""
+
+    @property
+    def position(self) -> int:
+        """The place of that input."""
+        return self.run.names.index(self.name)
+
+    def said(self, pattern: str) -> str:
+        """What a pattern finds in the place of the finding; empty where it finds nothing."""
+        found = re.search(pattern, self.finding.at)
+        return found.group(1) if found else ""
+
+    def named(self, pattern: str) -> str:
+        """The repro's name of the input that a pattern finds in the place of the finding."""
+        name = self.said(pattern)
+        return self.names[self.run.names.index(name)] if name in self.run.names else ""
+
+    # ---- arguments ----
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the call, as code; clones where forward writes into them."""
+        clone = ".clone()" if self.subject.writes_inputs else ""
+        args = self.example.args
+        first = [next(j for j in range(i + 1) if args[j] is args[i]) for i in range(len(args))]
+        names = [self.names[j if isinstance(args[j], Tensor) else i] for i, j in enumerate(first)]
+        pairs = zip(names, args, strict=True)
+        return ", ".join(f"{name}{clone}" if can_differ(arg) else name for name, arg in pairs)
+
+    def settings(self, *, leaves: bool = True) -> list[str]:
+        """The lines that make the arguments."""
+        lines = []
+        for i, (name, arg) in enumerate(zip(self.names, self.example.args, strict=False)):
+            twin = next((j for j in range(i) if self.example.args[j] is arg), None)
+            needs = ".requires_grad_()" if leaves and i in self.needed else ""
+            if twin is not None and isinstance(arg, Tensor):
+                lines.append(f"{name} = {self.names[twin]}")
+                continue
+            lines.append(f"{name} = {self.codes.get(i) or spelled(arg)}{needs}")
+        return lines
+
+    @property
+    def floats(self) -> list[str]:
+        """The names of the arguments that can have a gradient."""
+        args = zip(self.names, self.example.args, strict=False)
+        return [name for name, arg in args if can_differ(arg)]
+
+    @property
+    def leaves(self) -> list[str]:
+        """The names of the arguments whose gradients are taken, each tensor once."""
+        args = self.example.args
+        return [self.names[i] for i in self.needed if not any(args[j] is args[i] for j in range(i))]
+
+    # ---- outputs ----
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the call returns one tensor."""
+        return isinstance(self.run.result, Tensor)
+
+    def output(self, number: int, out: str = "out") -> str:
+        """The expression of the `number`-th tensor among the outputs."""
+        if self.is_one:
+            return out
+        places = [i for i, value in enumerate(self.run.result) if isinstance(value, Tensor)]
+        return f"{out}[{places[number]}]"
+
+    def outputs(self, out: str = "out") -> str:
+        """The expression of the outputs in use: one, or a list."""
+        return out if self.is_one else f"[{', '.join(self.output(i, out) for i in self.used)}]"
+
+    def done(self, out: str = "out", arguments: str = "") -> list[str]:
+        """The lines that call."""
+        seed = ["torch.manual_seed(0)"] if self.is_random else []
+        return [*seed, f"{out} = {self.call}({arguments or self.arguments})"]
+
+    # ---- cotangents ----
+
+    def cotangents(self, draw: int = 0) -> list[Tensor]:
+        """A cotangent for each output in use."""
+        found = [cotangent_of(self.run.outputs[i], 1000 * i + draw) for i in self.used]
+        return [_short(c) for c in found if c is not None]
+
+    def weights(self, name: str = "g", draw: int = 0) -> list[str]:
+        """The line that makes the cotangents: one, or a list."""
+        return [f"{name} = {self.joined(cotangent_code(c) for c in self.cotangents(draw))}"]
+
+    def joined(self, codes: Any) -> str:
+        """The code of one cotangent, or of the list of several."""
+        codes = list(codes)
+        return codes[0] if self.is_one else f"[{', '.join(codes)}]"
+
+    def each(self, code: str, *names: str) -> str:
+        """An expression of cotangents, written with the names of lists of them."""
+        if self.is_one:
+            return code
+        pairs = f"zip({', '.join(names)})" if len(names) > 1 else names[0]
+        return f"[{code} for {', '.join(names)} in {pairs}]"
+
+    @property
+    def total(self) -> str:
+        """The expression of the sum of outputs times cotangents."""
+        if self.is_one:
+            return _product("out", "g", self.run.result)
+        pairs = enumerate(self.used)
+        parts = [_product(self.output(i), f"g[{k}]", self.run.outputs[i]) for k, i in pairs]
+        return " + ".join(parts)
+
+    def pull(self, out: str = "out", g: str = "g", options: str = "") -> str:
+        """The expression of the gradients of a call."""
+        leaves = ", ".join(self.leaves)
+        more = f", {options}" if options else ""
+        ends = f"[{leaves}], {g}, materialize_grads=True{more}"
+        return f"torch.autograd.grad({self.outputs(out)}, {ends})"
+
+    def pulling(self) -> list[str]:
+        """The lines that define `pull`: the gradients of a fresh call, by its cotangents."""
+        body = indented([*self.done(), f"return {self.pull()}"])
+        return ["", "def pull(g):", *body, ""]
+
+
+Form = Callable[[Scene], str]
+
+COMPARED = '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"'
+
+
+def text_of(*parts: Sequence[str] | str) -> str:
+    """The lines of a repro as one text."""
+    lines: list[str] = []
+    for part in parts:
+        lines += [part] if isinstance(part, str) else part
+    return "\n".join(lines)
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """Lines of a body."""
+    return [f"    {line}" for line in lines]
+
+
+def compared(got: str, expected: str) -> list[str]:
+    """The lines that compare two rows of tensors."""
+    return [f"for got, expected in zip({got}, {expected}):", COMPARED]
+
+
+def _product(output: str, cotangent: str, value: Tensor) -> str:
+    """The real number whose gradient is the pull of a cotangent."""
+    if value.is_complex():
+        return f"({output} * {cotangent}.conj()).sum().real"
+    return f"({output} * {cotangent}).sum()"
+
+
+# ---- where a scene comes from ----
+
+
+def scenes(subject: Subject, finding: Finding, example: Example, call: str) -> Iterator[Scene]:
+    """The scenes that show a finding: with short numbers where values do not matter, then as is."""
+    for variant, codes in _spellable(example, is_free=finding.rule.group != "domain"):
+        found = _scene(subject, finding, variant, call, codes)
+        if found is not None:
+            yield found
+
+
+def scene_at(scene: Scene, example: Example) -> Scene:
+    """The same scene at other arguments."""
+    run = scene.subject.run(example, needs=scene.needed)
+    return replace(scene, example=example, run=run, codes={})
+
+
+def _scene(
+    subject: Subject, finding: Finding, example: Example, call: str, codes: dict[int, str]
+) -> Scene | None:
+    needed = tuple(sorted(example.needs))
+    chosen = _NEEDED.search(finding.at)
+    if chosen:
+        wanted = re.findall(r"`([^`]+)`", chosen.group(1))
+        needed = tuple(i for i in needed if subject.names[i] in wanted)
+    try:
+        run = subject.run(example, needs=needed)
+    except ForwardRefusedError:  # which is what there is to show
+        run = replace(subject.run(subject.given), example=example, result=(), names=subject.names)
+    if not isinstance(run.result, Tensor):
+        if not isinstance(run.result, (tuple, list)):
+            return None
+        if sum(isinstance(value, Tensor) for value in run.result) != len(run.outputs):
+            return None  # a tensor lies deeper
+    used = run.live
+    told = _OUTPUTS.search(finding.at)
+    if told:
+        used = tuple(int(i) for i in re.findall(r"\d+", told.group(1)))
+    names = tuple(_identifier(name, i) for i, name in enumerate(subject.names))
+    is_random = _is_random(subject, example)
+    return Scene(subject, finding, example, run, call, names, needed, used, is_random, codes)
+
+
+def _identifier(name: str, position: int) -> str:
+    """A name for an argument that nothing else in a repro has."""
+    is_free = name not in TAKEN.split() and not hasattr(builtins, name)
+    return name if name.isidentifier() and is_free else f"arg{position}"
+
+
+def _is_random(subject: Subject, example: Example) -> bool:
+    """Whether another seed gives another result; not where that cannot be told."""
+    found = []
+    for seed in (1, 2):
+        try:
+            with torch.no_grad(), seeded(seed):
+                out = subject.target.call(*example.fresh(needs=frozenset()))
+        except Exception:  # it fails without grad, which is for a rule to say
+            return False
+        found.append(out)
+    first, second = (o if isinstance(o, Tensor) else o[0] for o in found)
+    return first.shape != second.shape or not torch.equal(first, second)
+
+
+def _spellable(example: Example, *, is_free: bool) -> Iterator[tuple[Example, dict[int, str]]]:
+    """The example with short numbers where its values do not matter, then as it is.
+
+    With it comes the code of each large argument, which is drawn.
+    """
+    large = [i for i in example.differentiable if example.args[i].numel() > LARGEST]
+    if is_free:
+        seen: dict[int, Tensor] = {}
+        yield example.map(lambda t: seen.setdefault(id(t), _rounded(t)), example.label), {}
+    yield example, {}
+    for seed in range(SEEDS) if large else ():
+        codes = {i: _drawing(example.args[i], 10 * seed + i) for i in large}
+        drawn = example
+        for i, code in codes.items():
+            drawn = drawn.put(i, eval(code, {"torch": torch}), example.label)
+        yield drawn, codes
+
+
+def _drawing(tensor: Tensor, seed: int) -> str:
+    """The code of a tensor like this one, in its layout, of random numbers."""
+    rest = f"dtype={tensor.dtype}, generator=torch.Generator().manual_seed({seed})"
+    is_positive = not tensor.is_complex() and bool((tensor > 0).all())
+    kind, more = ("rand", " + 0.5") if is_positive else ("randn", "")
+    if tensor.is_contiguous() and not tensor.storage_offset():
+        drawn = f"torch.{kind}({tuple(tensor.shape)}, {rest}){more}"
+        return f"({drawn})" if more else drawn
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = f"(torch.{kind}({size}, {rest}){more})"
+    return f"{memory}.as_strided({_place(tensor)})"
+
+
+def _place(tensor: Tensor) -> str:
+    where = f", {tensor.storage_offset()}" if tensor.storage_offset() else ""
+    return f"{tuple(tensor.shape)}, {tuple(tensor.stride())}{where}"
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Values of two decimals, in the same layout."""
+    if not can_differ(tensor) or tensor.is_complex() or not bool(torch.isfinite(tensor).all()):
+        return tensor
+    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+    return copy.copy_((copy.double() * 100).round() / 100)
+
+
+# ---- cotangents as code ----
+
+
+def _short(cotangent: Tensor) -> Tensor:
+    """The cotangent, or one that can be spelled where it is large."""
+    if cotangent.numel() <= LARGEST or cotangent.is_complex():
+        return cotangent
+    steps = torch.arange(cotangent.numel(), device=cotangent.device) % 7 - 3.25
+    return steps.reshape(cotangent.shape).to(cotangent.dtype)
+
+
+def cotangent_code(cotangent: Tensor) -> str:
+    """The code of a cotangent, as `_short` gives it."""
+    if cotangent.numel() <= LARGEST:
+        return spelled(cotangent)
+    kind = "" if cotangent.dtype == torch.float32 else f".to({cotangent.dtype})"
+    shape = tuple(cotangent.shape)
+    return f"(torch.arange({cotangent.numel()}) % 7 - 3.25).reshape({shape}){kind}"
+
+
+def laid_code(cotangent: Tensor) -> str:
+    """The code of a cotangent in its layout, of other numbers where it is large."""
+    try:
+        return spelled(cotangent)
+    except UnspeakableError:
+        if cotangent.is_conj() or cotangent.is_neg() or cotangent.is_complex():
+            raise
+    size = cotangent.untyped_storage().nbytes() // cotangent.element_size()
+    memory = f"(torch.arange({size}) % 7 - 3.25).to({cotangent.dtype})"
+    return f"{memory}.as_strided({_place(cotangent)})"

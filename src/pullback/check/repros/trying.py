@@ -1,0 +1,56 @@
+"""A repro tried before it is shown: only one that fails is a repro."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pullback.check.repros.scene import Scene
+from pullback.check.run import seeded
+
+# Rules whose findings may show as an error too, depending on which thread comes first.
+LOUD = ("wrong-in-threads",)
+
+
+def fails(body: str, scene: Scene) -> bool:
+    """Whether the program fails, by its assertion or as the finding says."""
+    error = executed(body, scene)[0]
+    if isinstance(error, AssertionError):
+        return True
+    if scene.finding.rule.name in LOUD:
+        return error is not None
+    return error is not None and type(error).__name__ == scene.finding.got.partition(":")[0]
+
+
+def executed(body: str, scene: Scene) -> tuple[Exception | None, dict[str, Any]]:
+    """What the body of a repro raises here, and the names that it made."""
+    head = scene.call.removesuffix(".apply")
+    target = scene.subject.target
+    space: dict[str, Any] = {"torch": torch}
+    if not head.startswith("torch."):
+        space[head] = target.function if target.is_function else target.thing
+    try:
+        with _kept(), seeded():
+            exec(compile(body, "<repro>", "exec"), space)
+    except Exception as error:
+        return error, space
+    return None, space
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """The settings that a repro may change, as they were."""
+    is_collecting, is_strict = gc.isenabled(), torch.are_deterministic_algorithms_enabled()
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()
+        torch.use_deterministic_algorithms(is_strict)
+        random.setstate(state)

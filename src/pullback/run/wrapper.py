@@ -1,0 +1,231 @@
+"""What Inductor's Python does between its kernels, read as steps that C++ can take.
+
+Inductor compiles a graph into kernels and a short Python function that makes buffers, calls the
+kernels with them, and returns some. For graphs of fixed sizes on a CPU it consists of a handful of
+forms. Where it is made of these alone, it is read here, and run without Python (`node.cpp`);
+compiling the same graph ahead of time would take a compiler ten seconds more.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Step = dict[str, Any]
+
+
+class Unread(Exception):
+    """Something in the Python that is none of the known forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A function as steps on numbered registers; its arguments are in the first of them."""
+
+    register_count: int
+    taken: tuple[int, ...]
+    steps: tuple[Step, ...]
+    constants: tuple[tuple[int, Tensor], ...]
+    made: tuple[int, ...]
+
+
+def reading_of(call: Callable[..., Any], row: Sequence[Any]) -> Reading | None:
+    """The function `call` of a module of Inductor's, for arguments like `row`; None if unread."""
+    code = getattr(call, "__code__", None)
+    if not isinstance(call, types.FunctionType) or code is None or call.__name__ != "call":
+        return None
+    try:
+        tree = ast.parse(Path(code.co_filename).read_text(encoding="utf-8"))
+        (function,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "call"]
+        reader = _Reader(call.__globals__, row)
+        for statement in function.body:
+            reader.read(statement)
+        return reader.reading()
+    except (Unread, OSError, SyntaxError, ValueError):
+        return None
+
+
+@dataclass(eq=False)
+class _Reader:
+    space: Mapping[str, Any]
+    row: Sequence[Any]
+    places: dict[str, int] = field(default_factory=dict)
+    count: int = 0
+    steps: list[Step] = field(default_factory=list)
+    constants: list[tuple[int, Tensor]] = field(default_factory=list)
+    made: list[int] | None = None
+
+    def reading(self) -> Reading:
+        if self.made is None:
+            raise Unread("no result")
+        taken = tuple(i for i, value in enumerate(self.row) if isinstance(value, Tensor))
+        rows = tuple(self.steps), tuple(self.constants), tuple(self.made)
+        return Reading(self.count, taken, *rows)
+
+    # ---- statements ----
+
+    def read(self, statement: ast.stmt) -> None:
+        """Read one statement of the function."""
+        match statement:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
+                self._take(names)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self._assign(name, value)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(ast.Name("args"), "clear"))):
+                pass
+            case ast.Expr(value=ast.Call() as call):
+                self._run(call)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self._drop(target)
+            case ast.Return(value=ast.Tuple(elts=values)):
+                self.made = [-1 if _is_none(v) else self._operand(v)[0] for v in values]
+            case _:
+                raise Unread(ast.unparse(statement))
+
+    def _take(self, names: Sequence[ast.expr]) -> None:
+        """The arguments; a number among them has no register: static code does not read it."""
+        if len(names) != len(self.row) or self.count:
+            raise Unread("other arguments")
+        for name, value in zip(names, self.row, strict=True):
+            if isinstance(value, Tensor):
+                self._new(_name(name))
+
+    def _assign(self, name: str, value: ast.expr) -> None:
+        match value:
+            case ast.Name():
+                source = self._operand(value)[0]
+                self._step("same", self._new(name), [source])
+            case ast.Call(func=ast.Name(id="empty_strided_cpu"), args=[sizes, strides, dtype]):
+                facts = {"sizes": _numbers(sizes), "strides": _numbers(strides)}
+                self._step("empty", self._new(name), [], dtype=_dtype(dtype), **facts)
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                source = self._view(value)
+                self._step("same", self._new(name), [source])
+                self._step("drop", source, [])
+            case _:
+                raise Unread(ast.unparse(value))
+
+    def _run(self, call: ast.Call) -> None:
+        match call.func:
+            case ast.Name(id=name):
+                self._kernel(name, call)
+            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name):
+                self._product(name, call)
+            case _:
+                raise Unread(ast.unparse(call))
+
+    def _kernel(self, name: str, call: ast.Call) -> None:
+        kernel = self.space.get(name)
+        path = getattr(getattr(kernel, "__self__", None), "__file__", None)
+        if not isinstance(kernel, types.BuiltinFunctionType) or not path or call.keywords:
+            raise Unread(name)
+        with _Operands(self, call.args) as sources:
+            self._step("kernel", 0, sources, path=str(path), name=kernel.__name__)
+
+    def _product(self, name: str, call: ast.Call) -> None:
+        named = {one.arg: one.value for one in call.keywords}
+        out = named.pop("out", None)
+        scales = {k: _scale(v) for k, v in named.items() if k in ("alpha", "beta")}
+        count = {"mm": 2, "bmm": 2, "addmm": 3}.get(name)
+        if out is None or len(call.args) != count or len(scales) != len(named):
+            raise Unread(ast.unparse(call))
+        if scales and name != "addmm":
+            raise Unread(ast.unparse(call))
+        with _Operands(self, [out, *call.args]) as (to, *sources):
+            self._step(name, to, sources, **scales)
+
+    def _drop(self, target: ast.expr) -> None:
+        name = _name(target)
+        if name in self.places:  # not a number among the arguments
+            self._step("drop", self.places.pop(name), [])
+
+    # ---- values ----
+
+    def _new(self, name: str = "") -> int:
+        place, self.count = self.count, self.count + 1
+        if name:
+            self.places[name] = place
+        return place
+
+    def _step(self, kind: str, to: int, sources: Sequence[int], **facts: Any) -> None:
+        self.steps.append({"kind": kind, "to": to, "from": list(sources), **facts})
+
+    def _operand(self, value: ast.expr) -> tuple[int, bool]:
+        """The register of a value, and whether it was made for it."""
+        match value:
+            case ast.Name(id=name) if name in self.places:
+                return self.places[name], False
+            case ast.Name(id=name) if isinstance(self.space.get(name), Tensor):
+                place = self._new(name)
+                self.constants.append((place, self.space[name]))
+                return place, False
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                return self._view(value), True
+            case _:
+                raise Unread(ast.unparse(value))
+
+    def _view(self, call: ast.Call) -> int:
+        if len(call.args) != 4 or call.keywords:
+            raise Unread(ast.unparse(call))
+        source, is_own = self._operand(call.args[0])
+        facts = {"sizes": _numbers(call.args[1]), "strides": _numbers(call.args[2])}
+        (offset,) = _numbers(ast.Tuple([call.args[3]]))
+        place = self._new()
+        self._step("view", place, [source], offset=offset, **facts)
+        if is_own:
+            self._step("drop", source, [])
+        return place
+
+
+class _Operands:
+    """The registers of some values, of which those that were made for them are dropped after."""
+
+    def __init__(self, reader: _Reader, values: Sequence[ast.expr]) -> None:
+        self.reader = reader
+        self.found = [reader._operand(value) for value in values]
+
+    def __enter__(self) -> list[int]:
+        return [place for place, _ in self.found]
+
+    def __exit__(self, *_: object) -> None:
+        for place, is_own in self.found:
+            if is_own:
+                self.reader._step("drop", place, [])
+
+
+def _name(value: ast.expr) -> str:
+    if not isinstance(value, ast.Name):
+        raise Unread(ast.unparse(value))
+    return value.id
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _numbers(value: ast.expr) -> list[int]:
+    numbers = ast.literal_eval(value)  # a ValueError where sizes are left open
+    if not isinstance(numbers, tuple) or not all(type(number) is int for number in numbers):
+        raise Unread(ast.unparse(value))
+    return list(numbers)
+
+
+def _scale(value: ast.expr) -> float:
+    return float(ast.literal_eval(value))
+
+
+def _dtype(value: ast.expr) -> torch.dtype:
+    match value:
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            dtype = getattr(torch, name, None)
+            if isinstance(dtype, torch.dtype):
+                return dtype
+    raise Unread(ast.unparse(value))

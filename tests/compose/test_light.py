@@ -1,0 +1,291 @@
+"""The short way from a call to its node: what it looks up, and when it is not taken."""
+
+import gc
+import threading
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pullback as pb
+from pullback.compose.light import Light, key_of
+
+light = import_module("pullback.compose.light")
+
+
+def pair(*shape, dtype=torch.float64):
+    x = torch.randn(shape or (4,), dtype=dtype, requires_grad=True)
+    return x, torch.randn_like(x).requires_grad_()
+
+
+# ---- the key ----
+
+
+def test_equal_calls_have_equal_keys():
+    x, y = pair(2, 3)
+
+    assert key_of((x, y, 2, 0.5, "mean", None, torch.float32)) == key_of(
+        (y, x, 2, 0.5, "mean", None, torch.float32)
+    )
+
+
+x = torch.ones(2, 3)
+OTHERS = {
+    "a size": (torch.ones(3, 2),),
+    "strides": (torch.ones(3, 2).t(),),
+    "a dtype": (torch.ones(2, 3, dtype=torch.float64),),
+    "a need": (torch.ones(2, 3, requires_grad=True),),
+    "a device": (torch.ones(2, 3, device="meta"),),
+    "one more": (x, None),
+    "a plain value": (2.0,),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_calls_have_other_keys(case):
+    assert key_of(OTHERS[case]) != key_of((x,))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (1, True), (None, False)])
+def test_values_that_only_look_equal_are_told_apart(one, other):
+    assert key_of((one,)) != key_of((other,))
+
+
+@pytest.mark.parametrize("arg", [[x], {"x": x}, object(), slice(1, 2)], ids=str)
+def test_call_that_is_nothing_simple_has_no_key(arg):
+    assert key_of((arg,)) is None
+
+
+def test_subclass_of_tensor_has_no_key():
+    class Marked(torch.Tensor):
+        pass
+
+    assert key_of((x.as_subclass(Marked),)) is None
+    assert key_of((nn.Parameter(x),)) is not None
+
+
+def test_default_dtype_is_part_of_the_key():
+    before = key_of((x,))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert key_of((x,)) != before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# ---- the table ----
+
+
+def counting():
+    """A `Light` over a program, and what was made and what went the general way."""
+    made, general = [], []
+
+    def make(args):
+        made.append(args)
+        return lambda *args: "short"
+
+    def run(*args, **kwargs):
+        general.append(args)
+        return "general"
+
+    return Light(program, make, run).make_call(), made, general
+
+
+SCALE = 2.0
+
+
+def program(x, y=None):
+    return x * SCALE
+
+
+def test_entry_is_made_once_for_a_kind_of_call():
+    call, made, general = counting()
+
+    assert [call(x), call(x + 1), call(torch.ones(3))] == ["short"] * 3
+    assert len(made) == 2
+    assert not general
+
+
+def test_change_around_the_program_empties_the_table(monkeypatch):
+    call, made, _ = counting()
+    call(x)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    call(x)
+    call(x)
+
+    assert len(made) == 2
+
+
+def test_equal_surroundings_keep_the_table(monkeypatch):
+    call, made, _ = counting()
+    call(x)
+    monkeypatch.setitem(globals(), "SCALE", float("2.0"))
+    call(x)
+
+    assert len(made) == 1
+
+
+def test_table_is_bounded(monkeypatch):
+    monkeypatch.setattr(light, "CALLS", 4)
+    call, made, _ = counting()
+    for size in range(1, 11):
+        call(torch.ones(size))
+    call(torch.ones(10))
+
+    assert len(made) == 10
+
+
+class Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+MOMENTS = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a dispatch mode": Counting,
+    "a device context": lambda: torch.device("cpu"),
+    "forward mode": torch.autograd.forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_other_moments_take_the_general_way(moment):
+    call, made, general = counting()
+    with MOMENTS[moment]():
+        assert call(x) == "general"
+
+    assert not made
+    assert len(general) == 1
+
+
+def test_transforms_and_keywords_take_the_general_way():
+    call, made, general = counting()
+    call(x=x)
+    torch.func.vmap(lambda x: (call(x), x)[1])(x)
+
+    assert not made
+    assert len(general) == 2
+
+
+def test_call_that_is_recorded_is_seen():
+    a, b = pair()
+    combined = pb.combine(lambda x, y: x.sin() * y, a, b)
+    combined.apply(a, b)
+    with pb.recording() as seen:
+        combined.apply(a, b)
+
+    assert len(list(seen.calls)) == 1
+
+
+# ---- nodes on the short way ----
+
+
+class Doubled(pb.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+WEIGHT = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+
+
+def with_closure(x):
+    return Doubled.apply(x) * WEIGHT
+
+
+def several(x, factor, flag):
+    return {"y": x * factor, "twice": [Doubled.apply(x)], "flag": flag}
+
+
+def test_closure_gets_its_gradient_on_the_short_way():
+    a, _ = pair()
+    combined = pb.combine(with_closure, a)
+    for _ in range(2):
+        got = torch.autograd.grad(combined.apply(a).sum(), (a, WEIGHT))
+        want = torch.autograd.grad(with_closure(a).sum(), (a, WEIGHT))
+
+        torch.testing.assert_close(got, want)
+
+
+def test_closure_that_is_frozen_loses_its_gradient():
+    a, _ = pair()
+    weight = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+    combined = pb.combine(lambda x: x * weight, a)
+    combined.apply(a)
+    weight.requires_grad_(False)
+    out = combined.apply(a)
+
+    assert [one for one, _ in out.grad_fn.next_functions if one is not None] == [
+        torch.autograd.graph.get_gradient_edge(a).node
+    ]
+
+
+def test_trees_and_plain_values_come_back_as_written():
+    a, _ = pair()
+    combined = pb.combine(several, a, 2.5, True)
+    for factor in (2.5, 0.0, -0.0, 2.5):
+        got, want = combined.apply(a, factor, True), several(a, factor, True)
+
+        assert list(got) == list(want)
+        assert torch.equal(got["y"], want["y"])
+        assert torch.equal(got["twice"][0], want["twice"][0])
+        assert got["flag"] is True
+
+
+def test_output_without_cotangent_is_right():
+    a, b = pair()
+    combined = pb.combine(lambda x, y: (x.sin() * y, x.exp()), a, b)
+    combined.apply(a, b)
+    got = torch.autograd.grad(combined.apply(a, b)[1].sum(), (a, b), allow_unused=True)
+
+    torch.testing.assert_close(got[0], a.exp())
+    assert got[1] is None or not got[1].any()
+
+
+def test_threads_agree():
+    a, b = pair(50)
+    combined = pb.combine(lambda x, y: Doubled.apply(x).sin() * y, a, b)
+    want = torch.autograd.grad(combined.apply(a, b).sum(), (a, b))
+    results = []
+
+    def work():
+        for size in range(40, 50):
+            x, y = (t.detach()[:size].clone().requires_grad_() for t in (a, b))
+            got = torch.autograd.grad(combined.apply(x, y).sum(), (x, y))
+            results.append(all(torch.equal(g, w[:size]) for g, w in zip(got, want, strict=True)))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert results == [True] * 80
+
+
+def test_calls_with_changing_sizes_leave_nothing_behind():
+    a, b = pair()
+    combined = pb.combine(lambda x, y: x.sin() * y, a, b)
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    def work(sizes):
+        for size in sizes:
+            x, y = pair(size)
+            combined.apply(x, y).sum().backward()
+
+    work(range(2, 12))
+    before = alive()
+    work(range(12, 60))
+
+    assert alive() == before
