@@ -25,6 +25,7 @@ from examples import (
     my_function,
     my_relu,
     nested,
+    planned,
     roi_align,
 )
 from examples.compare import Difference, Inputs, compare, pull, text_of, worst_of
@@ -303,6 +304,34 @@ def show_operator(console: Console) -> bool:
     return twice and passed
 
 
+def show_planned(console: Console) -> bool:
+    """Show every way to run square(x) * sin(y), and which one wins here; whether that is right."""
+    say(
+        console,
+        "[bold]7. Combined, nested, or in groups? Measured here, forward and backward: pb.plan[/]",
+        "   square(x) * sin(y) as three nodes, as one, and every grouping between; those in",
+        "   brackets share a node. The marked ones were chosen.",
+        "",
+    )
+    plan = planned.make_plan()
+    for sized in plan.evidence.sized:
+        say(console, f"   {sized.size} elements")
+        for row in sorted(sized.rows, key=lambda row: row.relative):
+            say(console, escape(f"   {'*' if row == sized.row else ' '} {_row(row)}"))
+        say(console, "")
+    say(console, *(escape(f"   {line}") for line in plan.explain().splitlines()), "")
+    size = worst_of(compare(plan.best, planned.plain, planned.inputs())).size
+    agrees = size < AGREES
+    told = "[green]agrees[/]" if agrees else "[red]DIFFERS[/]"
+    say(console, f"   The chosen one {told} with PyTorch, difference {text_of(size)}", "")
+    return agrees
+
+
+def _row(row) -> str:
+    how = f"{row.candidate.backend} {row.candidate.save}".strip() or "as written"
+    return f"{row.label:<38}{how:<20}{row.speedup:6.2f} times as fast"
+
+
 def _yes(answer: bool) -> str:
     return "[green]yes[/]" if answer else "[red]NO[/]"
 
@@ -324,6 +353,7 @@ def main(console: Console | None = None) -> int:
         show_derived,
         show_in_place,
         show_operator,
+        show_planned,
     )
     results = [show(console) for show in shows]
     ok = all(results)

@@ -1,4 +1,4 @@
-"""A stranger's check is found by entry point, runs, reports and is explained; a broken one skips."""
+"""A stranger's check is found by entry point, runs and is explained; a broken one is skipped."""
 
 import ast
 import importlib
@@ -44,7 +44,8 @@ BROKEN = {
         "its code 'G101' is that of pullback.check.rules.gradient.wrong_gradient",
     ),
     "profile": (
-        "from pullback.extend import Rule\nRULE = Rule('ACME3', 'no-such', 'acme', profile='slow')\n"
+        "from pullback.extend import Rule\n"
+        "RULE = Rule('ACME3', 'no-such', 'acme', profile='slow')\n"
         "def check(subject): return iter(())",
         "its profile must be one of quick, standard, deep, and is 'slow'",
     ),

@@ -86,7 +86,9 @@ def test_death_at_the_example_is_a_finding(target, how, impatient):
     (finding,) = report.findings
     assert (finding.rule.name, finding.at) == ("crash", "at the example itself")
     assert re.fullmatch(how, finding.got)
-    assert report.notes == (f"{len(report.rules)} rules were not tried: too many workers were lost",)
+    assert report.notes == (
+        f"{len(report.rules)} rules were not tried: too many workers were lost",
+    )
 
 
 def test_slow_function_gets_more_time(impatient):

@@ -1,4 +1,4 @@
-"""`pullback plan` prints the table and the reasons, writes what it is asked to, and says what is wrong."""
+"""`pullback plan` prints and writes what it measured, and says what is wrong."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
 """What is emitted as Python in the tests: Functions and programs as people write them."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,29 +191,29 @@ def row(*, low=-1.5, high=1.9, count=5):
 
 @dataclass(frozen=True)
 class Case:
-    """A thing to emit, and examples where it has none of its own.
+    """A thing to emit, with examples where it has none of its own.
 
-    `original` is what the emitted module is compared with, called with tensors alone; `tampered`
-    is a part of a gradient in the text, and what to put there.
+    `original` is what the emitted module is compared with, called with `tensors`; `tampered` is a
+    part of a gradient in the text, and what to put in its place.
     """
 
-    thing: Callable[[], Any]
-    examples: tuple[Any, ...] | None
+    thing: Any
     original: Callable[..., Any]
-    tensors: Callable[[], tuple[Tensor, ...]]
-    tampered: tuple[str, str] | None
+    tensors: tuple[Tensor, ...]
+    examples: tuple[Any, ...] | None
+    tampered: tuple[str, str]
 
 
-def _case(thing, original, *tensors, plain=(), examples=True, tampered=None):
-    given = tuple(tensors) + tuple(plain)
-    made = thing if not callable(thing) or isinstance(thing, type) else thing
-    return Case(lambda: made, given if examples else None, original, lambda: tensors, tampered)
+def _case(thing, original, *tensors, tampered, plain=(), examples=True):
+    given = (*tensors, *plain) if examples else None
+    return Case(thing, original, tensors, given, tampered)
 
 
+@functools.cache
 def cases() -> dict[str, Case]:
     """Every kind of thing that can be emitted."""
     x, y = row(), row(low=0.3, high=2.0).flip(0)
-    made = {
+    return {
         "square": _case(Square, Square.apply, x, tampered=("2 * x * g", "3 * x * g")),
         "my_relu": _case(MyReLU, MyReLU.apply, x, tampered=("output <= 0, 0", "output <= 0, 1")),
         "leaning": _case(Leaning, Leaning.apply, x, tampered=("ROOT / 4", "ROOT / 3")),
@@ -276,4 +277,3 @@ def cases() -> dict[str, Case]:
             tampered=("grad_div / largest", "grad_div * largest"),
         ),
     }
-    return made

@@ -8,7 +8,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from examples import demo
+from examples import demo, planned
+
+
+@pytest.fixture(autouse=True, scope="module")
+def eager():
+    """Only what needs no compiler is planned, for a second: it takes no longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PULLBACK_BACKENDS", "eager")
+        patch.setattr(planned, "BUDGET", 1.0)
+        yield
 
 
 def run():
@@ -51,6 +60,22 @@ def test_largest_error_is_expected_against_got(shown):
 
     for error, expected, got in (numbers[:3], numbers[3:]):
         assert error == pytest.approx(abs(expected - got), abs=2e-4)
+
+
+def test_plan_shows_what_was_measured(shown):
+    _, text = shown
+
+    assert re.search(r"^ +\*? +\[SquareFunction SineFunction mul\] .* times as fast", text, re.M)
+    assert re.search(r"^ +square_sine: (nested|combined|hybrid)", text, re.MULTILINE)
+    assert "The chosen one agrees with PyTorch" in text
+
+
+def test_wrong_plan_makes_it_fail(monkeypatch):
+    tilted = planned.make_plan()
+    tilted.best = lambda x, y: planned.square_sine(x, y) * 1.001
+    monkeypatch.setattr(planned, "make_plan", lambda: tilted)
+
+    assert demo.show_planned(Console(file=io.StringIO(), width=80)) is False
 
 
 def test_text_to_a_pipe_has_no_colour(shown):

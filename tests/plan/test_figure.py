@@ -18,7 +18,7 @@ def test_every_row_is_a_mark_with_its_facts():
 
     titles = [title.text for title in tree.iter(f"{SVG}title")]
     assert len(titles) == 8
-    assert any("hybrid" in title and "80 µs" in title for title in titles)
+    assert any("hybrid" in title and "80 us" in title for title in titles)
     assert len(list(tree.iter(f"{SVG}path"))) == 2  # the inexact ones are crosses
 
 

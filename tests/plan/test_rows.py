@@ -41,13 +41,13 @@ def test_label_brackets_what_shares_a_node(candidate, label, nodes):
 def test_repeated_steps_are_counted():
     steps = Candidate(HYBRID, tuple((n, n + 1) for n in range(0, 20, 2)))
 
-    assert label_of(steps, ["Force", "Axpy"] * 10) == "[Force Axpy] ×10"
-    assert label_of(AS_WRITTEN, ["Force", "Axpy"] * 10) == "(Force Axpy) ×10"
-    assert label_of(AS_WRITTEN, ["Sin", "Exp", "Exp", "Sin"]) == "Sin Exp ×2 Sin"
+    assert label_of(steps, ["Force", "Axpy"] * 10) == "[Force Axpy] x10"
+    assert label_of(AS_WRITTEN, ["Force", "Axpy"] * 10) == "(Force Axpy) x10"
+    assert label_of(AS_WRITTEN, ["Sin", "Exp", "Exp", "Sin"]) == "Sin Exp x2 Sin"
 
 
 def test_long_node_is_shortened():
-    assert label_of(Candidate(COMBINED), NAMES * 3) == "[Sin Exp Tanh … Mul: 12 units]"
+    assert label_of(Candidate(COMBINED), NAMES * 3) == "[Sin Exp Tanh ... Mul: 12 units]"
 
 
 def test_error_far_above_the_least_is_marked():

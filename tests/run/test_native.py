@@ -11,8 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pullback.errors import BackendError, CaptureError
 from pullback.run import native, toolchain
-from pullback.run.native import MISS
-from pullback.run.node import ANY, DENSE, EXACT, Layout, NodeSpec, Source
+from pullback.run.node import ANY, DENSE, EXACT, MISS, Layout, NodeSpec, Source
 
 pytestmark = pytest.mark.needs_compiler
 

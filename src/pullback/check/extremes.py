@@ -33,31 +33,34 @@ def value_trials(
     *,
     ties: bool = False,
     values: bool = True,
+    steep: float = STEEP,
 ) -> list[Trial]:
     """The trials of one family of values, run now or remembered.
 
     Without `values`, only gradients that are not finite count: at the ends of a dtype rounding
-    spoils what is finite.
+    spoils what is finite. Nothing is said where the true gradient is beyond `steep`.
     """
     if family not in subject.trials:
-        subject.trials[family] = list(_run(subject, variants, ties, values))
+        subject.trials[family] = list(_run(subject, variants, ties, values, steep))
     return subject.trials[family]
 
 
 def _run(
-    subject: Subject, variants: Iterable[Example], ties: bool, values: bool
+    subject: Subject, variants: Iterable[Example], ties: bool, values: bool, steep: float
 ) -> Iterator[Trial]:
     bad = 0
     for example in variants:
         if subject.time_is_up or bad >= ENOUGH:
             return
-        trial = _trial(subject, example, ties, values)
+        trial = _trial(subject, example, ties, values, steep)
         if trial is not None and (trial.mismatches or trial.failure):
             bad += 1
             yield trial
 
 
-def _trial(subject: Subject, example: Example, ties: bool, values: bool) -> Trial | None:
+def _trial(
+    subject: Subject, example: Example, ties: bool, values: bool, steep: float
+) -> Trial | None:
     try:
         called = subject.run(example)
     except ForwardRefusedError:
@@ -68,14 +71,18 @@ def _trial(subject: Subject, example: Example, ties: bool, values: bool) -> Tria
     try:
         grads = called.pull(cotangents)  # also where forward is not finite: it must not end us
     except BackwardFailedError as failure:
-        is_served = is_finite(called) and _is_served(subject, example, cotangents)
+        is_singular = isinstance(failure.error, torch.linalg.LinAlgError)
+        is_served = not is_singular and is_finite(called)
+        is_served = is_served and _is_served(subject, example, cotangents)
         return Trial(example, failure=told(failure.error)) if is_served else None
     if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads) if values else []
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
-    for more in not_finite(subject, called, cotangents, grads):
+    for more in not_finite(subject, called, cotangents, grads, steep):
         found.setdefault(more.name, more)
+    if not ties and not found:
+        found = {m.name: m for m in lost_at_infinity(subject, called, cotangents, grads)}
     if ties and not found:
         found = {m.name: m for m in beyond_ties(subject, example)}
     return Trial(example, tuple(found.values()))
@@ -103,7 +110,11 @@ def _largest(cotangents: Cotangents) -> float:
 
 
 def not_finite(
-    subject: Subject, called: Run, cotangents: Cotangents, grads: dict[str, Tensor | None]
+    subject: Subject,
+    called: Run,
+    cotangents: Cotangents,
+    grads: dict[str, Tensor | None],
+    steep: float = STEEP,
 ) -> Iterator[Mismatch]:
     """Gradients that are NaN or infinite where forward's own are finite, or forward is smooth."""
     positions = {name: i for i, name in enumerate(called.names) if name in grads}
@@ -118,7 +129,7 @@ def not_finite(
         return
     wide = tuple(None if c is None else _wide(c) for c in cotangents)
     exact = called.example.double()
-    most = STEEP * _largest(wide)
+    most = steep * _largest(wide)
     places = tuple(positions[name] for name in spoiled)
     want = subject.reference.gradients(exact, wide, places) or {}
     eager = subject.reference.gradients(called.example, cotangents, places) or {}
@@ -222,6 +233,41 @@ def _smooth(
     if left.agrees(middle.value, slack) and right.agrees(middle.value, slack):
         return middle.value
     return None
+
+
+def lost_at_infinity(
+    subject: Subject, called: Run, cotangents: Cotangents, grads: dict[str, Tensor | None]
+) -> Iterator[Mismatch]:
+    """Gradients of entries that are NaN or infinite, and that forward leaves out: they must be 0.
+
+    That forward leaves them out is seen by its outputs, which are finite, and by PyTorch's own
+    gradient, which is exactly 0 there.
+    """
+    odd = {
+        i: ~torch.isfinite(called.args[i].detach())
+        for i, name in enumerate(called.names)
+        if grads.get(name) is not None and not subject.target.intent.is_surrogate(name)
+    }
+    odd = {i: mask for i, mask in odd.items() if bool(mask.any())}
+    if not odd:
+        return
+    usual = subject.reference.gradients(called.example, cotangents, tuple(odd)) or {}
+    for i, mask in odd.items():
+        want, have = usual.get(i), grads[called.names[i]]
+        if (
+            want is None
+            or have is None
+            or have.shape != mask.shape
+            or bool((want[mask] != 0).any())
+        ):
+            continue
+        apart = torch.where(mask, torch.nan_to_num(have.detach().double(), nan=math.inf), 0.0).abs()
+        if bool((apart > 0).any()):
+            flat = int(apart.flatten().argmax())
+            got = have.detach().flatten()[flat].item()
+            index = index_of(flat, have.shape)
+            wrong, name = int((apart > 0).sum()), called.names[i]
+            yield Mismatch(name, i, index, 0.0, got, wrong, have.numel(), want, have)
 
 
 # ---- ties ----

@@ -59,12 +59,12 @@ FORMS: dict[str, Sequence[Form]] = {
     "checkpoint-differs": [ways.checkpointed],
     "autocast-differs": [ways.autocast],
     "wrong-vmap": [ways.batched],
-    "wrong-in-threads": [ways.threads],
+    "wrong-in-threads": [ways.threads, ways.racing],
     "freed-storage": [ways.moved],
     "wrong-under-no-grad": [ways.without_grad],
     "hidden-tensor": [ways.unseen],
     "uninitialised-memory": [ways.poisoned],
-    "marked-output": [gradients.slope, ways.marked],
+    "marked-output": [gradients.slope, ways.marked, gradients.along],
     "unmarked-output": [ways.marked],
     "silent-repair": [ways.repaired],
     "bad-input": [ways.accepted],
@@ -111,4 +111,4 @@ def _forms(finding: Finding) -> Sequence[Form]:
         return (*own, *(() if own else USUAL))
     if rule.name == "cotangent-layout":
         return (gradients.raises, gradients.raises_for_layout)
-    return (*own, *RAISING)
+    return (*RAISING, *own)

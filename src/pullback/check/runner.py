@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.check.autopsy import Cause, cause_of
 from pullback.check.crash import RULE as CRASH
 from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Severity, Skip
@@ -116,7 +117,7 @@ class _Collected:
                 work(self.job, self.take, first)
                 return
             except SystemExit:
-                self._died(Died("it called sys.exit"))
+                self._died(Died("it called sys.exit"), is_here=True)
                 if self.current < 0:
                     return
                 first = self.current + 1
@@ -141,7 +142,7 @@ class _Collected:
         for key, count in message.tried.items():
             self.tried[key] = self.tried.get(key, 0) + count
 
-    def _died(self, death: Died) -> None:
+    def _died(self, death: Died, *, is_here: bool = False) -> None:
         target = self.job.target
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
         if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
@@ -150,12 +151,15 @@ class _Collected:
         if rule.group == "compile" and "did not end" in death.how:
             self.results.append(Skip(rule, f"the compiler takes too long: {death.how}"))
             return
+        cause = Cause() if death.is_hang or is_here else cause_of(self.job, self.current)
+        first = self.job.examples[0]
         found = Finding(
             CRASH,
             at=f"while `{rule.name}` was tried" if self.current >= 0 else "at the example itself",
             expected="a result or an exception",
             got=death.how,
-            inputs=self.job.examples[0].words(target.names_of(len(self.job.examples[0].args))),
+            inputs=cause.inputs or first.words(target.names_of(len(first.args))),
+            repro=cause.repro,
             fix="raise an exception where the arguments cannot be served",
         )
         self.results.append(found.of(target.name, target.place("backward", "vjp", "forward")))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from pullback.capture.joint import Capture, Input
 from pullback.capture.trees import unflatten
+from pullback.derive.again import Again, again_of, between
 from pullback.derive.recipe import Parts, parts_of
 from pullback.errors import UnsupportedOpError
 from pullback.graph.copies import copy_of
@@ -44,12 +46,20 @@ def module_source(captured: Capture, save: str | int, name: str, program: Any) -
     return "\n".join([*head, "", "", *source.lines, ""])
 
 
-def function_source(captured: Capture, save: str | int, name: str, program: Any) -> Source:
-    """The Function `name` as text; `program` is where its docstring and arguments are read."""
+def function_source(
+    captured: Capture, save: str | int, name: str, program: Any, *, again: bool = False
+) -> Source:
+    """The Function `name` as text; `program` is where its docstring and arguments are read.
+
+    Where it saves what has no history then, it is marked to be differentiable once; with `again`,
+    it has what it takes to be differentiated again (`derive.again`).
+    """
     parts = readable_parts(captured, save)
-    once = _keeps_intermediates(parts)
-    lines = [f"class {name}(torch.autograd.Function):", *_doc(captured, parts, program), ""]
-    lines += [*_forward(captured, parts), "", *_backward(captured, parts, once=once)]
+    once = bool(between(parts)) and not again
+    more = again_of(parts, name) if again else Again()
+    doc = _doc(captured, parts, program, more.extra)
+    lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
+    lines += [*_forward(captured, parts, more), "", *_backward(captured, parts, more, once=once)]
     return Source(
         parts=parts,
         imports=("from torch.autograd.function import once_differentiable",) if once else (),
@@ -87,9 +97,10 @@ def _renumbered(parts: Parts) -> Parts:
     return replace(parts, names=names)
 
 
-def _doc(captured: Capture, parts: Parts, program: Any) -> list[str]:
+def _doc(captured: Capture, parts: Parts, program: Any, extra: Sequence[str]) -> list[str]:
     said = (inspect.getdoc(program) or "").split("\n\n")[0] or "Derived."
     rows = [(parts.names[node], _why(parts, node)) for node in parts.cut.saved]
+    rows += [(name, "the input itself, to be differentiated again") for name in extra]
     width = max((len(name) for name, _ in rows), default=0)
     table = [f"    {name:<{width}}  {why}" for name, why in rows] or ["    nothing"]
     text = [*textwrap.wrap(said, WIDTH - 4), "", "Saved for backward:", *table]
@@ -119,26 +130,16 @@ def _why(parts: Parts, node: fx.Node) -> str:
     return "computed in forward, and cheaper to keep than to compute again"
 
 
-def _keeps_intermediates(parts: Parts) -> bool:
-    """Whether something is saved whose history torch would lose in a second derivative."""
-    known = (*parts.joint.inputs, *parts.joint.outputs)
-    return any(node not in known and _is_float(node) for node in parts.cut.saved)
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 # ---- the two methods ----
 
 
-def _forward(captured: Capture, parts: Parts) -> list[str]:
+def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     text = text_of(parts.forward, parts.names)
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if _is_given(one)]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned, kept = text.returned[:count], text.returned[count : count + saved]
     body = [*text.statements]
+    kept = (*kept, *more.extra)
     body += [f"ctx.save_for_backward({', '.join(kept)})"] if kept else []
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
@@ -152,19 +153,19 @@ def _forward(captured: Capture, parts: Parts) -> list[str]:
     return _method("forward", ["ctx", *given], body)
 
 
-def _backward(captured: Capture, parts: Parts, *, once: bool) -> list[str]:
+def _backward(captured: Capture, parts: Parts, more: Again, *, once: bool) -> list[str]:
     text = text_of(parts.backward, parts.names)
     saved, numbers = len(parts.cut.saved), len(parts.cut.numbers)
     cotangents = list(text.parameters[saved + numbers :])
     body = []
-    if saved:
-        row = text.parameters[:saved]
-        body.append(f"{f'({row[0]},)' if saved == 1 else ', '.join(row)} = ctx.saved_tensors")
+    row = (*text.parameters[:saved], *more.extra)
+    if row:
+        body.append(f"{f'({row[0]},)' if len(row) == 1 else ', '.join(row)} = ctx.saved_tensors")
     for name in text.parameters[saved : saved + numbers]:
         body.append(f"{name} = ctx.{name}")
     pulled = iter(text.returned)
     gradients = [next(pulled) if one.needs else "None" for one in captured.inputs if _is_given(one)]
-    body += [*text.statements, f"return {', '.join(gradients)}"]
+    body += [*more.lines, *text.statements, f"return {', '.join(gradients)}"]
     every = iter(cotangents)
     returned = [o for o in captured.outputs if o.returned and o.index is not None]
     named = [next(every) if o.differentiable and o.used else "_" for o in returned]

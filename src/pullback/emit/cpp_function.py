@@ -267,8 +267,8 @@ class _Function:
     def _backward_body(self) -> Iterator[str]:
         yield from self._unsupported()
         if not self.reach.is_twice:
-            yield "const bool is_recorded = at::GradMode::is_enabled();"
-            yield "at::AutoGradMode off(false);"
+            said = quoted(f"{self.op}: {self.reach.refusal}")
+            yield from wrapped(f"TORCH_CHECK(!at::GradMode::is_enabled(), {said});", "")
             yield GUARD
         else:
             yield "// Ops that nobody will differentiate need not pass through autograd."
@@ -327,12 +327,6 @@ class _Function:
             if is_several and (value.op == "placeholder" or self._is_always(value)):
                 text = f"{flag} ? {text} : at::Tensor()"
             texts.append(text)
-        if not self.reach.is_twice:
-            said = quoted(f"{self.op}: {self.reach.refusal}")
-            yield from wrapped(f"variable_list gradients = {{{', '.join(texts)}}};", "")
-            yield f"return is_recorded ? once(std::move(gradients), {said})"
-            yield "                   : gradients;"
-            return
         yield from wrapped(f"return {{{', '.join(texts)}}};", "")
 
     def _is_always(self, value: fx.Node) -> bool:

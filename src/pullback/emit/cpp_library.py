@@ -61,34 +61,11 @@ auto call_op(const char* name, const char* overload, Args&&... args) {
       .template typed<Signature>()
       .call(std::forward<Args>(args)...);
 }""",
-    "once": """\
-// Gradients that must not be differentiated again: whoever tries is told so.
-struct Once : public torch::autograd::Function<Once> {
-  static at::Tensor forward(
-      AutogradContext* ctx, const at::Tensor& gradient, const at::Tensor&, std::string said) {
-    ctx->saved_data["said"] = std::move(said);
-    return gradient;
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list) {
-    TORCH_CHECK(false, ctx->saved_data["said"].toStringRef());
-  }
-};
-
-variable_list once(variable_list gradients, const char* said) {
-  at::AutoGradMode on(true);
-  for (auto& gradient : gradients) {
-    if (!gradient.defined()) continue;
-    const auto tracked = at::empty({0}, gradient.options()).requires_grad_();
-    gradient = Once::apply(gradient, tracked, std::string(said));
-  }
-  return gradients;
-}""",
 }
 """What the functions of a file may need, by name."""
 
 NEEDED_BY_HELPER = {
     "number": ("ATen/ops/scalar_tensor.h",),
-    "once": ("ATen/ops/empty.h", "string"),
     "floor_of": ("cmath",),
     "power": ("cmath",),
     "call_op": ("ATen/core/dispatch/Dispatcher.h",),
@@ -122,7 +99,6 @@ def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
 
 def _helpers(functions: Sequence[CppFunction]) -> list[str]:
     used = {name for f in functions for body in f.bodies for name in body.writer.helpers}
-    used |= {"once"} if any(function.is_once for function in functions) else set()
     return [name for name in HELPERS if name in used]
 
 

@@ -173,7 +173,7 @@ def function_pieces(subject: Subject) -> Pieces:
 def graph_pieces(subject: Subject, name: str) -> Pieces:
     """The Function as the text of its graphs, under a name."""
     program = forward_of(subject.function) if subject.function is not None else subject.program
-    source = function_source(subject.captured, subject.save, name, program)
+    source = function_source(subject.captured, subject.save, name, program, again=True)
     constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
     block = ["\n".join(source.constants)] if source.constants else []
     held = frozenset(constants)

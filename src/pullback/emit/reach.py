@@ -36,8 +36,8 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LARGEST_TRIAL = 2**22
 """Elements of an input beyond which nothing is tried, and nothing but the examples allowed."""
 
-INTERMEDIATE = "backward reads intermediates, so it can be differentiated once only"
-DIFFERS = "backward can be differentiated once only"
+INTERMEDIATE = "backward reads intermediates, so there is no second derivative (create_graph=True)"
+DIFFERS = "there is no second derivative (create_graph=True)"
 
 SHAPES = (
     ((),),

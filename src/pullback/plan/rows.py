@@ -111,7 +111,7 @@ def label_of(candidate: Candidate, names: Sequence[str]) -> str:
 
 def _bracket(names: Sequence[str]) -> str:
     if len(names) > _NAMES:
-        return f"[{' '.join(names[:3])} … {names[-1]}: {len(names)} units]"
+        return f"[{' '.join(names[:3])} ... {names[-1]}: {len(names)} units]"
     return f"[{' '.join(names)}]"
 
 
@@ -125,7 +125,7 @@ def _counted(parts: Sequence[str]) -> Iterator[str]:
             if (count - 1) * size > (times - 1) * length:
                 length, times = size, count
         text = " ".join(parts[place : place + length])
-        yield text if times == 1 else f"{text} ×{times}" if length == 1 else f"({text}) ×{times}"
+        yield text if times == 1 else f"{text} x{times}" if length == 1 else f"({text}) x{times}"
         place += length * times
 
 

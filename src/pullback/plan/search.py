@@ -66,6 +66,7 @@ class Search:
         self.done, self.total = 0, 3 * len(self.cases)
         self._contenders: dict[int, list[Candidate]] = {}
         self._alive: list[Prices] = []
+        self._always = {AS_WRITTEN, *(Candidate(COMBINED, (), *pair) for pair in self.pairs[:1])}
 
     def run(self) -> None:
         """Search until all is known, the budget is spent, or Ctrl-C."""
@@ -144,7 +145,7 @@ class Search:
             self._settle(case, whole, until, rounds=FIRST)
             return
         whole += [Candidate(COMBINED, (), *pair) for pair in self.pairs]
-        self._settle(case, whole, until, rounds=FIRST)
+        self._settle(case, whole, self._at(1.0), rounds=FIRST)
         if len(case.units.units) < 2:
             return
         space = groupings_of(case.waits)
@@ -221,11 +222,13 @@ class Search:
         """Measure candidates at one size, and keep what was known of others."""
         tasks: dict[Candidate, Task] = {}
         for candidate in dict.fromkeys(candidates):
-            basic = candidate.how != HYBRID
-            if basic or candidate in self.functions or not self._is_over(until):
-                task = self._task(candidate, case)
-                if task is not None:
-                    tasks[candidate] = task
+            is_new = candidate not in self._always and candidate not in self.functions
+            if is_new and self._is_over(until):
+                self._note("not every backend and policy was searched: the budget was spent")
+                continue
+            task = self._task(candidate, case)
+            if task is not None:
+                tasks[candidate] = task
         self._step(f"{case.size} elements: {len(tasks)} candidates side by side")
         taken: dict[Candidate, list[float]] = {}
         alive = dict(tasks)

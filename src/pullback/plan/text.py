@@ -16,8 +16,8 @@ LEFT = 3  # columns that begin at the left
 
 
 def seconds_text(seconds: float) -> str:
-    """A time in three figures: `41.2 µs`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+    """A time in three figures: `41.2 us`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds:.0f} s"
     return f"{seconds * 1e9:.3g} ns"

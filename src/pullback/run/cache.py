@@ -119,7 +119,7 @@ def root() -> Path:
 
 @functools.cache
 def _own(name: str) -> Path:
-    path = Path(name).absolute() / "inductor"
+    path = Path(name).absolute() / "compiled"
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         is_ours = not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()

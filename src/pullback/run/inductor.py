@@ -1,8 +1,8 @@
 """The Inductor backend: a graph as fused code, compiled for arguments laid out in one way.
 
-`specialise` compiles. What it gives checks nothing: for arguments of other strides, dtypes or
-devices it returns rubbish. Whoever calls it has compared them with those that it was compiled for.
-`compile` does that itself, at every call.
+What is compiled checks nothing: for arguments of other strides, dtypes or devices it returns
+rubbish. Whoever calls it has compared them with those that it was compiled for, and has switched
+autocast off.
 
 Code depends on more than layouts: on the number of threads (`torch.get_num_threads`) and on whether
 deterministic algorithms are asked for. Compiled for others of these, it is right, but not what was
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,18 +21,13 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
 from pullback.capture.joint import ONE_AT_A_TIME
-from pullback.capture.modes import autocast_off
-from pullback.derive.recipe import compiled
 from pullback.errors import CaptureError
 from pullback.graph.cost import is_opaque
 from pullback.run.cache import Entry, clear, entry
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
 from pullback.run.settle import settle
 
-__all__ = ["absence", "clear", "compile", "specialise"]
-
-LAYOUTS = 32
-"""How many layouts `compile` compiles a graph for; calls with further ones run eagerly."""
+__all__ = ["absence", "clear", "specialise"]
 
 NODES = 3000
 """How many ops a graph may have: compiling takes some 20 ms for each."""
@@ -65,7 +60,7 @@ def _made(
 ) -> tuple[Call, str]:
     """The compiled graph, and what it demands of sizes."""
     _require_what_it_takes(graph, row, name)
-    with ONE_AT_A_TIME, entry(_origin(graph, row, name, free_sizes)) as place:
+    with ONE_AT_A_TIME, entry(origin_of(graph, row, name, free_sizes)) as place:
         return _loaded(place) or _built(place, graph, row, name, free_sizes)
 
 
@@ -130,7 +125,7 @@ def _in_one_line(error: BaseException) -> str:
 # ---- what an entry depends on ----
 
 
-def _origin(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) -> str:
+def origin_of(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) -> str:
     """All that the compiled code depends on, besides torch and the machine."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     lines = [f"{name} {free_sizes} {threads} {strict} {sorted(SETTINGS.items())}"]
@@ -228,45 +223,3 @@ def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
 
 
 _SIZES = 4096  # how many are remembered
-
-
-# ---- the backend ----
-
-
-def compile(
-    graph: fx.Graph, name: str, program: str, names: Mapping[fx.Node, str]
-) -> Callable[..., Any]:
-    """A graph as a function that is compiled for each layout of its arguments when it comes.
-
-    What cannot be compiled, and layouts beyond the first `LAYOUTS`, run eagerly.
-    """
-    eager = compiled(graph, name, program, names)
-    returned: Any = graph.output_node().args[0]
-    is_single = len(returned) == 1
-    known: dict[Any, Call | None] = {}
-
-    def look(key: Any, arguments: Sequence[Any]) -> Call | None:
-        with ONE_AT_A_TIME:  # another lock beside it could be taken in the other order
-            if key not in known and len(known) < LAYOUTS:
-                try:
-                    known[key] = specialise(graph, arguments, name=name)
-                except CaptureError:
-                    known[key] = None
-            return known.get(key)
-
-    def run(*arguments: Any) -> Any:
-        key = tuple(map(_key, arguments))
-        call = known[key] if key in known else look(key, arguments)
-        if call is None:
-            return eager(*arguments)
-        with autocast_off():
-            results = call(list(arguments))
-        return results[0] if is_single else tuple(results)
-
-    return run
-
-
-def _key(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    return type(value), value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -53,10 +53,8 @@ SETTINGS: Mapping[str, Any] = {
 @functools.cache
 def absence(device: str = "cpu") -> str | None:
     """Why nothing can be compiled for this kind of device, in one line; None if it can."""
-    try:
-        _torch()
-    except (ImportError, AttributeError) as error:
-        return f"this torch ({torch.__version__}) has no Inductor of the kind we know: {error}"
+    if importlib.util.find_spec("torch._inductor.compile_fx") is None:
+        return f"this torch ({torch.__version__}) has no Inductor"
     if device == "cpu":
         return _compiler_absence()
     if importlib.util.find_spec("triton") is None:
@@ -76,6 +74,11 @@ def _compiler_absence() -> str | None:
 @functools.cache
 def _torch() -> SimpleNamespace:
     """What we use of Inductor. It takes a second to import."""
+    with _quiet():
+        return _imported()
+
+
+def _imported() -> SimpleNamespace:
     from torch._guards import TracingContext, tracing
     from torch._inductor import codecache, config, cpu_vec_isa
     from torch._inductor.compile_fx import compile_fx_inner
@@ -178,6 +181,22 @@ def load(
         modules = _torch().codecache.PyCodeCache
         call: Call = modules.load_by_key_path(module, str(path), [], dict(constants) or None).call
         return call
+
+
+# One file of C++ less to read, and nothing measured: this took a third of the time.
+_AHEAD: Mapping[str, Any] = {
+    "aot_inductor.precompile_headers": False,
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+}
+
+
+def lower_ahead(module: torch.fx.GraphModule, arguments: Sequence[Any], folder: Path) -> Path:
+    """Compile a graph ahead of time: the path of a library in `folder` that needs no Python."""
+    from torch._inductor import aot_compile  # heavy, as all of Inductor
+
+    with _inside(folder), _trusting_the_compiler(), _settings(**_AHEAD):
+        return Path(str(aot_compile(module, tuple(arguments))))
 
 
 # ---- around Inductor ----

@@ -142,7 +142,9 @@ def _dense(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) ->
     """The node that is compiled once for contiguous tensors of every size."""
     forward = lean(recipe.parts.forward)
     run = _specialised(backend, Lean(forward.graph, _made(forward)), row, "forward", is_open=True)
-    _require_own_memory(recipe, forward.sources, row, run(list(row)))
+    with torch.no_grad():
+        made = run(list(row))
+    _require_own_memory(recipe, forward.sources, row, made)
 
     def backward(given: Sequence[Any]) -> Compiled:
         one = lean(recipe.parts.backward)
@@ -161,7 +163,9 @@ def _exact(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) ->
     count = recipe.captured.joint.output_count + recipe.saved_count
     forward = lean(recipe.parts.forward, count)
     run = _specialised(backend, Lean(forward.graph, _made(forward)), row, "forward", is_open=False)
-    _require_own_memory(recipe, forward.sources, row, run(list(row)))
+    with torch.no_grad():
+        made = run(list(row))
+    _require_own_memory(recipe, forward.sources, row, made)
     with torch.no_grad():
         numbers = recipe.run(row[: _argument_count(recipe)])[2]
 

@@ -59,7 +59,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     """
     if len(spec.live) + len(spec.silent) < len(spec.outputs):
         raise CaptureError(f"`{spec.name}` must return only tensors to be one native node")
-    node: Callable[..., Any] = _extension().entry(_description(spec))
+    node: Callable[..., Any] = extension().entry(_description(spec))
     type(node).checks_calls = True  # type: ignore[attr-defined]
     return node
 
@@ -74,17 +74,17 @@ def specialise(
         return call
     rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
     try:
-        return _extension().steps(reading.register_count, *rows)  # type: ignore[no-any-return]
+        return extension().steps(reading.register_count, *rows)  # type: ignore[no-any-return]
     except ValueError:  # a kernel that cannot be called from C++
         return call
 
 
 def whole(lean: Lean, compiled: Compiled) -> Compiled:
     """As `lean.whole`; without Python where `compiled` is."""
-    if not isinstance(compiled, _extension().Library):
+    if not isinstance(compiled, extension().Library):
         return whole_in_python(lean, compiled)
     results = [_result(one) for one in lean.sources]
-    return _extension().picked(compiled, results)  # type: ignore[no-any-return]
+    return extension().picked(compiled, results)  # type: ignore[no-any-return]
 
 
 def _result(source: Any) -> tuple[str, Any]:
@@ -96,7 +96,7 @@ def _result(source: Any) -> tuple[str, Any]:
 # ---- the extension ----
 
 
-def _extension() -> Any:
+def extension() -> Any:
     """The extension; raises `BackendError` where it cannot be built."""
     with _lock:
         missing = absence()

@@ -58,7 +58,7 @@ def flags() -> list[str]:
     """What the compiler is told for code that uses torch and Python, before the files."""
     abi = int(torch.compiled_with_cxx11_abi())
     include, api = _TORCH / "include", _TORCH / "include" / "torch" / "csrc" / "api" / "include"
-    words = [f"-std={STANDARD}", "-O2", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+    words = [f"-std={STANDARD}", "-O1", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     # As system headers: their warnings are not ours.
     words += [f"-isystem{path}" for path in (include, api, sysconfig.get_path("include"))]
     return words

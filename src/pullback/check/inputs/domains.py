@@ -60,6 +60,13 @@ HUGE: dict[str, Change] = {
 FAINT: dict[str, Change] = {
     "values whose squares underflow": lambda t: t / _large(t),
 }
+INFINITE: dict[str, Change] = {
+    "some entries -inf": lambda t: torch.where(_some(t), torch.full_like(t, -math.inf), t),
+    "some entries inf": lambda t: torch.where(_some(t), torch.full_like(t, math.inf), t),
+}
+MISSING: dict[str, Change] = {
+    "some entries NaN": lambda t: torch.where(_some(t), torch.full_like(t, math.nan), t),
+}
 LARGE = 1e4  # its exponential overflows, its square does not
 SHIFTED: dict[str, Change] = {"values around 1e4": lambda t: t + 1e4}
 

@@ -85,7 +85,7 @@ def on_ctx(scene: Scene) -> str:
         _begun(scene),
         f"node = {scene.output(scene.used[0])}.grad_fn",
         scene.pull(),
-        f"kept = node.{name}  # an attribute of ctx, after backward",
+        f'kept = getattr(node, "{name}", None)  # an attribute of ctx, after backward',
         "kept = kept if isinstance(kept, (list, tuple)) else [kept]",
         'assert not any(isinstance(t, torch.Tensor) for t in kept), f"{kept=}"',
     )

@@ -92,7 +92,10 @@ class Scene:
             if twin is not None and isinstance(arg, Tensor):
                 lines.append(f"{name} = {self.names[twin]}")
                 continue
-            lines.append(f"{name} = {self.codes.get(i) or spelled(arg)}{needs}")
+            code = self.codes.get(i) or spelled(arg)
+            lines.append(
+                f"{name} = ({code}){needs}" if " * " in code else f"{name} = {code}{needs}"
+            )
         return lines
 
     @property
@@ -279,7 +282,8 @@ def _spellable(example: Example, *, is_free: bool) -> Iterator[tuple[Example, di
         yield example.map(lambda t: seen.setdefault(id(t), _rounded(t)), example.label), {}
     yield example, {}
     for seed in range(SEEDS) if large else ():
-        codes = {i: _drawing(example.args[i], 10 * seed + i) for i in large}
+        wide = "" if seed < SEEDS - 1 else "4 * "  # at last, numbers that are rare otherwise
+        codes = {i: wide + _drawing(example.args[i], 10 * seed + i) for i in large}
         drawn = example
         for i, code in codes.items():
             drawn = drawn.put(i, eval(code, {"torch": torch}), example.label)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +48,8 @@ def executed(body: str, scene: Scene) -> tuple[Exception | None, dict[str, Any]]
 def _kept() -> Iterator[None]:
     """The settings that a repro may change, as they were."""
     is_collecting, is_strict = gc.isenabled(), torch.are_deterministic_algorithms_enabled()
-    state = random.getstate()
+    state, interval, hook = random.getstate(), sys.getswitchinterval(), threading.excepthook
+    threading.excepthook = lambda args: None  # what a thread of a repro raises is not printed
     try:
         yield
     finally:
@@ -54,3 +57,5 @@ def _kept() -> Iterator[None]:
             gc.enable()
         torch.use_deterministic_algorithms(is_strict)
         random.setstate(state)
+        sys.setswitchinterval(interval)
+        threading.excepthook = hook

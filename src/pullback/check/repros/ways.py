@@ -72,6 +72,9 @@ def checkpointed(scene: Scene) -> str:
 
 def autocast(scene: Scene) -> str:
     """The gradients of a call under autocast against those of a plain one."""
+    cast = f"g = [a.to(b.dtype) for a, b in zip(g, {scene.outputs()})]"
+    if scene.is_one:
+        cast = "g = g.to(out.dtype)"
     return text_of(
         scene.settings(),
         scene.weights(),
@@ -79,9 +82,7 @@ def autocast(scene: Scene) -> str:
         f"wanted = {scene.pull()}",
         'with torch.autocast("cpu", torch.bfloat16):',
         indented(scene.done()),
-        f"g = {scene.each('g.to(o.dtype)', 'g', 'o') if not scene.is_one else 'g.to(out.dtype)'}"
-        if scene.is_one
-        else f"g = [a.to(o.dtype) for a, o in zip(g, {scene.outputs()})]",
+        cast,
         f"for got, expected in zip({scene.pull()}, wanted):",
         "    limit = 0.1 * expected.abs().max()",
         '    assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
@@ -166,6 +167,32 @@ def threads(scene: Scene) -> str:
         "    found = list(pool.map(work, [(row, barrier) for row in rows]))",
         "for k in range(2):",
         indented(compared("found[k]", "wanted[k]")),
+    )
+
+
+def racing(scene: Scene) -> str:
+    """Two threads at once, many times, each turn as short as can be, against one."""
+    floats = ", ".join(scene.floats)
+    moved = ", ".join(f"{name}.detach().flip(0) * 0.75" for name in scene.floats)
+    body = [
+        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
+        *scene.done(),
+        f"return {scene.pull()}",
+    ]
+    return text_of(
+        "import sys",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "",
+        scene.settings(),
+        scene.weights(),
+        ["", f"def work({floats}):", *indented(body), ""],
+        f"rows = [({floats},), ({moved},)] * 500",
+        "wanted = [work(*row) for row in rows[:2]]",
+        "sys.setswitchinterval(1e-6)",
+        "with ThreadPoolExecutor(2) as pool:",
+        "    found = list(pool.map(work, *zip(*rows)))",
+        "for k, grads in enumerate(found):",
+        indented(compared("grads", "wanted[k % 2]")),
     )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.example import name_of
+from pullback.check.example import Example, name_of
 from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
 from pullback.check.mismatch import number
 from pullback.check.precision import precisions
@@ -85,6 +85,10 @@ def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
     example = in_dtype(subject.small, dtype)
     if example is None:
         return
+    text = _refusal(subject, example)
+    if text:
+        yield from _raised(subject, dtype, text)
+        return
     eps = torch.finfo(dtype).eps
     for found in precisions(subject, example):
         if found.error <= ROUNDINGS * eps + TIMES_USUAL * found.usual:
@@ -98,6 +102,23 @@ def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
                 got=f"{number(found.got)}, in {name_of(dtype)}",
                 fix=FIX,
             )
+
+
+def _refusal(subject: Subject, example: Example) -> str:
+    """What backward raises in a dtype that forward takes, and PyTorch's own gradient too."""
+    try:
+        run = subject.run(example)
+    except ForwardRefusedError:
+        return ""
+    if not run.live:
+        return ""
+    cotangents = subject.cotangents(run)
+    try:
+        run.pull(cotangents)
+    except BackwardFailedError as failure:
+        usual = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs)))
+        return "" if usual is None else told(failure.error)
+    return ""
 
 
 def _raised(subject: Subject, dtype: torch.dtype, text: str) -> Iterator[Finding]:

@@ -1,0 +1,129 @@
+"""After a crash: which call it was, found by trying the rule once more and writing down each call.
+
+A worker that dies says nothing any more. So the rule is tried again in another one, which tells of
+each call of the function before it is made: the last one that was told of is the one that ended it.
+Its program is then run alone, and is a repro if that ends the process as well.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import can_differ, words_of
+from pullback.check.spelling import UnspeakableError, imported, spelled
+from pullback.check.target import Target
+from pullback.check.work import Job, try_rule, work
+
+SECONDS = 5.0  # that may pass without a word
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The call that ended a process, in words and as a program; empty where it is not known."""
+
+    inputs: str = ""
+    repro: str = ""
+
+
+def cause_of(job: Job, rule: int) -> Cause:
+    """The call by which rule number `rule` is ended, or the examples where it is negative."""
+    told = _last_words(lambda pipe: _try_again(job, rule, pipe))
+    if told is None:
+        return Cause()
+    inputs, repro = told
+    if repro and _last_words(lambda pipe: _alone(repro, job.target, pipe)) is None:
+        repro = ""
+    return Cause(inputs, repro)
+
+
+def _last_words(task: Callable[[Connection], None]) -> Any:
+    """What a process said last before it died; None where it lived, or is silent for too long."""
+    context: Any = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_task, args=(task, theirs))
+    process.start()
+    theirs.close()
+    last = None
+    end = time.monotonic() + SECONDS
+    try:
+        while ours.poll(max(0.0, end - time.monotonic())):
+            try:
+                message = ours.recv()
+            except EOFError:
+                return last
+            if message == "done":
+                return None
+            last = message
+        return None
+    finally:
+        process.kill()
+        process.join(5)
+        ours.close()
+
+
+def _task(task: Callable[[Connection], None], pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)  # what is said at the second death was said at the first
+    with suppress(Exception):
+        task(pipe)
+    pipe.send("done")
+    os._exit(0)
+
+
+def _try_again(job: Job, rule: int, pipe: Connection) -> None:
+    names = job.target.names_of(max(len(example.args) for example in job.examples))
+
+    def call(*args: Any) -> Any:
+        pipe.send((_words(names, args), _program(job.target, names, args)))
+        return job.target.call(*args)
+
+    narrated = replace(job, target=replace(job.target, call=call))
+    if rule < 0:
+        work(replace(narrated, rules=()), lambda message: None)
+        return
+    from pullback.check.subject import Subject  # it imports what writes repros
+
+    subject = Subject(narrated.target, job.examples, profile=job.profile)
+    try_rule(job.rules[rule], subject)
+
+
+def _alone(program: str, target: Target, pipe: Connection) -> None:
+    pipe.send("begun")
+    head = imported(target)[1].removesuffix(".apply")
+    space: dict[str, Any] = {"torch": torch}
+    if not head.startswith("torch."):
+        space[head] = target.function if target.is_function else target.thing
+    exec(program.partition("\n\n")[2], space)
+
+
+def _words(names: tuple[str, ...], args: tuple[Any, ...]) -> str:
+    return ", ".join(f"{n}: {words_of(arg)}" for n, arg in zip(names, args, strict=False))
+
+
+def _program(target: Target, names: tuple[str, ...], args: tuple[Any, ...]) -> str:
+    """A program that makes one call, and its backward."""
+    head, call = imported(target)
+    try:
+        codes = [spelled(arg) for arg in args]
+    except UnspeakableError:
+        return ""
+    needs = [isinstance(a, Tensor) and can_differ(a) and a.requires_grad for a in args]
+    plain = [name if name.isidentifier() else f"arg{i}" for i, name in enumerate(names)]
+    rows = zip(plain, codes, needs, strict=False)
+    lines = [f"{n} = {c}{'.requires_grad_()' if need else ''}" for n, c, need in rows]
+    lines.append(f"out = {call}({', '.join(plain[: len(args)])})")
+    if any(needs):
+        lines.append("out = out if isinstance(out, torch.Tensor) else out[0]")
+        lines.append("out.sum().backward()")
+    return "\n".join(["import torch", *([head] if head else []), "", *lines])

@@ -1,0 +1,145 @@
+"""A constant that guards against zero must be the same in forward and in backward.
+
+What it checks
+    Values of about 1e-6, and further down to 1e-12 as far as forward's own guard is at work there:
+    its gradient then no longer follows a power of the scale. Gradients off by more than a part in
+    twenty are held against differences of forward along directions of the size of the values.
+
+Why it matters
+    `eps` is 1e-6 in forward and 1e-8 in backward, or inside of the root in one and outside in the
+    other. At ordinary values both are nothing; for rows that are nearly zero, as padding and dead
+    units are, the gradient is a hundred times too large.
+
+Fails
+    y = x / (n + 1e-6); ...; return grad / (n + 1e-8)
+
+Passes
+    y = x / (n + ctx.eps); ...; return grad / (n + ctx.eps)
+
+Cannot see
+    A guard below 1e-7 that stands in backward alone: at such values it is the usual way to give a
+    direction to what has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example
+from pullback.check.inputs.domains import changed
+from pullback.check.mismatch import Mismatch, index_of
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run
+from pullback.check.subject import Finding, Rule, Skip, Subject, each
+from pullback.check.trials import Trial, is_finite, reported
+
+RULE = Rule(code="V610", name="unequal-guard", group="domain", profile="quick")
+
+FIX = "save the guarded value, or use the very same constant at the same place in backward"
+
+FIRST = 1e-6  # here guards of backward's own count as well
+SCALES = (FIRST, 1e-8, 1e-10, 1e-12)
+OFF = 0.05  # the share of the largest entry that must be off
+SURE = 0.02  # and how exact the slope must be that says so
+DIRECTIONS = 3
+
+Cotangents = Sequence["Tensor | None"]
+Gradients = dict[int, "Tensor | None"]
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient has another guard than forward."""
+    if subject.fails_at_base or any(a.dtype != torch.float64 for a in _inputs(subject.small)):
+        return
+    for scale in each(SCALES, subject):
+        for example in each(_scaled(subject.small, scale), subject):
+            found = tuple(_unequal(subject, example, scale))
+            if found:
+                yield from reported(subject, RULE, [Trial(example, found)], FIX)
+                return
+
+
+def _inputs(example: Example) -> list[Tensor]:
+    return [example.args[i] for i in sorted(example.needs)]
+
+
+def _scaled(example: Example, scale: float) -> Iterator[Example]:
+    """Values of one size, up to a half more, with the signs of the example."""
+
+    def change(tensor: Tensor) -> Tensor:
+        size = tensor.abs()
+        return torch.where(tensor < 0, -scale, scale) * (1 + size / (2 + 2 * size))
+
+    yield from changed(example, {f"values of about {scale:g}": change})
+
+
+def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Mismatch]:
+    try:
+        called = subject.run(example)
+        if not called.live or not is_finite(called):
+            return
+        cotangents = subject.cotangents(called)
+        grads = called.pull(cotangents)
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+    wants = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs))) or {}
+    for i, want in wants.items():
+        name = called.names[i]
+        have = grads.get(name)
+        if want is None or have is None or subject.target.intent.is_surrogate(name):
+            continue
+        want, have = want.detach(), have.detach()
+        if have.shape != want.shape or not bool(torch.isfinite(want).all()):
+            continue
+        off = torch.nan_to_num((have - want).abs(), nan=torch.inf)
+        if not bool((off > OFF * want.abs().max()).any()) or name in subject.wrong_names:
+            continue
+        if scale < FIRST and not _is_guarded(subject, example, cotangents, i, want):
+            continue
+        if _is_confirmed(subject, called, cotangents, i, want, have):
+            flat = int(off.flatten().argmax())
+            truth, got = float(want.flatten()[flat]), float(have.flatten()[flat])
+            wrong = int((off > OFF * want.abs()).sum())
+            index = index_of(flat, want.shape)
+            yield Mismatch(name, i, index, truth, got, wrong, want.numel(), want, have)
+
+
+def _is_guarded(
+    subject: Subject, example: Example, cotangents: Cotangents, position: int, want: Tensor
+) -> bool:
+    """Whether forward's gradient leaves a power of the scale here: a constant of its own is near."""
+    found = [want]
+    for factor in (4.0, 16.0):
+        larger = example
+        for i in sorted(example.needs):
+            if float(example.args[i].abs().max()) < FIRST:
+                larger = larger.put(i, example.args[i] * factor, example.label)
+        usual = subject.reference.gradients(larger, cotangents, (position,)) or {}
+        grad = usual.get(position)
+        if grad is None or not bool(torch.isfinite(grad).all()):
+            return False
+        found.append(grad.detach())
+    shown = (want.abs() > 1e-3 * want.abs().max()) & (found[1] != 0)
+    first, second = (found[1] / want)[shown], (found[2] / found[1])[shown]
+    return bool(((first - second).abs() > 0.02 * first.abs()).any())
+
+
+def _is_confirmed(
+    subject: Subject, called: Run, cotangents: Cotangents, position: int, want: Tensor, have: Tensor
+) -> bool:
+    """Whether differences of forward, with steps of the size of the values, side with the truth."""
+    value = called.example.args[position]
+    said_so = False
+    for draw in range(DIRECTIONS):
+        generator = torch.Generator().manual_seed(draw)
+        along = value * (2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1)
+        slope = subject.reference.slope(called.example, cotangents, {position: along})
+        said, mine = float((want * along).sum()), float((have * along).sum())
+        if not slope.error <= SURE * abs(slope.value):
+            continue
+        if abs(slope.value - said) > SURE * abs(said) + 4 * slope.error:
+            return False
+        said_so |= abs(slope.value - mine) > OFF * abs(said) / 2 + 4 * slope.error
+    return said_so

@@ -1,0 +1,70 @@
+"""A printed backward that is differentiated again: what it saved on the way is computed anew.
+
+PyTorch keeps the history of inputs and outputs that are saved, and loses that of everything between
+them. `once_differentiable` refuses only where the cotangent itself has a history, and elsewhere
+gives second derivatives with parts missing. So the text computes again, from the inputs, what lies
+between, when backward runs with recording on; where it cannot, because a random or unknown op is
+among it, it raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from pullback.derive.recipe import Parts
+from pullback.graph.copies import copy_of
+from pullback.graph.cost import is_opaque, is_random
+from pullback.graph.cut_problem import ancestors
+from pullback.graph.text import text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Inputs to save besides, by name, and the lines of backward before its first."""
+
+    extra: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+def again_of(parts: Parts, name: str) -> Again:
+    """What the Function `name` needs to be differentiated again."""
+    places = between(parts)
+    if not places:
+        return Again()
+    graph, _ = copy_of(parts.forward)
+    count = parts.joint.output_count
+    returned: Any = graph.output_node().args[0]
+    wanted = tuple(returned[count + place] for place in places)
+    taken = ancestors(wanted)
+    if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
+        said = f"`{name}` is differentiable once: it keeps what it drew or what others computed"
+        return Again(lines=("if torch.is_grad_enabled():", f'    raise RuntimeError("{said}")'))
+    graph.output_node().args = (wanted,)
+    text = text_of(graph, parts.names)
+    inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
+    needed = [parameter for node, parameter in inputs if node in taken]
+    saved = {parts.names[node] for node in parts.cut.saved}
+    names = [parts.names[parts.cut.saved[place]] for place in places]
+    pairs = zip(names, text.returned, strict=True)
+    made = [*text.statements, *(f"{a} = {b}" for a, b in pairs if a != b)]
+    body = [f"    {line}" for statement in made for line in statement.splitlines()]
+    why = "# to be differentiated again: with their history"
+    return Again(
+        extra=tuple(parameter for parameter in needed if parameter not in saved),
+        lines=(f"if torch.is_grad_enabled():  {why}", *body),
+    )
+
+
+def between(parts: Parts) -> list[int]:
+    """The places of what is saved and is neither input nor output: PyTorch loses its history."""
+    known = (*parts.joint.inputs, *parts.joint.outputs)
+    saved = enumerate(parts.cut.saved)
+    return [place for place, node in saved if node not in known and _is_float(node)]
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -1,0 +1,96 @@
+"""Compositions on a GPU: the law, other devices and streams, and layouts."""
+
+import pytest
+import torch
+
+import pullback as pb
+from benchmarks.pipelines import PIPELINES, make_inputs
+from pullback.run import available
+
+pytestmark = pytest.mark.needs_cuda
+
+NAMES = [name for name in PIPELINES if name != "leapfrog"]
+
+
+def gradients(run, args):
+    out = run(*args)
+    outs = (out,) if isinstance(out, torch.Tensor) else out
+    leaves = [x for x in args if x.requires_grad]
+    return [*outs, *torch.autograd.grad([y.sum() for y in outs], leaves)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "native"])
+@pytest.mark.parametrize("name", NAMES)
+def test_combined_is_as_written(name, backend):
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    args = make_inputs(name, 4096, torch.float64, "cuda")
+    combined = pb.combine(PIPELINES[name].nested, *args, backend=backend)
+    for _ in range(2):
+        got = gradients(combined.apply, args)
+
+        torch.testing.assert_close(got, gradients(PIPELINES[name].nested, args))
+    assert "eager:" not in combined.explain()
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "native"])
+def test_strided_and_offset_tensors_are_right(backend):
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    x, y = make_inputs("sqsin", 4096, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES["sqsin"].nested, x, y, backend=backend)
+    combined.apply(x, y).sum().backward()
+    views = [
+        (x.detach()[1:], y.detach()[1:]),
+        (x.detach()[::2], y.detach()[::2]),
+        (x.detach().view(64, 64).t(), y.detach().view(64, 64)),
+        (x.detach()[:1].expand(64), y.detach()[:64]),
+    ]
+    for row in views:
+        args = [t.requires_grad_() for t in row]
+
+        torch.testing.assert_close(
+            gradients(combined.apply, args), gradients(PIPELINES["sqsin"].nested, args)
+        )
+
+
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+def test_call_on_another_stream_is_right(backend):
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    args = make_inputs("norm_block", 1 << 20, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES["norm_block"].nested, *args, backend=backend)
+    want = gradients(PIPELINES["norm_block"].nested, args)
+    combined.apply(*args).sum().backward()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        got = gradients(combined.apply, args)
+    torch.cuda.current_stream().wait_stream(stream)
+
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_calls_on_cpu_and_gpu_alternate():
+    x, y = make_inputs("sqsin", 100, torch.float32, "cuda")
+    a, b = make_inputs("sqsin", 100)
+    combined = pb.combine(PIPELINES["sqsin"].nested, x, y, backend="auto")
+    for args in ((x, y), (a, b), (x, y), (a, b)):
+        torch.testing.assert_close(
+            gradients(combined.apply, args), gradients(PIPELINES["sqsin"].nested, args)
+        )
+
+
+def plain_mlp(x, w1, b1, w2, b2):
+    return PIPELINES["mlp"].plain(x, w1, b1, w2, b2)
+
+
+def test_autocast_is_as_written():
+    args = make_inputs("mlp", 4096, torch.float32, "cuda")
+    combined = pb.combine(plain_mlp, *args, backend="inductor")
+    with torch.autocast("cuda", torch.bfloat16):
+        got = combined.apply(*args)
+        want = plain_mlp(*args)
+
+    assert got.dtype is want.dtype
+    torch.testing.assert_close(got, want)

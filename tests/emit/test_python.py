@@ -1,0 +1,351 @@
+"""An emitted module: pinned, made of torch alone, right, and failing when it is tampered with."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pullback as pb
+from pullback.emit.python import snake
+from pullback.errors import CaptureError
+from tests.emit import python_cases
+from tests.emit.python_cases import Round, Wrong, cases, centred, row, square_sin, swish
+
+GOLD = Path(__file__).parent / "gold" / "python"
+NAMES = [*cases()]
+REFUSED = ("noisy",)
+"""Their second derivatives are refused: what was drawn cannot be drawn again."""
+
+ALONE = """
+import json, runpy, sys
+sys.modules["pullback"] = None  # an import of it raises
+results = {}
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path, run_name="__main__")
+        results[path] = ""
+    except SystemExit as end:
+        results[path] = str(end.code)
+print(json.dumps(results))
+"""
+
+
+def text_of(name):
+    case = cases()[name]
+    return pb.emit(case.thing, examples=case.examples)
+
+
+def pinned(name):
+    """The pinned text, which `test_module_is_pinned` holds to be what is emitted."""
+    return (GOLD / f"{name}.py").read_text(encoding="utf-8")
+
+
+def loaded(text):
+    space = {"__name__": "emitted"}
+    exec(compile(text, "<emitted>", "exec"), space)
+    return space
+
+
+def alone(*paths):
+    """What each module says at its end in a process without pullback: nothing if all is well."""
+    command = [sys.executable, "-I", "-c", ALONE, *map(str, paths)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+# ---- the text ----
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_is_pinned(gold, name):
+    gold(f"python/{name}.py", text_of(name))
+
+
+def test_text_is_the_same_twice():
+    assert text_of("steps") == text_of("steps")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_imports_only_torch(name):
+    tree = ast.parse(pinned(name))
+    imported = [n.names[0].name for n in ast.walk(tree) if isinstance(n, ast.Import)]
+    imported += [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    foreign = {each.split(".")[0] for each in imported} - {"torch"}
+
+    assert foreign <= ({"math"} if name == "leaning" else set())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_saved_is_explained(name):
+    assert "Saved for backward:" in pinned(name)
+
+
+def test_own_class_stays_as_written():
+    text = pinned("leaning")
+
+    assert "    return quarter(x) * ROOT + NODES[0] * x * x\n" in text
+    assert "# The root of a half, as a table would have it.\nROOT = math.sqrt(0.5)\n" in text
+    assert "class Leaning(torch.autograd.Function):" in text
+
+
+def test_class_that_needs_us_is_printed():
+    text = pinned("cube")
+
+    assert "grad_x = grad_out * (2 * x * x + square)" in text
+    assert "            square = x * x\n" in text  # again, where it needs a history
+
+
+def test_hybrid_has_every_node():
+    tree = ast.parse(pinned("steps"))
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+
+    assert classes == ["Scale", "DivSortSquareAnd2", "Cube"]
+
+
+def test_name_of_file_is_snake():
+    assert [snake(name) for name in ("MyReLU", "Same", "ROIAlign")] == [
+        "my_relu",
+        "same_",
+        "roi_align",
+    ]
+
+
+# ---- it runs alone ----
+
+
+def test_modules_pass_their_own_tests():
+    paths = [GOLD / f"{name}.py" for name in NAMES]
+
+    assert alone(*paths) == {str(path): "" for path in paths}
+
+
+def test_tampered_modules_fail_their_tests(tmp_path):
+    for name in NAMES:
+        old, new = cases()[name].tampered
+        text = pinned(name)
+        assert old in text
+        (tmp_path / f"{name}.py").write_text(text.replace(old, new), encoding="utf-8")
+
+    said = alone(*(tmp_path / f"{name}.py" for name in NAMES))
+
+    passed = [path for path, text in said.items() if "FAILED its self-test" not in text]
+    assert passed == []
+    assert all("gradient" in text or "Jacobian" in text for text in said.values())
+
+
+def test_failing_module_exits_with_one(tmp_path):
+    path = tmp_path / "square.py"
+    path.write_text(pinned("square").replace("2 * x * g", "3 * x * g"), encoding="utf-8")
+    run = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, check=False)
+
+    assert run.returncode == 1
+    assert run.stderr.startswith(
+        "Square FAILED its self-test\nthe gradient of `x` is not that of `reference`: "
+    )
+
+
+# ---- it does what the original does ----
+
+
+def results(call, tensors):
+    """Outputs, gradients and second derivatives; "refused" in the place of what is."""
+    inputs = [x.double().requires_grad_() if x.is_floating_point() else x for x in tensors]
+    wanted = [x for x in inputs if x.requires_grad]
+    torch.manual_seed(3)
+    outputs = call(*inputs)
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    found = [y.detach().clone() for y in outputs]
+    for order in range(2):
+        live = [y for y in outputs if y.requires_grad]
+        if not live:  # `once_differentiable` gives gradients without history
+            return [*found, "refused"]
+        torch.manual_seed(order)
+        cotangents = [torch.randn_like(y) for y in live]
+        try:
+            outputs = torch.autograd.grad(
+                live, wanted, cotangents, create_graph=True, materialize_grads=True
+            )
+        except RuntimeError:
+            return [*found, "refused"]
+        found += [y.detach().clone() for y in outputs]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_agrees_with_the_original(name):
+    case, space = cases()[name], loaded(pinned(name))
+    classes = [v for v in space.values() if isinstance(v, type)]
+    call = space.get("tested") or space.get(snake(type_name(case.thing))) or classes[-1].apply
+
+    expected, got = results(case.original, case.tensors), results(call, case.tensors)
+
+    is_refused = isinstance(got[-1], str) and not isinstance(expected[-1], str)
+    assert is_refused == (name in REFUSED)
+    for a, b in zip(got, expected, strict=not is_refused):
+        if not isinstance(a, str):
+            torch.testing.assert_close(a, b)
+
+
+def type_name(thing):
+    return getattr(thing, "__name__", "") if getattr(thing, "composed", "") else ""
+
+
+# ---- what is tested, and with which inputs ----
+
+
+def test_wrong_backward_fails_its_test():
+    space = loaded(pb.emit(Wrong, examples=(row(),)))
+
+    with pytest.raises(AssertionError, match="the gradient of `x` is not that of `reference`"):
+        space["self_test"]()
+
+
+def test_declared_surrogate_is_not_compared():
+    text = pb.emit(Round, examples=(row(),))
+
+    assert "because they are declared to be surrogates: the gradients of `x`." in text.replace(
+        "\n", " "
+    )
+    loaded(text)["self_test"]()
+
+
+def test_undeclared_surrogate_fails_its_test(monkeypatch):
+    monkeypatch.delattr(Round, "declares")
+    space = loaded(pb.emit(Round, examples=(row(),)))
+
+    with pytest.raises((AssertionError, RuntimeError)):
+        space["self_test"]()
+
+
+def test_gradient_cut_off_is_not_compared():
+    text = pb.emit(centred, examples=(row(),))
+
+    assert "by `no_grad` or `detach`: the gradients of `x`." in text.replace("\n", " ")
+    loaded(text)["self_test"]()
+
+
+def test_inputs_stay_in_the_range():
+    x, index = loaded(pinned("logs"))["inputs"]()
+
+    assert x.min() >= 0.3
+    assert x.max() <= 2.0
+    assert index.tolist() == [0, 2, 4]
+
+
+def gaps(x):
+    """The logarithms of distances, for numbers in order."""
+    return x.diff().log()
+
+
+def test_values_of_examples_serve_as_inputs():
+    text = pb.emit(gaps, examples=(torch.tensor([0.5, 1.0, 2.5, 4.0]),))
+
+    assert "torch.tensor([0.5, 1.0, 2.5, 4.0], dtype=torch.float64)" in text
+    loaded(text)["self_test"]()
+
+
+def turned(x):
+    """In single precision, whatever comes."""
+    return x.sin() @ torch.ones(5, 3)
+
+
+def test_single_precision_is_tested_as_such():
+    text = pb.emit(turned, examples=(row(),))
+
+    assert ".to(dtype=torch.float32)" in text
+    with pytest.warns(UserWarning, match="not a double precision"):
+        loaded(text)["self_test"]()
+
+
+def test_many_elements_are_tested_fast():
+    assert "fast_mode=True" in pb.emit(swish, examples=(row(count=60),))
+    assert "fast_mode=True" not in pinned("swish")
+
+
+def times_table(x):
+    return x * python_cases.NODES
+
+
+def test_tensor_from_around_is_an_argument():
+    text = pb.emit(times_table, examples=(row(count=2),))
+
+    assert "def reference(x, closure_1):" in text
+    assert "closure_1 = spread(0.25, 0.75, 2)\n" in text
+    loaded(text)["self_test"]()
+
+
+def complex_square(z):
+    return z * z.conj() + z
+
+
+def test_complex_inputs_are_drawn():
+    text = pb.emit(complex_square, examples=(torch.randn(3, dtype=torch.complex64),))
+
+    assert "torch.view_as_complex(spread(" in text
+    loaded(text)["self_test"]()
+
+
+def test_random_state_stays_as_it_was():
+    before = torch.get_rng_state()
+    text_of("noisy")
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_grad_around_changes_nothing():
+    with torch.no_grad():
+        assert text_of("swish") == pinned("swish")
+
+
+# ---- what cannot be emitted ----
+
+
+def nested_result(x):
+    return {"a": x.sin()}
+
+
+def test_nested_result_is_refused():
+    with pytest.raises(CaptureError) as raised:
+        pb.emit(nested_result, examples=(row(),))
+
+    assert str(raised.value) == (
+        "E301 capture: `nested_result` must return a tensor or a tuple of tensors to be emitted\n"
+        "  got:      a nested dict\n"
+        "  fix:      return the tensors in one tuple, and nest them outside"
+    )
+
+
+def test_in_place_class_must_stand_alone():
+    amount = 2
+
+    class Adding(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x.add_(amount)
+            ctx.mark_dirty(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    with pytest.raises(CaptureError, match="`Adding` must stand alone to be emitted"):
+        pb.emit(Adding, examples=(row(),))
+
+
+def test_change_in_place_makes_one_node():
+    def program(x, y):
+        z = x.sin()
+        z.mul_(y)
+        return square_sin(z, y)
+
+    text = pb.emit(pb.nest(program), examples=(row(), row()))
+
+    assert "class Program(torch.autograd.Function):" in text
+    loaded(text)["self_test"]()
