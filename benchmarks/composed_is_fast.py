@@ -78,7 +78,8 @@ def measure(name: str, size: int, *, device: str, dtype: torch.dtype, budget: fl
     plan = pb.plan(pipeline.nested, *args, budget=budget)
     runs["plan"] = plan.best
     calls = {key: _pass(run, args) for key, run in runs.items()}
-    clock = time.perf_counter if device == "cuda" or torch.get_num_threads() > 1 else _thread_time
+    clock = time.perf_counter if torch.get_num_threads() > 1 else time.thread_time
+    clock = _device_time if device == "cuda" else clock
     rounds = 41 if size <= 1_000_000 else 15
     timings = interleave(calls, rounds=rounds, seconds=0.01, clock=clock)
     nested = timings["nested"]
@@ -101,14 +102,15 @@ def _chosen(plan: Any) -> str:
     return repr(plan).split(": ", 1)[1].rstrip(">")
 
 
-def _thread_time() -> float:
-    return time.thread_time()
+def _device_time() -> float:
+    """The time when all that was asked of the GPU so far is done."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _pass(run: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], None]:
     """Forward and backward once, with a cotangent like those of a training step."""
     leaves = [x for x in args if x.requires_grad]
-    cuda = args[0].is_cuda
     made = run(*args)
     outputs = (made,) if isinstance(made, Tensor) else made
     cotangents = [torch.ones_like(y) for y in outputs]
@@ -117,8 +119,6 @@ def _pass(run: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], None]:
         made = run(*args)
         outputs = (made,) if isinstance(made, Tensor) else made
         torch.autograd.grad(outputs, leaves, cotangents)
-        if cuda:
-            torch.cuda.synchronize()
 
     return call
 
@@ -130,11 +130,8 @@ def _limit(args: tuple[Any, ...], calls: Any, device: str) -> float | None:
     large = max(args, key=lambda x: x.numel())
     source, target = torch.empty(1 << 28, device=device), torch.empty(1 << 28, device=device)
 
-    def copy() -> None:
-        target.copy_(source)
-        torch.cuda.synchronize()
-
-    timing = interleave({"copy": copy}, rounds=5, seconds=0.02, clock=time.perf_counter)
+    copy = {"copy": lambda: target.copy_(source)}
+    timing = interleave(copy, rounds=5, seconds=0.02, clock=_device_time)
     speed = 2 * source.nbytes / timing["copy"].median
     inputs = sum(x.nbytes for x in args)
     gradients = sum(x.nbytes for x in args if x.requires_grad)

@@ -29,6 +29,21 @@ def test_combined_keeps_the_law(name):
     assert_same(derivatives_of(combined.apply, args, holds=False), expected)
 
 
+QUICK = ("square_sin", "norm_gelu", "cross_entropy", "largest")
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+@pytest.mark.parametrize("name", names_with_slow(QUICK))
+def test_compiled_nodes_keep_the_law(name, backend):
+    pipeline = PIPELINES[name]
+    args = pipeline.draw()
+    combined = combine(pipeline.program, *args, backend=backend)
+    expected = derivatives_of(pipeline.program, args)
+    for _ in range(2):
+        assert_same(derivatives_of(combined.apply, args), expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_nested_keeps_the_law(name):
     pipeline = PIPELINES[name]

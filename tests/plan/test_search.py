@@ -1,5 +1,7 @@
 """The search decides by what is measured: planted numbers lead it where they must."""
 
+import os
+import signal
 import sys
 
 import pytest
@@ -257,3 +259,20 @@ def test_failing_backend_is_a_reason(monkeypatch):
 
     assert found.refused["combined (eager, save everything)"] == "RuntimeError: no compiler at all"
     assert chosen(found).how == HYBRID
+
+
+def test_forgotten_interrupt_stops_at_the_next_step():
+    seen = []
+
+    def report(done, total, text):
+        seen.append(text)
+        if len(seen) == 3:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+    found = search(chain, FakeMeter(), report=report)
+
+    assert found.stopped
+    assert len(seen) == 3

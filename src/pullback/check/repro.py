@@ -93,8 +93,18 @@ def _first(subject: Subject, finding: Finding, example: Example | None) -> str:
         for form in _forms(finding):
             body = _written(form, scene)
             if body and fails(body, scene):
-                return "\n".join(["import torch", *([head] if head else []), "", body])
+                return _whole(head, body)
     return ""
+
+
+def _whole(head: str, body: str) -> str:
+    """The program: what every form needs, what this one needs, the target, and the body."""
+    first, _, rest = body.partition("\n\n")
+    own = first.splitlines()
+    if not all(line.startswith(("import ", "from ")) for line in own):
+        own, rest = [], body
+    lines = dict.fromkeys([*own, "import torch", *head.splitlines()])
+    return "\n".join([*lines, "", rest])
 
 
 def _written(form: Form, scene: Scene) -> str:

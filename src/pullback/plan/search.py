@@ -31,6 +31,7 @@ from pullback.plan.rows import (
     marked,
     nodes_of,
 )
+from pullback.plan.stopping import stoppable
 from pullback.plan.timing import interleave, ratio
 
 EVERY = 16  # groupings that are all built and measured, if there are no more
@@ -66,13 +67,14 @@ class Search:
         self.done, self.total = 0, 3 * len(self.cases)
         self._contenders: dict[int, list[Candidate]] = {}
         self._alive: list[Prices] = []
+        self._check: Callable[[], None] = lambda: None
         self._always = {AS_WRITTEN, *(Candidate(COMBINED, (), *pair) for pair in self.pairs[:1])}
 
     def run(self) -> None:
         """Search until all is known, the budget is spent, or Ctrl-C."""
         count = len(self.cases)
         try:
-            with measuring():
+            with measuring(), stoppable() as self._check:
                 for place, case in enumerate(self.cases):
                     self._explore(case, self._at(EXPLORING * (place + 1) / count))
                 for place, case in enumerate(self.cases):
@@ -89,6 +91,7 @@ class Search:
         self.total += count
 
     def _step(self, text: str) -> None:
+        self._check()
         self.done += 1
         self.total = max(self.total, self.done)
         self.report(self.done, self.total, text)
@@ -208,6 +211,7 @@ class Search:
         return prices
 
     def _is_over(self, until: float) -> bool:
+        self._check()
         return self.meter.now() > until
 
     def _note(self, text: str) -> None:

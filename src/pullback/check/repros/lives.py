@@ -7,7 +7,16 @@ from itertools import islice
 from pullback.check.example import Example, can_differ
 from pullback.check.inputs.shapes import sizes_of
 from pullback.check.others import other_values
-from pullback.check.repros.scene import Scene, compared, indented, scene_at, text_of
+from pullback.check.repros import gradients
+from pullback.check.repros.scene import (
+    Scene,
+    compared,
+    indented,
+    rounded,
+    scene_at,
+    text_of,
+)
+from pullback.check.repros.trying import fails
 
 EDIT = "mul_(0.5).add_(0.25)"
 
@@ -37,8 +46,8 @@ def second_backward(scene: Scene) -> str:
 def leak(scene: Scene) -> str:
     """What a call made must be gone when nobody holds it."""
     is_slow = "collector only" in scene.finding.got
-    number = scene.said(r"output (\d+)")
-    what = scene.named(r"input `([^`]+)`") or scene.output(int(number or 0))
+    output = scene.output(int(scene.said(r"output (\d+)") or 0))
+    what = scene.named(r"input `([^`]+)`") or output
     backward = [] if "never ran" in scene.finding.at else [scene.pull()]
     body = [*scene.settings(), *scene.weights(), *scene.done(), *backward]
     return text_of(
@@ -190,14 +199,12 @@ def between(scene: Scene) -> str:
 
 
 def _others(scene: Scene) -> list[Example]:
-    two = other_values(scene.example)
+    two = other_values(scene.example).map(rounded, "other values")
     every = [two, *islice(sizes_of(two), 4)]
     return [example for example in every if scene.subject.accepts(example)]
 
 
 def _between(scene: Scene, example: Example) -> str:
-    from pullback.check.repros.trying import fails  # it needs scenes, and this is one
-
     other = scene_at(scene, example)
     names = [f"other_{name}" for name in scene.names]
     lines = [f"other_{line}" for line in other.settings()]
@@ -220,12 +227,11 @@ def _between(scene: Scene, example: Example) -> str:
 
 def after_other(scene: Scene) -> str:
     """What an earlier call with other values left must make no difference."""
-    from pullback.check.repros.gradients import number  # its text, with a call before it
-
-    text = number(scene)
+    text = gradients.number(scene)
     if not text:
         return ""
-    earlier = scene_at(scene, scene.subject.base.need(scene.example.needs))
+    base = scene.subject.base.map(rounded, "as given")
+    earlier = scene_at(scene, base.need(scene.example.needs))
     lines = [f"earlier_{line}" for line in earlier.settings()]
     names = ", ".join(f"earlier_{name}" for name in scene.names[: len(earlier.example.args)])
     return text_of(lines, earlier.done("earlier", names), "", text)

@@ -12,27 +12,35 @@ from pullback.check.spelling import spelled
 def second(scene: Scene) -> str:
     """The second derivative against the slope of the first one, in float64."""
     name = scene.named(r"with respect to `([^`]+)`")
-    source = name or ("g" if "the cotangent" in scene.finding.at else "")
-    if not source or (source == "g" and not scene.is_one):
+    if not name and "the cotangent" not in scene.finding.at:
         return ""
-    like = scene.run.outputs[0] if source == "g" else scene.example.args[scene.names.index(name)]
-    if like.dtype != torch.float64:
+    number = int(scene.said(r"the cotangent of output (\d+)") or 0)
+    source = name or "h"
+    like = scene.example.args[scene.names.index(name)] if name else scene.run.outputs[number]
+    if like.dtype not in (torch.float64, torch.complex128):
         return ""
     at = scene.said(r"at (\[[\d, ]*\])").replace("[]", "")
-    grads = scene.pull(options="create_graph=True")
+    real = ".real" if like.is_complex() else ""
+    cotangents = scene.joined(
+        "h" if not name and i == number else f"g[{k}]" for k, i in enumerate(scene.used)
+    )
+    grads = scene.pull(g=cotangents if not name else "g", options="create_graph=True")
     body = [
         *scene.done(),
         f"first = {grads}",
-        "return sum((a * b).sum() for a, b in zip(first, weights))",
+        "return sum((a * b.conj()).sum().real for a, b in zip(first, weights))",
     ]
+    if not any(arg.is_complex() for arg in scene.run.leaves.values()):
+        body[-1] = "return sum((a * b).sum() for a, b in zip(first, weights))"
+    which = "g" if scene.is_one else f"g[{scene.used.index(number)}]"
     return text_of(
         scene.settings(),
         scene.weights(),
-        [f"{source}.requires_grad_()"] if source == "g" else [],
+        [] if name else [f"h = {which}.clone().requires_grad_()"],
         f"weights = [{', '.join(_weights(scene))}]",
         ["", f"def total({source}):", *indented(body), ""],
         f"whole = total({source})",
-        f"got = torch.autograd.grad(whole, {source}, materialize_grads=True)[0]{at} "
+        f"got = torch.autograd.grad(whole, {source}, materialize_grads=True)[0]{at}{real} "
         "if whole.requires_grad else 0.0",
         f"step = torch.zeros_like({source})",
         f"step{at or '[()]'} = 1e-6",

@@ -279,7 +279,7 @@ def _spellable(example: Example, *, is_free: bool) -> Iterator[tuple[Example, di
     large = [i for i in example.differentiable if example.args[i].numel() > LARGEST]
     if is_free:
         seen: dict[int, Tensor] = {}
-        yield example.map(lambda t: seen.setdefault(id(t), _rounded(t)), example.label), {}
+        yield example.map(lambda t: seen.setdefault(id(t), rounded(t)), example.label), {}
     yield example, {}
     for seed in range(SEEDS) if large else ():
         wide = "" if seed < SEEDS - 1 else "4 * "  # at last, numbers that are rare otherwise
@@ -308,8 +308,8 @@ def _place(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)}, {tuple(tensor.stride())}{where}"
 
 
-def _rounded(tensor: Tensor) -> Tensor:
-    """Values of two decimals, in the same layout."""
+def rounded(tensor: Tensor) -> Tensor:
+    """Values of two decimals, in the same layout; itself where it has none to round."""
     if not can_differ(tensor) or tensor.is_complex() or not bool(torch.isfinite(tensor).all()):
         return tensor
     copy = tensor.detach().clone(memory_format=torch.preserve_format)

@@ -3,8 +3,8 @@
 What it checks
     In float16, cotangents 2^-10 and 2^8 times the usual ones, and, where forward itself computes
     wider than in float16, inputs 512 times larger: entries that are well inside of the range of
-    float16, and that PyTorch's own gradient of forward has right there, must be right. In examples
-    of about 6,000 and 70,000 entries, most of such entries must be. None may be infinite or NaN
+    float16, and that PyTorch's own gradient of forward has right there, must be right. In an
+    example of about 70,000 entries, most of such entries must be. None may be infinite or NaN
     where PyTorch's own gradient is finite, at zero neither.
 
 Why it matters
@@ -23,8 +23,10 @@ Cannot see
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -55,10 +57,9 @@ LOST = 0.25  # the share of an entry that must be lost
 USUAL = 0.02  # and of which PyTorch's own gradient loses less
 
 LARGE: dict[str, Change] = {"values times 512": lambda t: t * 512}
-# Sizes at which the square of a count underflows, and at which a count overflows; the sizes of the
-# cotangents that keep a mean in range there.
-LONG = ((6_000, 2.0**8), (70_000, 2.0**10))
-CHEAP = 0.03  # seconds that a long example may take, else no longer one is tried
+LONG = 70_000  # entries: their number overflows, and its square underflows
+LADDER = ((2_000, 0.006), (15_000, 0.03))  # the seconds that shorter ones may take
+SMALL = 2.0**-10  # the size of the largest entry of a mean over a long example
 MOSTLY = 0.3  # the share of the sure entries of a long example that must be lost
 
 FIX = "multiply in an order whose parts stay in range, or compute in float32"
@@ -90,20 +91,36 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _long(subject: Subject) -> Iterator[tuple[Example, float, float]]:
-    """Longer examples in float16, as long as they are cheap."""
-    for total, scale in LONG:
-        for long in many_of(subject.small, total):
-            half = long.to(torch.float16, f"{long.label}, in float16")
-            start = time.process_time()
-            try:
-                run = subject.run(half)
-                run.pull(subject.cotangents(run))
-            except (ForwardRefusedError, BackwardFailedError):
-                continue
-            if time.process_time() - start > CHEAP:
-                return
-            yield half, scale, MOSTLY
-            break
+    """A long example in float16, where it is cheap, with cotangents that keep a mean in range."""
+    for number in range(2):  # of the sizes that may grow
+        if not all(_most(subject, number, total, limit) for total, limit in LADDER):
+            continue
+        most = _most(subject, number, LONG, 1.0)
+        if most:
+            scale = max(1.0, 2.0 ** math.ceil(math.log2(SMALL / most)))
+            yield _half(subject, number, LONG)[0], scale, MOSTLY
+            return
+
+
+def _half(subject: Subject, number: int, total: int) -> list[Example]:
+    """The example with one size so large that it has about `total` entries, in float16."""
+    found = islice(many_of(subject.small, total), number, number + 1)
+    return [long.to(torch.float16, f"{long.label}, in float16") for long in found]
+
+
+def _most(subject: Subject, number: int, total: int, seconds: float) -> float:
+    """The largest entry of a gradient there, in float64; 0 where it is refused or takes long."""
+    for half in _half(subject, number, total):
+        start = time.process_time()
+        try:
+            subject.pull(half)
+            grads = subject.pull(half.double())
+        except (ForwardRefusedError, BackwardFailedError):
+            return 0.0
+        if time.process_time() - start < seconds:
+            sizes = [float(g.abs().max()) for g in grads.values() if g is not None and g.numel()]
+            return max((size for size in sizes if math.isfinite(size)), default=0.0) or LEAST
+    return 0.0
 
 
 class _Widest(DispatchMode):  # type: ignore[misc]
