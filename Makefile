@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean compiler
+.PHONY: help demo test test-all lint bench docs clean compiler
 
 help:  ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -42,6 +42,11 @@ bench: $(STAMP) compiler  ## measure every claim in benchmarks/
 		echo "== $$file"; \
 		$(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; \
 	done
+
+docs: $(STAMP)  ## build the pages as a site, in build/site
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
 
 clean:  ## remove the environment, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

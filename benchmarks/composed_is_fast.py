@@ -66,7 +66,9 @@ class Row:
     limit: float | None = None
 
 
-def measure(name: str, size: int, *, device: str, dtype: torch.dtype, budget: float) -> Row:
+def measure(
+    name: str, size: int, *, device: str, dtype: torch.dtype, budget: float, rounds: int
+) -> Row:
     """Every candidate of one pipeline at one size."""
     pipeline, args = PIPELINES[name], make_inputs(name, size, dtype, device)
     runs: dict[str, Callable[..., Any]] = {"nested": pipeline.nested, "plain": pipeline.plain}
@@ -80,7 +82,6 @@ def measure(name: str, size: int, *, device: str, dtype: torch.dtype, budget: fl
     calls = {key: _pass(run, args) for key, run in runs.items()}
     clock = time.perf_counter if torch.get_num_threads() > 1 else time.thread_time
     clock = _device_time if device == "cuda" else clock
-    rounds = 41 if size <= 1_000_000 else 15
     timings = interleave(calls, rounds=rounds, seconds=0.01, clock=clock)
     nested = timings["nested"]
     return Row(
@@ -233,9 +234,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--budget", type=float, default=30.0, help="seconds for each plan")
+    parser.add_argument("--rounds", type=int, default=41, help="few, to see that it runs")
     parser.add_argument("--first-call", action="store_true", help="time first calls instead")
     parser.add_argument("--json", type=Path, help="append the rows to this file, one a line")
     options = parser.parse_args()
+    if options.rounds < 5:
+        options.pipelines, options.sizes, options.threads = ["sqsin"], [4], [1]
+        options.budget = 0.0
     warnings.filterwarnings("ignore", module="torch")
     logging.disable(logging.WARNING)
     if options.first_call:
@@ -247,7 +252,14 @@ def main() -> None:
         for name in options.pipelines:
             for size in options.sizes:
                 dtype = getattr(torch, options.dtype)
-                row = measure(name, size, device=options.device, dtype=dtype, budget=options.budget)
+                row = measure(
+                    name,
+                    size,
+                    device=options.device,
+                    dtype=dtype,
+                    budget=options.budget,
+                    rounds=options.rounds if size <= 1_000_000 else min(options.rounds, 15),
+                )
                 rows.append(row)
                 print(f"{name} {size} {threads}: {row.chosen}", flush=True)
                 if options.json:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from docs.site import site_text
 from pullback import errors
 from pullback.check.rules import Registered, explained
 from pullback.report.json import SCHEMA
@@ -136,6 +137,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield HERE / "rules" / "README.md", rules_index()
     for registered in own_rules():
         yield HERE / "rules" / f"{registered.rule.name}.md", rule_page(registered)
+    named = [(registered.rule.name, registered.rule.group) for registered in own_rules()]
+    yield HERE.parent / "mkdocs.yml", site_text(named)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ its docstring is its page. A package names it in the entry-point group `pullback
     [project.entry-points."pullback.checks"]
     not-finite = "acme_checks.not_finite"
 
-The groups `pullback.backends` and `pullback.targets` are kept for backends, whose law stands in
-`pullback.run`, and for emitters: no entry there is read yet.
+A backend is a module with `absence`, `specialise`, which gives a `Compiled`, and perhaps
+`make_node`, of a `NodeSpec`: its law stands in `pullback.run`. The groups `pullback.backends` and
+`pullback.targets` are kept for backends and emitters: no entry there is read yet.
 
 Every name that a module under `check/rules/` takes from another module of ours is here as well, and
 means the same; what is not here may change without notice. Nothing of ours imports this module.
@@ -43,10 +44,13 @@ from pullback.check.forward_mode import tangents_of as tangents_of
 from pullback.check.inputs.arguments import arguments_of as arguments_of
 from pullback.check.inputs.arguments import doubled as doubled
 from pullback.check.inputs.arguments import indices_of as indices_of
+from pullback.check.inputs.domains import ALONE as ALONE
 from pullback.check.inputs.domains import EDGES as EDGES
 from pullback.check.inputs.domains import FAINT as FAINT
 from pullback.check.inputs.domains import FAR as FAR
 from pullback.check.inputs.domains import HUGE as HUGE
+from pullback.check.inputs.domains import INFINITE as INFINITE
+from pullback.check.inputs.domains import MISSING as MISSING
 from pullback.check.inputs.domains import NEGATIVE as NEGATIVE
 from pullback.check.inputs.domains import SHIFTED as SHIFTED
 from pullback.check.inputs.domains import SMALL as SMALL
@@ -54,6 +58,7 @@ from pullback.check.inputs.domains import SQUARES as SQUARES
 from pullback.check.inputs.domains import ZERO as ZERO
 from pullback.check.inputs.domains import Change as Change
 from pullback.check.inputs.domains import changed as changed
+from pullback.check.inputs.domains import emptied as emptied
 from pullback.check.inputs.domains import hidden as hidden
 from pullback.check.inputs.domains import tied as tied
 from pullback.check.inputs.dtypes import LOW as LOW
@@ -115,6 +120,8 @@ from pullback.check.subject import worst_of as worst_of
 from pullback.check.target import Intent as Intent
 from pullback.check.target import Target as Target
 from pullback.check.target import target_of as target_of
+from pullback.check.trials import Trial as Trial
+from pullback.check.trials import is_finite as is_finite
 from pullback.check.trials import is_new as is_new
 from pullback.check.trials import reported as reported
 from pullback.check.trials import trial_of as trial_of
@@ -124,3 +131,5 @@ from pullback.check.writes import written_inputs as written_inputs
 from pullback.errors import CaptureError as CaptureError
 from pullback.errors import PullbackError as PullbackError
 from pullback.function.slots import DispatchMode as DispatchMode
+from pullback.run.node import Compiled as Compiled
+from pullback.run.node import NodeSpec as NodeSpec

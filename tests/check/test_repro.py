@@ -194,7 +194,7 @@ PLANTED = {
         "untyped_storage().data_ptr()",
     ),
     "Python's random numbers": (
-        op(RIGHT, "x * w * __import__('random').choice([1, 2, 3, 4])"),
+        op(RIGHT, "x * w * __import__('random').random()"),
         (X, W),
         "checkpoint-differs",
         "set_checkpoint_early_stop(False)",

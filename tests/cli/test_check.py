@@ -143,6 +143,27 @@ def test_guessed_inputs_are_said(ops):
     assert report["notes"] == ["the inputs are guessed from the type hints of forward"]
 
 
+def test_guess_that_kills_is_survived(ops):
+    text = (
+        OPS
+        + """
+
+class Deadly(Square):
+    @staticmethod
+    def forward(ctx, x: Tensor):
+        import os
+
+        os.kill(os.getpid(), 9)
+"""
+    )
+    (ops / "ops_to_check.py").write_text(text, encoding="utf-8")
+
+    result = run("ops_to_check.py:Deadly")
+
+    assert result.exit_code == 2
+    assert "a process in which they were tried was lost: it was ended by SIGKILL" in result.stderr
+
+
 def test_examples_on_class_come_before_hints(ops):
     result = run("ops_to_check.py:WithExamples", "--json")
 

@@ -13,8 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pullback as pb
-from examples import combined, hybrid, my_activation, my_complex_op, my_elementwise, my_function
-from examples import my_relu, nested, roi_align
+from examples import (
+    combined,
+    hybrid,
+    my_activation,
+    my_complex_op,
+    my_elementwise,
+    my_function,
+    my_relu,
+    nested,
+    roi_align,
+)
 from pullback.emit.cpp import emit_together
 from pullback.emit.subject import Subject, subject_of
 from tests.derive import sound
@@ -112,6 +121,23 @@ def detached(x, y):
     return (x * x).detach() * y + x.sin()
 
 
+class Scaled(torch.autograd.Function):
+    """x * scale + shift, where scale and shift may be left out."""
+
+    @staticmethod
+    def forward(ctx, x, scale=None, shift=None):
+        ctx.save_for_backward(x, scale)
+        ctx.has_shift = shift is not None
+        out = x * 1 if scale is None else x * scale
+        return out if shift is None else out + shift
+
+    @staticmethod
+    def backward(ctx, g):
+        x, scale = ctx.saved_tensors
+        by_scale = None if scale is None else g * x
+        return g * 1 if scale is None else g * scale, by_scale, g * 1 if ctx.has_shift else None
+
+
 class Rounded(torch.autograd.Function):
     """Rounds, and lets the cotangent through."""
 
@@ -187,6 +213,7 @@ CASES = {
         cross_entropy, ((4, 6), (4,)), (((3, 5), (3,)), ((1, 2), (1,))), draw=labelled
     ),
     "halves": Case(halves, ((3, 4),), (((2, 6),),)),
+    "scaled": Case(Scaled, ((5,), (5,), (5,)), (((2, 3),) * 3,)),
     "detached": Case(detached, PAIR, OTHER_PAIRS, is_once=True),
     "quantized": Case(quantized, ROW, OTHER_ROWS, is_once=True),
 }

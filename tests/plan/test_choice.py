@@ -10,13 +10,25 @@ from pullback.plan.choice import choose, crossover, follow, size_of, size_place,
 from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, Candidate, Row
 
 
-def row(how, relative, saved=100, error=1e-7, inexact=False):
+def row(how, relative, saved=100, error=1e-7, inexact=False, seconds=None):
     candidate = {
         "nested": AS_WRITTEN,
         "combined": Candidate(COMBINED, (), "eager", "auto"),
         "hybrid": Candidate(HYBRID, ((0, 1),), "eager", "auto"),
     }[how]
-    return Row(candidate, how, 1, relative, relative, relative, relative, saved, 0, error, inexact)
+    return Row(
+        candidate,
+        how,
+        1,
+        seconds or relative,
+        relative,
+        relative,
+        relative,
+        saved,
+        0,
+        error,
+        inexact,
+    )
 
 
 # ---- which one ----
@@ -38,6 +50,18 @@ def test_equal_within_noise_takes_fewer_bytes():
     rows = [row("hybrid", 0.81, saved=10), row("combined", 0.8), row("nested", 1.0)]
 
     assert choose(rows, 0.0).candidate.how == "hybrid"
+
+
+def test_higher_median_is_not_equal():
+    rows = [row("combined", 0.81, saved=10, seconds=0.9), row("hybrid", 0.8), row("nested", 1.0)]
+
+    assert choose(rows, 0.0).candidate.how == "hybrid"
+
+
+def test_equal_bytes_take_the_faster():
+    rows = [row("nested", 1.0, 100), row("hybrid", 0.5, 100)]
+
+    assert choose(rows, 1.0).candidate.how == "hybrid"
 
 
 def test_nothing_gained_leaves_the_program_alone():
@@ -96,6 +120,10 @@ def test_unknown_objective_is_refused(objective):
 def test_crossover_is_on_a_line_of_logarithms():
     assert crossover((100, 10_000), (0.5, 2.0)) == 1000
     assert crossover((100, 10_000), (0.9, 10.0)) < 1000
+
+
+def test_crossover_from_nothing_is_a_size():
+    assert crossover((0, 100), (1.0, 1.0)) == 10
 
 
 def test_unknown_crossover_is_the_middle():

@@ -32,6 +32,16 @@ def test_marks_stay_inside_their_panel():
         assert all(0 < float(one.get("cy")) < 300 for one in marks)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_words_stay_inside_the_figure(count):
+    tree = ElementTree.fromstring(svg(made_up(sized=made_up().sized[:count])))
+
+    width, height = float(tree.get("width")), float(tree.get("height"))
+    for word in tree.findall(f"{SVG}text"):
+        assert float(word.get("x")) + 7 * len(word.text) < width
+        assert float(word.get("y")) < height
+
+
 def test_names_are_escaped():
     assert "&lt;lambda&gt;" in svg(made_up(program="<lambda>"))
 

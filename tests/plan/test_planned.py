@@ -1,6 +1,7 @@
 """A saved plan is replayed for the same program without measuring, and refused for another."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch
 import pullback as pb
 from pullback.errors import PlanFileError
 from pullback.plan.measure import Meter
-from tests.plan.fakes import FakeMeter, Sine, chain, leaf, square_sine
+from pullback.plan.planned import Plan
+from pullback.plan.rows import AS_WRITTEN, Candidate
+from tests.plan.fakes import FakeMeter, Sine, chain, leaf, made_up, square_sine
 
 
 @pytest.fixture
@@ -66,3 +69,56 @@ def test_plan_loads_with_examples_of_ones_own(path):
 def test_examples_that_do_not_fit_raise_as_the_program(path):
     with pytest.raises(TypeError):
         pb.load_plan(path, square_sine)
+
+
+# ---- which function serves ----
+
+
+class Named:
+    """Stands for a Function: its `apply` tells its name."""
+
+    def __init__(self, name):
+        self.apply = lambda x: name
+
+
+def served(*chosen):
+    """What a plan with these choices at 10, 100 and 1000 elements calls at these sizes."""
+    first = made_up().sized[0]
+    sized = tuple(
+        replace(first, size=10 ** (n + 1), chosen=one, rows=()) for n, one in enumerate(chosen)
+    )
+    functions = {(one.chosen, one.size): Named(f"{one.size}") for one in sized}
+    plan = Plan(lambda x: "program", made_up(sized=sized), functions)
+    return [plan.best(torch.ones(size)) for size in (1, 10, 31, 33, 100, 315, 317, 1000, 9999)]
+
+
+def candidate(backend, save="auto"):
+    return Candidate("combined", (), backend, save)
+
+
+def test_neighbours_share_what_is_not_compiled():
+    one, other = candidate("eager"), candidate("eager", "everything")
+
+    assert served(one, one, other) == ["10"] * 6 + ["1000"] * 3
+    assert served(one, one, one) == ["10"] * 9
+
+
+def test_compiled_choice_has_a_function_for_each_size():
+    one = candidate("inductor")
+
+    assert served(one, one, one) == ["10"] * 3 + ["100"] * 3 + ["1000"] * 3
+
+
+def test_program_as_written_serves_its_sizes():
+    assert served(AS_WRITTEN, AS_WRITTEN, candidate("native")) == ["program"] * 6 + ["1000"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+def test_compiled_plan_is_right_and_loads(tmp_path):
+    plan = pb.plan(chain, leaf(100), sizes=[leaf(10_000)], backends=["inductor"], budget=0)
+    plan.save(tmp_path / "plan.json")
+
+    for one in (plan, pb.load_plan(tmp_path / "plan.json", chain)):
+        for size in (7, 100, 5000, 10_000):
+            torch.testing.assert_close(one.best(leaf(size)), chain(leaf(size)))

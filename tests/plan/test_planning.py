@@ -10,7 +10,7 @@ import torch
 import pullback as pb
 from pullback.errors import BackendError, PlanError
 from pullback.plan.rows import AS_WRITTEN, HYBRID
-from tests.plan.fakes import FakeMeter, chain, decides, doubles_in_place, leaf, square_sine
+from tests.plan.fakes import FakeMeter, Square, chain, decides, doubles_in_place, leaf, square_sine
 
 OPTIONS = {"backends": ["eager"], "budget": 0.0}
 
@@ -123,6 +123,27 @@ def test_keyword_calls_follow_the_size(fake):
 
     assert planned.best(x=leaf(4)).grad_fn.name() == "ChainBackward"
     assert planned.best(x=leaf(64)).grad_fn.name() != "ChainBackward"
+
+
+def test_empty_tensor_is_a_size():
+    planned = pb.plan(chain, leaf(0), sizes=[leaf(4)], **OPTIONS)
+
+    assert planned.best(leaf(0)).shape == (0,)
+    assert same(planned.best, chain, leaf(4))
+
+
+def test_function_class_is_planned_by_its_name():
+    planned = pb.plan(Square, leaf(), **OPTIONS)
+
+    assert planned.evidence.program == "Square"
+    assert same(planned.best, Square.apply, leaf())
+
+
+def test_program_without_gradients_is_planned():
+    planned = pb.plan(chain, torch.ones(4), **OPTIONS)
+
+    assert torch.equal(planned.best(torch.ones(4)), chain(torch.ones(4)))
+    assert "?" in planned.table()  # there is no gradient that could have an error
 
 
 # ---- what cannot be planned in groups ----

@@ -1,5 +1,6 @@
 """The search decides by what is measured: planted numbers lead it where they must."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -267,10 +268,8 @@ def test_forgotten_interrupt_stops_at_the_next_step():
     def report(done, total, text):
         seen.append(text)
         if len(seen) == 3:
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt:
-                pass
 
     found = search(chain, FakeMeter(), report=report)
 

@@ -68,10 +68,17 @@ def test_demo_runs_the_demo():
     assert recipe_of("demo")[-1] == ".venv/bin/python -m examples.demo"
 
 
+def test_docs_are_made_before_built():
+    made, built = recipe_of("docs")[-2:]
+
+    assert made == ".venv/bin/python -m docs.generate"
+    assert built.startswith(".venv/bin/python -m mkdocs build --quiet --strict")
+
+
 def test_help_names_every_public_target():
     named = [line.split()[1] for line in make("help").stdout.splitlines()]
 
-    assert named == ["help", "demo", "test", "test-all", "lint", "bench", "clean"]
+    assert named == ["help", "demo", "test", "test-all", "lint", "bench", "docs", "clean"]
 
 
 def test_bare_make_prints_the_help():

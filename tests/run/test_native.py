@@ -8,7 +8,10 @@ import weakref
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+import pullback as pb
 from pullback.errors import BackendError, CaptureError
 from pullback.run import native, toolchain
 from pullback.run.node import ANY, DENSE, EXACT, MISS, Layout, NodeSpec, Source
@@ -239,7 +242,8 @@ MOMENTS = {
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "function mode": lambda: torch.device("cpu"),
-    "dispatch mode": lambda: torch.utils.flop_counter.FlopCounterMode(display=False),
+    "below autograd": torch._C._AutoDispatchBelowAutograd,
+    "dispatch mode": lambda: FlopCounterMode(display=False),
 }
 
 
@@ -447,7 +451,7 @@ def test_hooks_on_tensors_and_nodes_run():
 def test_checkpoint_runs_the_node_again():
     x, y = leaf(4), leaf(4)
     program = Program(x, y)
-    torch.utils.checkpoint.checkpoint(program.node, x, y, use_reentrant=False).sum().backward()
+    checkpoint(program.node, x, y, use_reentrant=False).sum().backward()
 
     assert torch.allclose(x.grad, 2 * x * y.sin())
     assert program.ways.count("forward") == 2
@@ -469,6 +473,95 @@ def test_threads_agree_with_one():
     for row, actual in zip(inputs, results, strict=True):
         alone = gradients(expected, row, torch.ones(64))
         assert all(map(torch.allclose, actual, alone))
+
+
+# ---- compiled graphs ----
+
+
+def layer(x, weight, bias):
+    hidden = torch.addmm(bias, x, weight).tanh()
+    return hidden * x.sum(1, keepdim=True), hidden.exp()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """A program compiled for the native node, the spec of that, and what it was compiled for."""
+    specs, make = [], native.make_node
+    row = leaf(4, 3), leaf(3, 5), leaf(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "make_node", lambda spec: specs.append(spec) or make(spec))
+        function = pb.combine(layer, *row, backend="native")
+        function.apply(*row)
+    (spec,) = specs
+    return function.apply, spec, row
+
+
+def test_compiled_program_agrees_with_eager(compiled):
+    apply, _, row = compiled
+    cotangents = torch.randn(4, 5), torch.randn(4, 5)
+    for actual, alike in zip(apply(*row), layer(*row), strict=True):
+        assert torch.allclose(actual, alike, atol=1e-6)
+        assert actual.stride() == alike.stride()
+    pairs = zip(gradients(apply, row, cotangents), gradients(layer, row, cotangents), strict=True)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
+
+
+def test_compiled_program_needs_no_python(compiled):
+    _, spec, row = compiled
+    node = native.make_node(spec)
+    kinds = []
+    begin = spec.backward
+
+    def noted(arguments):
+        kinds.append(type(begin(arguments)).__name__)
+        return begin(arguments)
+
+    node = native.make_node(dataclasses.replace(spec, backward=noted))
+    torch.autograd.grad(node(*row)[0].sum(), row[0], retain_graph=True)
+
+    assert type(spec.forward).__name__ == "Library"
+    assert kinds == []  # the other output had no cotangent: the general way
+    sum(output.sum() for output in node(*row)).backward()
+    assert kinds == ["Library"]
+
+
+def test_compiled_program_runs_in_threads(compiled):
+    apply, _, row = compiled
+    alone = gradients(layer, row, (torch.ones(4, 5), torch.ones(4, 5)))
+    wrong = []
+
+    def work():
+        for _ in range(200):
+            actual = gradients(apply, row, (torch.ones(4, 5), torch.ones(4, 5)))
+            if not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(actual, alone, strict=True)):
+                wrong.append(actual)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+
+    assert wrong == []
+
+
+def test_second_derivative_of_compiled_program(compiled):
+    apply, _, row = compiled
+
+    def second(function):
+        first = gradients(function, row, (torch.ones(4, 5), torch.ones(4, 5)), create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), row)
+
+    pairs = zip(second(apply), second(layer), strict=True)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)
+
+
+def test_gradients_of_one_cotangent_stay_apart():
+    x, y = leaf(4), leaf(4)
+    function = pb.combine(lambda x, y: (x + y) * 1.0, x, y, backend="native")
+    function.apply(x, y).backward(torch.ones(4))
+    with torch.no_grad():
+        x.grad.add_(1)
+
+    assert torch.equal(y.grad, torch.ones(4))
 
 
 # ---- errors and memory ----

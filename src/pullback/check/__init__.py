@@ -5,24 +5,56 @@ The public functions stand here and import what they need when they are called.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pullback.check.recording import Recording
+    from pullback.check.report import Report
+    from pullback.check.runner import Progress
 
 
-def check(target: Any, inputs: Any = None, **options: Any) -> Any:
+def check(
+    target: Any,
+    inputs: Any = None,
+    *,
+    select: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    profile: str = "standard",
+    isolate: bool = True,
+    progress: Progress | None = None,
+) -> Report:
     """A `Report` on `target` at `inputs`: see `check.runner`."""
     from pullback.check.runner import check as run  # heavy
 
-    return run(target, inputs, **options)
+    return run(
+        target,
+        inputs,
+        select=select,
+        allow=allow,
+        profile=profile,
+        isolate=isolate,
+        progress=progress,
+    )
 
 
-def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
+def assert_sound(
+    target: Any,
+    inputs: Any = None,
+    *,
+    select: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    profile: str = "standard",
+    isolate: bool = True,
+) -> None:
     """Raise with every finding about `target`, if there is any: see `check.runner`."""
     from pullback.check.runner import assert_sound as run  # heavy
 
-    run(target, inputs, **options)
+    run(target, inputs, select=select, allow=allow, profile=profile, isolate=isolate)
 
 
-def recording(**options: Any) -> Any:
+def recording(**options: int) -> AbstractContextManager[Recording]:
     """A context that records the Functions called in it: see `check.recording`."""
     from pullback.check.recording import recording as record  # it imports the checker
 

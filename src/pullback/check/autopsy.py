@@ -111,11 +111,21 @@ def _words(names: tuple[str, ...], args: tuple[Any, ...]) -> str:
     return ", ".join(f"{n}: {words_of(arg)}" for n, arg in zip(names, args, strict=False))
 
 
+def _code(arg: Any) -> str:
+    """The code of an argument; ones where it is large, since a crash seldom looks at numbers."""
+    try:
+        return spelled(arg)
+    except UnspeakableError:
+        if type(arg) is not Tensor or not arg.is_contiguous() or not can_differ(arg):
+            raise
+        return f"torch.ones({tuple(arg.shape)}, dtype={arg.dtype})"
+
+
 def _program(target: Target, names: tuple[str, ...], args: tuple[Any, ...]) -> str:
     """A program that makes one call, and its backward."""
     head, call = imported(target)
     try:
-        codes = [spelled(arg) for arg in args]
+        codes = [_code(arg) for arg in args]
     except UnspeakableError:
         return ""
     needs = [isinstance(a, Tensor) and can_differ(a) and a.requires_grad for a in args]

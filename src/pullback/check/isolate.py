@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -84,6 +84,33 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     finally:
         _stop(process)
         ours.close()
+
+
+def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """What a task gives in a worker of its own, which it may end; raises `Died` where it does."""
+    context: Any = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(task, theirs), daemon=False)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise Died(f"it did not end within {seconds:.0f} s", is_hang=True)
+        return ours.recv()
+    except EOFError:
+        process.join(5)
+        raise Died(_end_of(process.exitcode)) from None
+    finally:
+        _stop(process)
+        ours.close()
+
+
+def _answer(task: Callable[[], Any], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # those of the parent are not in a fork
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)  # the answer is all that is told
+    pipe.send(task())
+    os._exit(0)
 
 
 def _wait(pipe: Connection, pid: int, profile: str, busy: float) -> None:

@@ -69,7 +69,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "silent-repair": [ways.repaired],
     "bad-input": [ways.accepted],
 }
-USUAL = (gradients.slope, gradients.number, gradients.along)
+USUAL = (gradients.slope, gradients.number, gradients.along, gradients.as_said)
 
 # Where something is raised: by an ordinary call, by one with a cotangent in another layout, or by
 # the very thing that the rule does.

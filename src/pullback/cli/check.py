@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.finding import PROFILES
-from pullback.check.inputs.hints import guessed
+from pullback.check.inputs.hints import guess, guessed, number_of_guess
+from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of
 from pullback.check.recording import Recording, load_recording
 from pullback.check.report import Report
@@ -226,7 +227,7 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
         return recorded, f"the inputs are recorded: {len(recorded)} of the calls that were seen"
     if getattr(target.function or target.thing, "examples", None) is not None:
         return None, ""
-    args = guessed(target)
+    args = _guessed(name, target)
     if args is None:
         raise ExamplesError(
             f"`{name}` must come with inputs that its forward accepts",
@@ -235,6 +236,22 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
             fix=f'pullback check {name} --example "torch.randn(3, requires_grad=True)"',
         )
     return args, "the inputs are guessed from the type hints of forward"
+
+
+def _guessed(name: str, target: Target) -> tuple[Any, ...] | None:
+    """Arguments made from the hints, tried in another process where that can be: they may kill."""
+    if can_fork():
+        return guessed(target)
+    try:
+        number = answer_of(lambda: number_of_guess(target))
+    except Died as death:
+        raise ExamplesError(
+            f"`{name}` must come with inputs that its forward accepts",
+            expected="--example for each argument",
+            got=f"guesses, and a process in which they were tried was lost: {death.how}",
+            fix=f'pullback check {name} --example "torch.randn(3, requires_grad=True)"',
+        ) from None
+    return None if number is None else guess(target, number)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ The public functions stand here and import what they need when they are called.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from pullback.errors import EmitTargetError
@@ -72,8 +73,13 @@ def _emitter(target: str) -> Any:
     return emit_python
 
 
-def build(path: str | os.PathLike[str], **options: Any) -> Any:
+def build(
+    path: str | os.PathLike[str],
+    *,
+    flags: Sequence[str] = (),
+    cache: str | os.PathLike[str] | None = None,
+) -> Any:
     """Compile an emitted C++ file and load its op: see `emit.build`."""
     from pullback.emit.build import build as make
 
-    return make(path, **options)
+    return make(path, flags=flags, cache=cache)

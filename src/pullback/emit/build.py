@@ -99,7 +99,7 @@ def _registered(file: Path, text: str) -> list[tuple[str, str]]:
     ends = [library.start() for library in libraries[1:]] + [len(bare)]
     found = [
         (library[1], op)
-        for library, end in zip(libraries, ends, strict=True)
+        for library, end in zip(libraries, ends, strict=False)
         for op in dict.fromkeys(_OP.findall(bare[library.end() : end]))
     ]
     if not found:
@@ -211,9 +211,7 @@ def _options(flags: Sequence[str]) -> list[str]:
     ]
 
 
-def _compile(
-    compiler: tuple[str, ...], options: Sequence[str], file: Path, library: Path
-) -> None:
+def _compile(compiler: tuple[str, ...], options: Sequence[str], file: Path, library: Path) -> None:
     """Compile beside the place of the library, then move it there: nobody loads half of one."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pullback.derive.recipe import Parts
 from pullback.emit.cpp_function import CppFunction, write_function
 from pullback.emit.cpp_library import NAMESPACE, library_text
 from pullback.emit.cpp_project import cmake_text, main_text
+from pullback.emit.cpp_variants import variants_of
 from pullback.emit.headers import has_headers, language_standard
 from pullback.emit.python import require_flat, snake
 from pullback.emit.reach import is_twice, reach_of
@@ -48,9 +50,16 @@ def function_of(subject: Subject) -> CppFunction:
             got="a torch without its `include` folder",
             fix="install torch from its wheels",
         )
+    whole = _written(subject, snake(subject.name))
+    variants = [(names, _written(variant, whole.op)) for names, variant in variants_of(subject)]
+    optional = frozenset(name for names, _ in variants for name in names)
+    return replace(whole, variants=tuple(variants), optional=optional)
+
+
+def _written(subject: Subject, op: str) -> CppFunction:
     require_flat(subject.captured)
     parts = _chosen(subject)
-    return write_function(subject, parts, reach_of(subject, parts), snake(subject.name))
+    return write_function(subject, parts, reach_of(subject, parts), op)
 
 
 def _chosen(subject: Subject) -> Parts:

@@ -28,15 +28,21 @@ LONGEST, LARGEST = 56, 4
 """Characters and ops of an expression that may stand inside another one."""
 
 RESERVED = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept
-    const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype
-    default delete do double dynamic_cast else enum explicit export extern false float for friend goto
-    if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private
-    protected public register reinterpret_cast requires return short signed sizeof static static_assert
-    static_cast struct switch template this thread_local throw true try typedef typeid typename union
-    unsigned using virtual void volatile wchar_t while xor xor_eq at c10 std torch ctx guard saved
-    cotangents number call_op floor_div floor_mod floor_of power main forward backward apply check_inputs
-    assert errno signbit isnan isinf NULL EOF stdin stdout stderr""".split()
+    re.findall(
+        r"\w+",
+        """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl
+    concept const consteval constexpr constinit const_cast continue co_await co_return
+    co_yield decltype default delete do double dynamic_cast else enum explicit export extern
+    false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires
+    return short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename union unsigned using virtual void
+    volatile wchar_t while xor xor_eq at c10 std torch ctx guard saved cotangents number
+    call_op floor_div floor_mod floor_of power main forward backward apply check_inputs
+    assert errno signbit isnan isinf NULL EOF stdin stdout stderr
+    """,
+    )
 )
 """Words that C++ or the emitted file has a use for."""
 
@@ -122,7 +128,7 @@ class Body:
         return {node: frozenset(places) for node, places in found.items()}
 
     def _in_order(self) -> list[fx.Node]:
-        """The calls, those that more gradients need first: what a node uses is needed by as many."""
+        """The calls, those that more gradients need first: what they use, as many need, too."""
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         return sorted(calls, key=lambda node: -len(self.needs[node]))
 

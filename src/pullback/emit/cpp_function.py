@@ -25,7 +25,11 @@ GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
 
 @dataclass(frozen=True)
 class CppFunction:
-    """One Function, written: its class, and what the registration needs to know of it."""
+    """One Function, written: its class, and what the registration needs to know of it.
+
+    `variants` are the Functions for calls without some of the `optional` parameters, each with the
+    names of those.
+    """
 
     name: str
     op: str
@@ -34,7 +38,8 @@ class CppFunction:
     aliases: tuple[int | None, ...]
     lines: tuple[str, ...]
     bodies: tuple[Body, Body]
-    is_once: bool
+    optional: frozenset[str] = frozenset()
+    variants: tuple[tuple[frozenset[str], CppFunction], ...] = ()
 
     @property
     def result(self) -> str:
@@ -45,22 +50,29 @@ class CppFunction:
     @property
     def signature(self) -> str:
         """The parameters of the op in C++."""
-        return ", ".join(
-            f"at::Tensor {name}" if place in self.changed else f"const at::Tensor& {name}"
-            for place, name in enumerate(self.parameters)
-        )
+        kinds = dict.fromkeys(self.optional, "const std::optional<at::Tensor>&")
+        kinds |= {self.parameters[place]: "at::Tensor" for place in self.changed}
+        return ", ".join(f"{kinds.get(n, 'const at::Tensor&')} {n}" for n in self.parameters)
 
     @property
     def schema(self) -> str:
         """The schema of the op."""
         letters = {place: chr(ord("a") + i) for i, place in enumerate(sorted(self.changed))}
         takes = ", ".join(
-            f"Tensor({letters[place]}!) {name}" if place in letters else f"Tensor {name}"
+            f"Tensor({letters[place]}!) {name}" if place in letters else self._declared(place)
             for place, name in enumerate(self.parameters)
         )
         gives = ["Tensor" if a is None else f"Tensor({letters[a]}!)" for a in self.aliases]
         result = gives[0] if len(gives) == 1 else f"({', '.join(gives)})"
         return f"{self.op}({takes}) -> {result}"
+
+    def _declared(self, place: int) -> str:
+        """A parameter in the schema."""
+        name = self.parameters[place]
+        if name not in self.optional:
+            return f"Tensor {name}"
+        is_last = self.optional.issuperset(self.parameters[place:])
+        return f"Tensor? {name}" + ("=None" if is_last else "")
 
 
 def write_function(subject: Subject, parts: Parts, reach: Reach, op: str) -> CppFunction:
@@ -86,7 +98,9 @@ class _Function:
         self.parameters = [self.names[place] for place in self.given]
         self.backward = Body(parts.backward, parts.names, inputs, flags=self._flags())
         self.changes = {
-            o.changes: o for o in self.captured.outputs if o.changes is not None and o.index is not None
+            o.changes: o
+            for o in self.captured.outputs
+            if o.changes is not None and o.index is not None
         }
         self._require_changes()
 
@@ -111,7 +125,6 @@ class _Function:
             aliases=aliases,
             lines=tuple(lines),
             bodies=(self.forward, self.backward),
-            is_once=not self.reach.is_twice,
         )
 
     def _comment(self) -> Iterator[str]:
@@ -169,7 +182,7 @@ class _Function:
         if self.changes:
             yield "guard.reset();"
         for place, output in self.changes.items():
-            assert output.index is not None and place is not None
+            assert output.index is not None
             value = self.forward.text(self.forward.returned[output.index])
             yield f"{self.names[place]}.copy_({value});"
         dirty = [self.names[o.changes] for o in self.outputs if o.changes is not None]
@@ -186,7 +199,9 @@ class _Function:
             yield from wrapped(f"ctx->save_for_backward({{{', '.join(row)}}});", "")
         start = self.parts.joint.output_count + len(self.parts.cut.saved)
         for node, value in zip(self.parts.cut.numbers, self.forward.returned[start:], strict=True):
-            text = self.forward.writer.node(value).text if isinstance(value, fx.Node) else str(value)
+            text = (
+                self.forward.writer.node(value).text if isinstance(value, fx.Node) else str(value)
+            )
             key, kind = legal(self.parts.names[node]), _number_type(node)
             yield f"ctx->saved_data[{quoted(key)}] = {kind}({text});"
         yield f"return {results[0]};" if len(results) == 1 else f"return {{{', '.join(results)}}};"
@@ -196,13 +211,17 @@ class _Function:
         start = self.parts.joint.output_count
         row, lines = [], []
         changed = {
-            self.parts.joint.inputs[place].name: place for place in self.changes if place is not None
+            self.parts.joint.inputs[place].name: place
+            for place in self.changes
+            if place is not None
         }
-        new = {
-            o.index: self.names[place] for place, o in self.changes.items() if place is not None
-        }
+        new = {o.index: self.names[place] for place, o in self.changes.items() if place is not None}
         returned = self.forward.returned
-        outputs = {returned[i]: name for i, name in new.items() if i is not None and _is_output(returned, i)}
+        outputs = {
+            returned[i]: name
+            for i, name in new.items()
+            if i is not None and _is_output(returned, i)
+        }
         for node, value in zip(self.parts.cut.saved, returned[start:], strict=False):
             if node.name in changed:
                 name = self.forward._unused(f"{self.names[changed[node.name]]}_before")
@@ -269,12 +288,14 @@ class _Function:
         if not self.reach.is_twice:
             said = quoted(f"{self.op}: {self.reach.refusal}")
             yield from wrapped(f"TORCH_CHECK(!at::GradMode::is_enabled(), {said});", "")
-            yield GUARD
-        else:
+        # Before the guard: `checkpoint` runs forward again when a saved tensor is asked for.
+        yield from self._given_to_backward()
+        if self.reach.is_twice:
             yield "// Ops that nobody will differentiate need not pass through autograd."
             yield "std::optional<at::AutoDispatchBelowADInplaceOrView> guard;"
             yield "if (!at::GradMode::is_enabled()) guard.emplace();"
-        yield from self._given_to_backward()
+        else:
+            yield GUARD
         needed = [place for place, one in enumerate(self.captured.inputs) if one.needs]
         used = {flag for places in self.backward.blocks for flag in places}
         everything = self.backward._everything()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pullback.emit.cpp_body import includes_of
+from pullback.emit.cpp_body import includes_of, wrapped
 from pullback.emit.cpp_function import CppFunction
 from pullback.emit.cpp_values import quoted
 
@@ -74,9 +74,10 @@ NEEDED_BY_HELPER = {
 
 def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
     """One C++ file with these Functions, each registered as an op."""
-    helpers = _helpers(functions)
-    bodies = [body for function in functions for body in function.bodies]
-    text = "\n".join(line for function in functions for line in function.lines)
+    every = [each for function in functions for each in (function, *_variants(function))]
+    helpers = _helpers(every)
+    bodies = [body for function in every for body in function.bodies]
+    text = "\n".join(line for function in every for line in function.lines)
     made = [name for name in ("full", "stack", "scalar_tensor", "empty") if f"at::{name}(" in text]
     headers = {*INCLUDES, *includes_of(bodies), *(f"ATen/ops/{name}.h" for name in made)}
     headers |= {header for name in helpers for header in NEEDED_BY_HELPER.get(name, ())}
@@ -87,12 +88,18 @@ def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
     lines += [f"#include <{header}>" for header in sorted(h for h in headers if "/" in h)]
     lines += ["", *(f"#include <{header}>" for header in sorted(standard)), ""]
     lines += [f"namespace {NAMESPACE} {{", ""]
-    lines += ["using torch::autograd::AutogradContext;", "using torch::autograd::variable_list;", ""]
+    lines += [
+        "using torch::autograd::AutogradContext;",
+        "using torch::autograd::variable_list;",
+        "",
+    ]
     if helpers:
         lines += ["namespace {", "", *_parted(HELPERS[name] for name in helpers)]
         lines += ["}  // namespace", ""]
     for function in functions:
-        lines += [*function.lines, "", *_kernels(function), ""]
+        for each in (function, *_variants(function)):
+            lines += [*each.lines, ""]
+        lines += [*_kernels(function), ""]
     lines += [f"}}  // namespace {NAMESPACE}", "", *_registration(functions)]
     return "\n".join([*lines, ""])
 
@@ -107,24 +114,43 @@ def _parted(texts: Iterator[str]) -> Iterator[str]:
         yield from (text, "")
 
 
+def _variants(function: CppFunction) -> list[CppFunction]:
+    return [variant for _, variant in function.variants]
+
+
 def _kernels(function: CppFunction) -> Iterator[str]:
     """What the dispatcher calls: above autograd, and below it."""
-    passed = ", ".join(function.parameters)
-    yield f"{function.result} {function.op}_autograd({function.signature}) {{"
     count = len(function.aliases)
-    if count == 1:
-        yield f"  return {function.name}::apply({passed});"
-    else:
-        results = ", ".join(f"outputs[{i}]" for i in range(count))
-        yield f"  auto outputs = {function.name}::apply({passed});"
-        yield f"  return {{{results}}};"
+    yield from wrapped(f"{function.result} {function.op}_autograd({function.signature}) {{", "")
+    for name in (name for name in function.parameters if name in function.optional):
+        yield f"  const bool has_{name} = {name}.has_value() && {name}->defined();"
+    for absent, variant in sorted(function.variants, key=lambda pair: -len(pair[0])):
+        missing = " && ".join(f"!has_{name}" for name in function.parameters if name in absent)
+        yield f"  if ({missing}) {{"
+        yield from (f"    {line}" for line in _applied(function, variant, count))
+        yield "  }"
+    yield from (f"  {line}" for line in _applied(function, function, count))
     yield "}"
     yield ""
     yield "// The same without a history, for every device and for tensors without values."
-    yield f"{function.result} {function.op}_plain({function.signature}) {{"
+    yield from wrapped(f"{function.result} {function.op}_plain({function.signature}) {{", "")
     yield "  at::AutoGradMode off(false);"
-    yield f"  return {function.op}_autograd({passed});"
+    yield f"  return {function.op}_autograd({', '.join(function.parameters)});"
     yield "}"
+
+
+def _applied(function: CppFunction, called: CppFunction, count: int) -> Iterator[str]:
+    """The lines that apply a Function and return what it gives."""
+    if len(function.variants) + 1 < 2 ** len(function.optional):
+        for name in (n for n in called.parameters if n in function.optional):
+            said = quoted(f"{function.op}: {name} must be given here")
+            yield f"TORCH_CHECK(has_{name}, {said});"
+    passed = ", ".join(f"*{n}" if n in function.optional else n for n in called.parameters)
+    if count == 1:
+        yield f"return {called.name}::apply({passed});"
+        return
+    yield f"auto outputs = {called.name}::apply({passed});"
+    yield f"return {{{', '.join(f'outputs[{i}]' for i in range(count))}}};"
 
 
 def _registration(functions: Sequence[CppFunction]) -> Iterator[str]:

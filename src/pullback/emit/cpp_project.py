@@ -15,7 +15,8 @@ from pullback.emit.subject import Subject
 CMAKE = """\
 # {name}, and a program that uses it from C++ alone:
 #
-#   cmake -S . -B build -DCMAKE_PREFIX_PATH="$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
+#   where="$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
+#   cmake -S . -B build -DCMAKE_PREFIX_PATH="$where"
 #   cmake --build build
 #   ./build/{op}_main
 #
@@ -92,13 +93,15 @@ def _pulled(subject: Subject, function: CppFunction, names: list[str]) -> Iterat
     if not smooth or not wanted:
         return
     yield ""
-    yield f"  auto gradients = torch::autograd::grad({{{', '.join(smooth)}}}, {{{', '.join(wanted)}}},"
+    yield "  auto gradients = torch::autograd::grad("
+    yield f"      {{{', '.join(smooth)}}}, {{{', '.join(wanted)}}},"
     ones = ", ".join(f"at::ones_like({name})" for name in smooth)
     yield f"      {{{ones}}}, std::nullopt, false, /*allow_unused=*/true);"
     for place, name in enumerate(wanted):
         yield f"  if (gradients[{place}].defined())"
         yield f'    std::cout << "grad_{name}: " << gradients[{place}].sizes() << " sum "'
-        yield f"              << gradients[{place}].sum().to(at::kDouble).item<double>() << std::endl;"
+        total = f"gradients[{place}].sum().to(at::kDouble).item<double>()"
+        yield f"              << {total} << std::endl;"
 
 
 def _drawn(like: Like, *, needs: bool) -> str:

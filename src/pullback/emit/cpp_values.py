@@ -88,7 +88,7 @@ class Writer:
             text = self.argument(value, optional[1], is_exact=True)
             return f"{kind}({text})" if is_exact and not isinstance(value, fx.Node) else text
         if kind in _WRITERS:
-            return _WRITERS[kind](self, value, is_exact)
+            return str(_WRITERS[kind](self, value, is_exact))
         if _ARRAY.match(kind):
             return f"{kind}{{{', '.join(_bool(bool(item)) for item in value)}}}"
         raise unwritable(f"an argument of the type `{kind}`", repr(value))
@@ -115,9 +115,10 @@ class Writer:
         """The name of a tensor in sight of this dtype, on this device; nothing if there is none."""
         for node in self.sources:
             value = tensor_of(node)
-            if value is not None and dtype in (None, value.dtype):
-                if device is None or value.device == device:
-                    return self.names[node]
+            if value is None or dtype not in (None, value.dtype):
+                continue
+            if device is None or value.device == device:
+                return self.names[node]
         return ""
 
     def dtype(self, dtype: torch.dtype) -> str:

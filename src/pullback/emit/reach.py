@@ -19,18 +19,14 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of
-from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten
 from pullback.derive.likes import drawn
-from pullback.derive.recipe import Parts, compiled
+from pullback.derive.recipe import Parts
 from pullback.emit.conditions import decided
+from pullback.emit.runs import all_close, functions_of, random_like, twin_of, with_dtype
 from pullback.emit.subject import Subject
-from pullback.function.slots import new_class
 from pullback.graph.cost import is_random
-
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
-"""How far two computations of the same may be apart, relative to the largest number in it."""
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LARGEST_TRIAL = 2**22
@@ -86,7 +82,7 @@ def is_twice(subject: Subject, parts: Parts) -> bool:
 
 
 def _notes(subject: Subject) -> Iterator[str]:
-    plain = (type(None), bool, int, float, complex, str)
+    plain = (bool, int, float, complex, str)
     leaves = [leaf for leaf in subject.captured.leaves if isinstance(leaf, plain)]
     if leaves:
         yield f"Written for the plain arguments {', '.join(map(repr, leaves))}, in this order."
@@ -131,7 +127,9 @@ class _Trial:
 
     def rank(self) -> int | None:
         """The least number of dimensions from which on every shape will do, if it is so."""
-        given = [n.meta["val"].shape for n, one in zip(self.nodes, self.captured.inputs, strict=True)]
+        given = [
+            n.meta["val"].shape for n, one in zip(self.nodes, self.captured.inputs, strict=True)
+        ]
         if any(one.tensor is not None for one in self.captured.inputs) or not given:
             return None
         if any(True for _ in decided(self.captured)):
@@ -192,8 +190,8 @@ class _Trial:
         row = [t.to(dtype) if t.dtype == own else t for t in row]
         parts = replace(
             self.parts,
-            forward=_with_dtype(self.parts.forward, own, dtype),
-            backward=_with_dtype(self.parts.backward, own, dtype),
+            forward=with_dtype(self.parts.forward, own, dtype),
+            backward=with_dtype(self.parts.backward, own, dtype),
         )
         return self.agrees(row, parts)
 
@@ -215,13 +213,13 @@ class _Trial:
         return True, ""
 
     def _agrees_twice(self, row: list[Tensor]) -> bool:
-        twin = _twin(self.captured, self.parts)
+        twin = twin_of(self.captured, self.parts)
         try:
             mine = self._pulled_twice(lambda given: list(twin.apply(*given)), row)
             theirs = self._pulled_twice(self._outputs, row)
         except Exception:  # whatever it is: no second derivative is seen to be right
             return False
-        return _all_close(mine, theirs)
+        return all_close(mine, theirs)
 
     def _pulled_twice(
         self, call: Callable[[list[Tensor]], list[Any]], row: list[Tensor]
@@ -231,12 +229,12 @@ class _Trial:
         torch.manual_seed(1)
         outputs = [y for y in call(given) if isinstance(y, Tensor) and y.requires_grad]
         wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
-        cotangents = [_random(y, 2 + i).requires_grad_() for i, y in enumerate(outputs)]
+        cotangents = [random_like(y, 2 + i).requires_grad_() for i, y in enumerate(outputs)]
         first = torch.autograd.grad(
             outputs, wanted, cotangents, create_graph=True, allow_unused=True
         )
         total = [
-            (g * _random(g, 20 + i)).sum().real for i, g in enumerate(first) if g is not None
+            (g * random_like(g, 20 + i)).sum().real for i, g in enumerate(first) if g is not None
         ]
         smooth = [part for part in total if part.requires_grad]
         if not smooth:
@@ -260,7 +258,9 @@ class _Trial:
             if any(size < 0 for size in shape) or _count(shape) > LARGEST_TRIAL:
                 return None
             same = tuple(shape) == like.shape
-            row.append(drawn(like if same else replace(like, shape=tuple(shape), values=None), seed))
+            row.append(
+                drawn(like if same else replace(like, shape=tuple(shape), values=None), seed)
+            )
         return row
 
     def agrees(self, row: list[Tensor], parts: Parts) -> bool:
@@ -273,7 +273,7 @@ class _Trial:
             mine = self._graphs(row, parts)
         except Exception:
             return False
-        return _all_close(mine.outputs, theirs.outputs) and _all_close(
+        return all_close(mine.outputs, theirs.outputs) and all_close(
             mine.gradients, theirs.gradients
         )
 
@@ -281,16 +281,20 @@ class _Trial:
         leaves = self._leaves(row)
         torch.manual_seed(1)
         outputs = self._outputs(self._passed(leaves))
-        smooth = [y for y, o in zip(outputs, self.captured.outputs, strict=False) if o.differentiable]
+        smooth = [
+            y for y, o in zip(outputs, self.captured.outputs, strict=False) if o.differentiable
+        ]
         wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
-        cotangents = [_random(y, 2 + i) for i, y in enumerate(smooth)]
+        cotangents = [random_like(y, 2 + i) for i, y in enumerate(smooth)]
         gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if smooth and wanted:
             gradients = torch.autograd.grad(smooth, wanted, cotangents, allow_unused=True)
         return _Run(outputs, list(gradients))
 
     def _outputs(self, row: list[Tensor]) -> list[Any]:
-        own = [t for t, one in zip(row, self.captured.inputs, strict=True) if one.kind == "argument"]
+        own = [
+            t for t, one in zip(row, self.captured.inputs, strict=True) if one.kind == "argument"
+        ]
         return list(flatten(self.subject.program(*self.captured.fill(own)))[0])
 
     def _leaves(self, row: list[Tensor]) -> list[Tensor]:
@@ -307,7 +311,7 @@ class _Trial:
         return [x.clone() if place in changed else x for place, x in enumerate(leaves)]
 
     def _graphs(self, row: list[Tensor], parts: Parts) -> _Run:
-        forward, backward = _functions(self.captured, parts)
+        forward, backward = functions_of(self.captured, parts)
         torch.manual_seed(1)
         with torch.no_grad():
             values = forward(*[t.detach() for t in row])
@@ -317,7 +321,7 @@ class _Trial:
                 for o in self.captured.outputs
                 if o.differentiable and o.used and o.index is not None
             ]
-            cotangents = [_random(y, 2 + i) for i, y in enumerate(smooth)]
+            cotangents = [random_like(y, 2 + i) for i, y in enumerate(smooth)]
             gradients = backward(*values[count:], *cotangents)
         returned = [
             values[o.index] if o.index is not None else o.value
@@ -330,64 +334,6 @@ class _Trial:
             for g, t in zip(gradients, needs, strict=True)
         ]
         return _Run(returned, fitted)
-
-
-def _functions(captured: Capture, parts: Parts) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The graphs as functions, each of which gives a row."""
-
-    def made(graph: fx.Graph, name: str) -> Callable[..., Any]:
-        call = compiled(graph, name, captured.name, parts.names)
-        is_one = len(graph.output_node().args[0]) == 1  # type: ignore[arg-type]
-        return lambda *given: (call(*given),) if is_one else tuple(call(*given))
-
-    return made(parts.forward, "forward"), made(parts.backward, "backward")
-
-
-def _twin(captured: Capture, parts: Parts) -> Any:
-    """A Function of PyTorch's that runs the graphs, as the emitted one will."""
-    forward, backward = _functions(captured, parts)
-    count = parts.joint.output_count
-    places = [o.index for o in captured.outputs if o.returned and o.index is not None]
-    saved = len(parts.cut.saved)
-
-    def run(ctx: Any, *row: Tensor) -> Any:
-        values = forward(*row)
-        ctx.save_for_backward(*values[count : count + saved])
-        ctx.numbers = values[count + saved :]
-        returned = [o for o in captured.outputs if o.returned and o.index is not None]
-        silent = [values[o.index] for o in returned if not o.differentiable]
-        ctx.mark_non_differentiable(*silent)
-        return tuple(values[place] for place in places)
-
-    def pull(ctx: Any, *cotangents: Any) -> Any:
-        returned = [o for o in captured.outputs if o.returned and o.index is not None]
-        used = [c for c, o in zip(cotangents, returned, strict=True) if o.differentiable and o.used]
-        gradients = iter(backward(*ctx.saved_tensors, *ctx.numbers, *used))
-        return tuple(next(gradients) if one.needs else None for one in captured.inputs)
-
-    space = {"forward": staticmethod(run), "backward": staticmethod(pull)}
-    return new_class("Twin", torch.autograd.Function, space)
-
-
-# ---- values ----
-
-
-def _with_dtype(graph: fx.Graph, old: torch.dtype, new: torch.dtype) -> fx.Graph:
-    """`graph` for inputs of another dtype."""
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    for node in copy.nodes:
-        if node.op == "call_function":
-            node.args, node.kwargs = _replaced((node.args, node.kwargs), old, new)
-    return copy
-
-
-def _replaced(value: Any, old: Any, new: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _replaced(item, old, new) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_replaced(item, old, new) for item in value)
-    return new if value is old else value
 
 
 def _number(size: Any, values: dict[Any, int]) -> int:
@@ -421,36 +367,3 @@ def _has_history(node: fx.Node) -> bool:
 def _is_smooth(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _random(like: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    is_complex = like.is_complex()
-    shape = (*like.shape, 2) if is_complex else like.shape
-    row = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.25
-    row = torch.view_as_complex(row) if is_complex else row
-    return row.to(device=like.device, dtype=like.dtype)
-
-
-def _all_close(mine: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    return len(mine) == len(theirs) and all(map(_close, mine, theirs))
-
-
-def _close(a: Any, b: Any) -> bool:
-    """Whether two values are equal but for rounding; no gradient is as good as zeros."""
-    if a is None or b is None:
-        some = b if a is None else a
-        return some is None or not bool(some.detach().abs().max() > 0 if some.numel() else False)
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    a, b = a.detach(), b.detach()
-    if not (a.is_floating_point() or a.is_complex()):
-        return bool(torch.equal(a, b))
-    if not a.numel():
-        return True
-    real = a.real.dtype if a.is_complex() else a.dtype
-    scale = float(b.abs().nan_to_num(0, 0, 0).max()) or 1.0
-    bound = TOLERANCE.get(real, 1e-3)
-    return bool(torch.allclose(a, b, rtol=bound, atol=bound * scale, equal_nan=True))

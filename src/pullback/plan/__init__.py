@@ -6,7 +6,11 @@ The public functions stand here and import what they need when they are called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pullback.plan.planned import Plan
 
 
 def plan(
@@ -17,7 +21,7 @@ def plan(
     backends: Iterable[str] | None = None,
     budget: float = 60.0,
     progress: bool | Callable[[int, int, str], None] | None = None,
-) -> Any:
+) -> Plan:
     """A `Plan`: the best way to run `program`, with the evidence for it: see `plan.planning`."""
     from pullback.plan.planning import plan as make  # heavy
 
@@ -32,7 +36,7 @@ def plan(
     )
 
 
-def load_plan(path: Any, program: Callable[..., Any], *examples: Any) -> Any:
+def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan:
     """The `Plan` that was saved in `path`, for the same program: see `plan.planned`."""
     from pullback.plan.planned import load_plan as load  # heavy
 

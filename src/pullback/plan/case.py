@@ -130,6 +130,8 @@ class Case:
     def crosses(self, group: Group) -> bool:
         """Whether a change in place reaches over the border of the group, so that it is no node."""
         assert self.units is not None
+        if not any(unit.changed for unit in self.units.units):
+            return False
         whole = groups_of(self.units, [group], self.drawing)
         return any(group in one.groups for one in crossings(self.units, whole))
 

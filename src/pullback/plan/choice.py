@@ -20,7 +20,7 @@ from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, NESTED, Row
 
 EQUAL = 1.02  # as good, within noise
 NEAR = 1.5  # near enough in time to be preferred for its accuracy
-ALIKE = 1.05  # as many bytes
+ALIKE = 1.05  # as many bytes, or a median as high
 _SIMPLER = (NESTED, COMBINED, HYBRID)
 
 
@@ -60,9 +60,13 @@ def choose(rows: Sequence[Row], weight: float) -> Row:
     if cost[fastest] * NEAR < cost[leader]:
         return fastest
     equal = [row for row in exact if cost[row] <= cost[leader] * EQUAL]
+    if weight < 1:  # noise of the program as written is in both costs, and not in the medians
+        equal = [row for row in equal if row.seconds <= leader.seconds * ALIKE]
     least = min(row.saved or 0 for row in equal)
     light = [row for row in equal if (row.saved or 0) <= least * ALIKE]
-    return min(light, key=lambda row: (_SIMPLER.index(row.candidate.how), cost[row]))
+    soonest = min(row.seconds for row in light)
+    quick = [row for row in light if row.seconds <= soonest * ALIKE]
+    return min(quick, key=lambda row: (_SIMPLER.index(row.candidate.how), cost[row]))
 
 
 def crossover(sizes: tuple[int, int], gains: tuple[float, float]) -> int:
@@ -72,7 +76,7 @@ def crossover(sizes: tuple[int, int], gains: tuple[float, float]) -> int:
     both sizes: below one at the first, above one at the second. In between, their logarithms are
     taken to be on a line over the logarithm of the size.
     """
-    low, high = map(math.log, sizes)
+    low, high = (math.log(max(size, 1)) for size in sizes)
     at_low, at_high = map(math.log, gains)
     part = 0.5
     if at_low < 0 < at_high:

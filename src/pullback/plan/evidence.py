@@ -61,9 +61,10 @@ class Evidence:
     def borders(self) -> tuple[int, ...]:
         """For each candidate that serves but the first, the size from which on it does."""
         pairs = zip(self.sized, self.sized[1:], strict=False)
-        return tuple(self._border(a, b) for a, b in pairs if a.chosen != b.chosen)
+        return tuple(self.border(a, b) for a, b in pairs if a.chosen != b.chosen)
 
-    def _border(self, small: Sized, large: Sized) -> int:
+    def border(self, small: Sized, large: Sized) -> int:
+        """The size from which on the choice of the larger size serves."""
         gains = (self._gain(small, small, large), self._gain(large, small, large))
         return crossover((small.size, large.size), gains)
 

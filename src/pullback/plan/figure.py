@@ -55,7 +55,7 @@ def svg(evidence: Evidence) -> str:
         lines += _panel(evidence, one, LEFT + place * (WIDE + LEFT))
     if not panels:
         lines.append(_text(LEFT, TOP, "nothing was measured"))
-    lines += [*_legend(LEFT, height - 14), "</svg>"]
+    lines += [*_legend(LEFT, height - 30), "</svg>"]
     return "\n".join(lines) + "\n"
 
 
@@ -116,8 +116,8 @@ def _legend(x: float, y: float) -> Iterator[str]:
         x += 72
     yield f'<circle cx="{x}" cy="{y - 4}" r="6" fill="none" stroke="#d62728"/>'
     yield _text(x + 10, y, "chosen", kind="small")
-    yield _text(x + 62, y, "× loses accuracy", kind="small")
-    yield _text(x + 160, y, "— nothing beats these in both", kind="small")
+    yield _text(LEFT - 4, y + 16, "× loses accuracy", kind="small")
+    yield _text(LEFT + 92, y + 16, "— nothing beats these in both", kind="small")
 
 
 def _text(x: float, y: float, told: str, *, kind: str = "", anchor: str = "start") -> str:

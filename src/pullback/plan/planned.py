@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pullback.compose.nested import callable_of, composition
+from pullback.compose.nested import callable_of, composition, nest
 from pullback.errors import PlanFileError
 from pullback.plan import figure, store, text
 from pullback.plan.build import build
 from pullback.plan.case import case_of
 from pullback.plan.choice import follow
-from pullback.plan.evidence import Evidence
+from pullback.plan.evidence import Evidence, Sized
 from pullback.plan.fingerprint import examples_from, fingerprint_of
 from pullback.plan.rows import NESTED, Candidate, Row, front
+
+UNCOMPILED = ("", "eager")
 
 
 class Plan:
@@ -30,19 +33,23 @@ class Plan:
         self,
         program: Callable[..., Any],
         evidence: Evidence,
-        functions: Mapping[Candidate, Any],
+        functions: Mapping[tuple[Candidate, int], Any],
     ) -> None:
         self.program = program
         self.evidence = evidence
-        chosen = evidence.chosen
+        stops, borders = _stops(evidence)
         # The program as written needs no door to go through.
-        calls = [program if c.how == NESTED else functions[c].apply for c in chosen]
-        if len(chosen) == 1:
+        calls = [
+            program if one.chosen.how == NESTED else functions[one.chosen, one.size].apply
+            for one in stops
+        ]
+        if len(stops) == 1:
+            (one,) = stops
             self.best: Callable[..., Any] = calls[0]
-            self.function: Any = functions[chosen[0]]
+            is_nested = one.chosen.how == NESTED
+            self.function: Any = nest(program) if is_nested else functions[one.chosen, one.size]
             return
-        place, name = evidence.place, evidence.argument
-        self.best = follow(program, calls, evidence.borders, place, name)
+        self.best = follow(program, calls, borders, evidence.place, evidence.argument)
         self.function = composition(program, "planned", self.best)
         self.function.explain = staticmethod(self.explain)
 
@@ -75,6 +82,19 @@ class Plan:
         return f"<Plan of {self.evidence.program}: {text.chosen_text(self.evidence)}>"
 
 
+def _stops(evidence: Evidence) -> tuple[list[Sized], list[int]]:
+    """The sizes that have functions of their own, smallest first, and the borders between them.
+
+    What is not compiled serves all sizes alike: neighbours that chose the same share it.
+    """
+    stops, borders = [evidence.sized[0]], list[int]()
+    for small, large in pairwise(evidence.sized):
+        if small.chosen != large.chosen or large.chosen.backend not in UNCOMPILED:
+            stops.append(large)
+            borders.append(evidence.border(small, large))
+    return stops, borders
+
+
 def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan:
     """The plan in the file `path`, for the program that it was measured with.
 
@@ -94,4 +114,5 @@ def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> 
             got="another text, or other calls",
             fix="plan again: pb.plan(program, *examples).save(path)",
         )
-    return Plan(program, evidence, {one: build(program, one, args) for one in evidence.chosen})
+    wanted = [(one.chosen, one.size) for one in evidence.sized]
+    return Plan(program, evidence, {key: build(program, key[0], args) for key in wanted})

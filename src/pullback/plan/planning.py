@@ -10,7 +10,7 @@ import torch
 
 from pullback.capture.names import parameter_names
 from pullback.capture.trees import tensors_in
-from pullback.compose.nested import callable_of, nest
+from pullback.compose.nested import callable_of
 from pullback.compose.reasons import call_text
 from pullback.errors import PlanError
 from pullback.function.isolation import RandomState
@@ -137,7 +137,10 @@ def _device(rows: Sequence[Any]) -> torch.device:
 
 
 def _name(program: Any) -> str:
-    return getattr(program, "__name__", type(program).__name__)
+    """What the user calls a program; for `apply` of a Function, that is the class."""
+    owner = getattr(program, "__self__", None)
+    named = owner if isinstance(owner, type) else program
+    return getattr(named, "__name__", type(program).__name__)
 
 
 # ---- what is found ----
@@ -162,9 +165,7 @@ def _plan_of(search: Search, objective: str | float, place: int | None, name: st
         fingerprint=fingerprint_of(search.program, first.units),
         signature=signature_of(first.args),
     )
-    functions = {one: made for one, made in search.functions.items() if made is not None}
-    functions.setdefault(AS_WRITTEN, nest(search.program))
-    return Plan(search.program, evidence, functions)
+    return Plan(search.program, evidence, search.functions)
 
 
 def _machine(device: torch.device, seconds: float) -> dict[str, Any]:

@@ -42,12 +42,17 @@ PROMISING = 1.5  # times the cost of the best combined program: groups of it are
 HOPELESS = 1.25  # times slower than the best: not measured any further
 EXPLORING = 0.75  # the part of the budget until groups must be measured
 
+EAGER = "  eager: "  # begins a line of `explain()` on what a backend could not compile
+
 Report = Callable[[int, int, str], None]
 
 
 @dataclass
 class Search:
-    """A search under way. `pairs` are the backends and policies of saving to try."""
+    """A search under way. `pairs` are the backends and policies of saving to try.
+
+    Each size has Functions of its own: what is compiled for one size serves others less well.
+    """
 
     program: Callable[..., Any]
     cases: Sequence[Case]
@@ -56,7 +61,7 @@ class Search:
     budget: float
     meter: Meter
     report: Report
-    functions: dict[Candidate, Any] = field(default_factory=dict)
+    functions: dict[tuple[Candidate, int], Any] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     rows: dict[int, tuple[Row, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -100,9 +105,10 @@ class Search:
 
     def _built(self, candidate: Candidate, case: Case) -> Any:
         """The Function of a candidate; None if it cannot be had."""
-        if candidate not in self.functions:
-            self.functions[candidate] = self._build(candidate, case)
-        return self.functions[candidate]
+        key = candidate, case.size
+        if key not in self.functions:
+            self.functions[key] = self._build(candidate, case)
+        return self.functions[key]
 
     def _build(self, candidate: Candidate, case: Case) -> Any:
         self._step(f"building {candidate}")
@@ -133,6 +139,9 @@ class Search:
         except Exception as error:
             self._refuse(candidate, f"{type(error).__name__}: {error}")
             return None
+        for line in function.explain().splitlines():
+            if line.startswith(EAGER):
+                self._note(f"{candidate} runs eagerly in part: {line.removeprefix(EAGER)}")
         return task
 
     # ---- which ones to measure ----
@@ -226,7 +235,7 @@ class Search:
         """Measure candidates at one size, and keep what was known of others."""
         tasks: dict[Candidate, Task] = {}
         for candidate in dict.fromkeys(candidates):
-            is_new = candidate not in self._always and candidate not in self.functions
+            is_new = candidate not in self._always and (candidate, case.size) not in self.functions
             if is_new and self._is_over(until):
                 self._note("not every backend and policy was searched: the budget was spent")
                 continue

@@ -1,8 +1,8 @@
 """Ctrl-C that is not lost.
 
-Python raises `KeyboardInterrupt` wherever it happens to be, and where that is the callback of a weak
-reference or a finalizer, the error is printed and forgotten. So it is also noted, and raised again
-at the next step of a search.
+Python raises `KeyboardInterrupt` wherever it happens to be, and where that is the callback of a
+weak reference or a finalizer, the error is printed and forgotten. So it is also noted, and raised
+again at the next step of a search.
 """
 
 from __future__ import annotations

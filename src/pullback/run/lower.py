@@ -259,19 +259,23 @@ def _has(config: Any, name: str) -> bool:
     return True
 
 
+_TALKERS = ("torch._inductor", "torch.utils.cpp_extension", "torch.fx.experimental")
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warning and no log line of Inductor, unless the user asked for torch's logs."""
-    log = logging.getLogger("torch._inductor")
-    level = log.level
-    if not os.environ.get("TORCH_LOGS"):
+    logs = () if os.environ.get("TORCH_LOGS") else tuple(map(logging.getLogger, _TALKERS))
+    levels = [log.level for log in logs]
+    for log in logs:
         log.setLevel(logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 @contextlib.contextmanager

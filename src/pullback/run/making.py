@@ -51,6 +51,8 @@ class Nodes:
         """The node for a row of tensors; None where only the general way is right."""
         if recipe.is_random or not recipe.has_contiguous_cotangents or not _is_live(recipe):
             return None
+        if any(x.is_neg() for x in row):
+            return None  # its memory holds the negative (`z.conj().imag`), which code does not see
         with self._lock:
             key = recipe, sum(x.numel() for x in row).bit_length()
             if key not in self.choices:

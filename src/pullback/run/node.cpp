@@ -83,11 +83,13 @@ c10::DispatchKeySet plain_keys(at::Device device) {
 }
 
 // Whether nothing stands between a call and its kernels: no dispatch mode, functorch level,
-// autocast, tracer or inference mode; each of these changes the keys of the thread.
+// autocast, tracer or inference mode; each of these changes the keys of the thread. Other keys
+// than those of autocast and autograd may be left out: plain tensors have none of them.
 bool is_plain_here() {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_ == c10::default_included_set &&
-      keys.excluded_ == c10::default_excluded_set;
+      keys.excluded_.has_all(c10::default_excluded_set) &&
+      (keys.excluded_ & c10::autograd_dispatch_keyset_with_ADInplaceOrView).empty();
 }
 
 enum class Demands { Exact, Dense, Any };

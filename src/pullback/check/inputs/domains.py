@@ -94,6 +94,15 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
             yield made
 
 
+def emptied(example: Example) -> Iterator[Example]:
+    """`ZERO` for every input, the complex ones too."""
+    yield from changed(example, ZERO)
+    whole = [i for i in sorted(example.needs) if example.args[i].is_complex()]
+    for label, change in ZERO.items():
+        for i in whole[:ALONE]:
+            yield example.put(i, change(example.args[i]), f"argument {i}: {label}")
+
+
 def _is_mask(tensor: Tensor) -> bool:
     """Whether a tensor holds both 0 and 1, and nothing else."""
     return is_mask(tensor) and tensor.numel() > 1 and bool(tensor.any()) and not bool(tensor.all())

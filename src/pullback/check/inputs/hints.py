@@ -17,6 +17,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -46,17 +47,28 @@ UNKNOWN = inspect.Parameter.empty
 
 def guessed(target: Target) -> tuple[Any, ...] | None:
     """The best arguments, made from the hints, that `target` accepts; None where there are none."""
+    number = number_of_guess(target)
+    return None if number is None else guess(target, number)
+
+
+def guess(target: Target, number: int) -> tuple[Any, ...]:
+    """The arguments with this number among those that are tried."""
+    return next(islice(_candidates(_parameters(target)), number, None))
+
+
+def number_of_guess(target: Target) -> int | None:
+    """The number of the best arguments among those that are tried: it runs the target on each."""
     first = None
-    for args in _candidates(_parameters(target)):
+    for number, args in enumerate(_candidates(_parameters(target))):
         called = _called(target, args)
         if called is None:
             continue
         try:
             called.pull(cotangents_of(called.outputs, 0))
         except BackwardFailedError:
-            first = args if first is None else first
+            first = number if first is None else first
             continue
-        return args
+        return number
     return first
 
 

@@ -22,6 +22,7 @@ Place = tuple[int, int]  # the number of a tensor among all of the example, and 
 SIZES = (1, 2, 3, 8, 33, 65)
 BLOCKS = (31, 129, 257, 1025)
 BATCHES = (1, 2, 7, 40, 130)
+EQUAL = 3
 ELEMENTS = 20_000
 
 
@@ -308,9 +309,10 @@ def fits(example: Example, sizes: dict[int, int], limit: int = ELEMENTS) -> bool
 
 
 def ranks_of(example: Example) -> Iterator[Example]:
-    """A leading dimension more, for all tensors or for the first.
+    """A leading dimension more, for all tensors or for the first; and for all with equal sizes.
 
-    Index tensors stay as they are: a dimension more changes what they point at.
+    Index tensors stay as they are: a dimension more changes what they point at. Equal sizes let a
+    transposition of the wrong dimensions pass unnoticed.
     """
     floats = example.differentiable
     if not floats:
@@ -318,6 +320,10 @@ def ranks_of(example: Example) -> Iterator[Example]:
     yield _grown(example, floats, 2, "a leading dimension of 2 more for every tensor")
     if len(floats) > 1:
         yield _grown(example, floats[:1], 2, "a leading dimension of 2 more for the first tensor")
+    sizes = dict.fromkeys(symbols_of(example), EQUAL)
+    if len(sizes) > 1 and len(floats) > 1:
+        equal = resized(example, sizes, "every size as 3")
+        yield _grown(equal, floats, EQUAL, "a leading dimension more, and every size as 3")
     yield _grown(
         example, floats[:1], 3, "two leading dimensions more for the first tensor", twice=True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -70,10 +71,12 @@ def along(scene: Scene) -> str:
     drawn = f"torch.randn({name}.shape, dtype={name}.dtype, generator=torch.Generator()"
     steps = [f"torch.ones_like({name})"]
     steps += [f"{drawn}.manual_seed({seed}))" for seed in range(DIRECTIONS)]
-    for step in steps:
+    uneven = [f"g = {scene.each('0.37 * g', 'g')}"]  # such as no short fraction is
+    for step, more in product(steps, ([], uneven)):
         text = text_of(
             scene.settings(),
             scene.weights(),
+            more,
             _loss(scene, name),
             f"loss({name}).backward()",
             f"step = {step}",
@@ -110,6 +113,34 @@ def number(scene: Scene) -> str:
         f"expected = {expected:.6g}  # forward, differentiated",
         f'assert abs(got - expected) <= {limit:.1e}, f"{{got=}}, {{expected=}}"',
     )
+
+
+def as_said(scene: Scene) -> str:
+    """The gradient against what the finding says, where the call gives what the finding got."""
+    at = scene.said(r"(?:` at |, at )(\[[\d, ]*\])").replace("[]", "")
+    want, have = (_float(text) for text in (scene.finding.expected, scene.finding.got))
+    name = scene.names[scene.position] if scene.name else ""
+    if want is None or have is None or name not in scene.leaves:
+        return ""
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"got = {scene.pull()}[{scene.leaves.index(name)}]{at}",
+        f"expected = {want:.6g}  # forward, differentiated",
+        f'assert abs(got - expected) <= {1e-2 * abs(want) + 1e-6:.1e}, f"{{got=}}, {{expected=}}"',
+    )
+    got = executed(text, scene)[1].get("got")
+    is_same = isinstance(got, Tensor) and got.numel() == 1 and f"{float(got):.4g}" == f"{have:.4g}"
+    return text if is_same else ""
+
+
+def _float(text: str) -> float | None:
+    """The number that a fact begins with."""
+    try:
+        return float(text.partition(",")[0].partition(" ")[0])
+    except ValueError:
+        return None
 
 
 # ---- precision ----

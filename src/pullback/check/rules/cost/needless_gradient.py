@@ -17,7 +17,8 @@ Passes
 
 Cannot see
     Work other than products of matrices and convolutions: a needless pointwise gradient costs less
-    than asking. Work inside kernels.
+    than asking. Work inside kernels. Gradients that a once-differentiable function makes in forward,
+    as fused losses do by design.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     call, plain = subject.target.call, subject.reference.program
     try:
-        everything = _products(subject, call, needs)[0]
+        everything, late = _products(subject, call, needs)
+        if not late and subject.target.is_once_differentiable:
+            return  # by design: the gradients are made in forward, and kept as they are
         both, usual = _products(subject, plain, needs)
         if not everything or not usual:
             return

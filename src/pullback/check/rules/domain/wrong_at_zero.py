@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.extremes import value_trials
-from pullback.check.inputs.domains import ZERO, changed, hidden
+from pullback.check.inputs.domains import emptied, hidden
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
@@ -36,7 +36,7 @@ FIX = "give the limit of the gradient where the quotient is 0/0"
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong there."""
-    found = value_trials(subject, "zero", changed(subject.small, ZERO))
+    found = value_trials(subject, "zero", emptied(subject.small))
     yield from reported(subject, RULE, found, FIX)
     masked = value_trials(subject, "hidden", hidden(subject.small))
     yield from reported(subject, RULE, masked, MASK)

@@ -1,0 +1,68 @@
+"""Completion in the shell: by the lines that `docs/install.md` gives, for commands and options."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELLS = ("bash", "zsh", "fish")
+
+
+@pytest.fixture
+def pullback(tmp_path):
+    """Run a command called `pullback`, as it is installed, with settings of the environment."""
+    program = tmp_path / "pullback"
+    program.write_text("from pullback.cli.main import main\nmain()\n")
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+
+    def run(**settings):
+        return subprocess.run(
+            [sys.executable, program],
+            env={**os.environ, "PYTHONPATH": path, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+
+    return run
+
+
+def completed(output):
+    """What bash is told: the words, without their kind."""
+    return [line.split(",")[1] for line in output.splitlines() if line]
+
+
+def test_commands_are_completed(pullback):
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS="pullback e", COMP_CWORD="1")
+
+    assert completed(output) == ["emit", "explain"]
+
+
+def test_options_are_completed(pullback):
+    words = "pullback emit --"
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="2")
+
+    assert {"--to", "--example", "--output", "--force", "--build"} <= set(completed(output))
+
+
+def test_values_of_options_are_completed(pullback):
+    words = "pullback emit --to "
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
+
+    assert completed(output) == ["python", "cpp"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_documented_line_is_the_right_one(pullback, shell):
+    if shell == "bash" and not shutil.which("bash"):
+        pytest.skip("needs bash, whose version is asked for")
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    (line,) = re.findall(rf"`[^`]*(_PULLBACK_COMPLETE={shell}_source) pullback", page)
+    script = pullback(**dict([line.split("=")]))
+
+    assert f"_PULLBACK_COMPLETE={shell}_complete" in script

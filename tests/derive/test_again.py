@@ -1,0 +1,75 @@
+"""A printed Function that saved intermediates is right when it is differentiated again."""
+
+import pytest
+import torch
+
+from pullback.derive.again import again_of, between
+from pullback.derive.backward import derive
+from pullback.derive.source import function_source, readable_parts
+
+
+def chain(x, y):
+    """Saves values between its inputs and its output."""
+    inner = torch.exp(x) * y
+    return torch.tanh(inner) * inner
+
+
+def dropped(x):
+    return torch.dropout(x, 0.5, True) * x
+
+
+def loaded(program, *examples, again, save="everything"):
+    captured = derive(program, *examples, save=save)._pb_derived.general.captured
+    source = function_source(captured, save, "Printed", program, again=again)
+    text = "\n".join(["import torch", *source.imports, *source.constants, *source.lines])
+    space = {}
+    exec(text, space)
+    return space["Printed"], text
+
+
+@pytest.fixture
+def inputs():
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64, requires_grad=True)
+    return x, (x.detach() + 2).requires_grad_()
+
+
+def test_second_derivative_is_right(inputs):
+    printed, text = loaded(chain, *inputs, again=True)
+
+    assert "if torch.is_grad_enabled():" in text
+    assert torch.autograd.gradcheck(printed.apply, inputs)
+    assert torch.autograd.gradgradcheck(printed.apply, inputs)
+
+
+def test_missing_inputs_are_saved_besides(inputs):
+    captured = derive(chain, *inputs, save="everything")._pb_derived.general.captured
+    parts = readable_parts(captured, "everything")
+    saved = {parts.names[node] for node in parts.cut.saved}
+
+    assert between(parts)
+    assert not saved & set(again_of(parts, "Printed").extra)
+    assert {"x", "y"} <= saved | set(again_of(parts, "Printed").extra)
+
+
+def test_nothing_between_needs_nothing(inputs):
+    x, _ = inputs
+    captured = derive(torch.sin, x)._pb_derived.general.captured
+    more = again_of(readable_parts(captured, "auto"), "Printed")
+
+    assert (more.extra, more.lines) == ((), ())
+
+
+def test_what_was_drawn_is_refused_again(inputs):
+    x, _ = inputs
+    printed, _ = loaded(dropped, x, again=True)
+    printed.apply(x).sum().backward()
+
+    with pytest.raises(RuntimeError, match="`Printed` is differentiable once"):
+        torch.autograd.grad(printed.apply(x).sum(), x, create_graph=True)
+
+
+def test_source_of_derived_is_marked_once(inputs):
+    _, text = loaded(chain, *inputs, again=False)
+
+    assert "@once_differentiable" in text
+    assert "is_grad_enabled" not in text

@@ -1,0 +1,80 @@
+"""What is remembered of example tensors: enough to draw such again, and not the tensors."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from pullback.derive.backward import derive
+from pullback.derive.likes import FEW, drawn, like_of, like_of_leaf, likes_of
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.linspace(-3, 2, 200),
+        torch.linspace(-3, 2, 200, dtype=torch.float64).reshape(20, 10),
+        torch.linspace(-3, 2, 200).half(),
+        torch.arange(200),
+        torch.arange(200) % 2 == 0,
+        torch.randn(100, dtype=torch.complex64),
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_drawn_tensor_is_like_the_first(tensor):
+    like = like_of(tensor)
+    again = drawn(like)
+
+    assert (again.shape, again.dtype) == (tensor.shape, tensor.dtype)
+    assert like.values is None
+    numbers = torch.view_as_real(again) if again.is_complex() else again
+    assert like.low <= float(numbers.double().min())
+    assert float(numbers.double().max()) <= like.high
+
+
+def test_few_values_are_kept_as_they_are():
+    tensor = torch.randn(FEW)
+
+    assert torch.equal(drawn(like_of(tensor)), tensor)
+
+
+def test_seed_decides_what_is_drawn():
+    like = like_of(torch.linspace(0, 1, FEW + 1))
+
+    assert torch.equal(drawn(like, 1), drawn(like, 1))
+    assert not torch.equal(drawn(like, 1), drawn(like, 2))
+
+
+def test_infinite_values_do_not_count():
+    tensor = torch.tensor([1.0, float("inf"), float("nan"), -2.0])
+
+    assert (like_of(tensor).low, like_of(tensor).high) == (-2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.empty(0, 3), torch.empty(2, device="meta"), torch.eye(2).to_sparse()], ids=repr
+)
+def test_tensor_without_values_has_a_range(tensor):
+    like = like_of(tensor)
+
+    assert (like.low, like.high, like.shape) == (-1.0, 1.0, tuple(tensor.shape))
+
+
+def test_containers_are_looked_into():
+    assert [like.shape for like in likes_of(([torch.ones(2)], {"w": torch.ones(3)}, 4))] == [
+        (2,),
+        (3,),
+    ]
+    assert like_of_leaf(4) == 4
+
+
+def test_derived_class_lets_examples_go():
+    x = torch.randn(1000)
+    derived = derive(torch.sin, x)
+    ref = weakref.ref(x)
+    del x
+    gc.collect()
+
+    assert ref() is None
+    assert derived._pb_derived.likes[0].shape == (1000,)

@@ -1,0 +1,98 @@
+// Halves, written by pullback from halves: yours to keep.
+//
+// Python:  torch.ops.load_library("libhalves.so"); torch.ops.emitted.halves(x)
+// C++:     emitted::Halves::apply(x)
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/rsub.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <vector>
+
+namespace emitted {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+namespace {
+
+// The quotient of two sizes, rounded down as in Python.
+c10::SymInt floor_div(const c10::SymInt& a, const c10::SymInt& b) {
+  if (a.is_symbolic() || b.is_symbolic()) return a / b;
+  const int64_t x = a.expect_int(), y = b.expect_int(), quotient = x / y;
+  return quotient - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
+}
+
+}  // namespace
+
+// Saved for backward:
+//   x  an input
+struct Halves : public torch::autograd::Function<Halves> {
+  // Compiled autograd may trace through backward.
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x) {
+    TORCH_CHECK(x.is_floating_point(), "Halves: x must be of a floating-point dtype, got ",
+        x.scalar_type());
+    TORCH_CHECK(x.dim() == 2, "Halves: x must have 2 dimensions, got ", x.dim());
+    TORCH_CHECK(x.sym_size(1) >= 2, "Halves: size 1 of x must be at least 2, got ",
+        x.sym_size(1));
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto parts = x.split_symint(floor_div(x.sym_size(1) + 1, 2), -1);
+    auto first = parts.at(0);
+    auto out0 = first * parts.at(1).sigmoid();
+    auto copy = parts.at(1).clone();  // an op must not return an alias
+    ctx->save_for_backward({x});
+    return {out0, copy};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    const auto saved = ctx->get_saved_variables();
+    const auto& x = saved[0];
+    const auto& grad_out0 = cotangents[0];
+    const auto& grad_second = cotangents[1];
+    // Ops that nobody will differentiate need not pass through autograd.
+    std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
+    if (!at::GradMode::is_enabled()) guard.emplace();
+    auto parts = x.split_symint(floor_div(x.sym_size(1) + 1, 2), -1);
+    auto first = parts.at(0);
+    auto second = parts.at(1);
+    auto sigmoid_second = second.sigmoid();
+    auto grad_first = grad_out0 * sigmoid_second;
+    auto g_scaled = grad_out0 * first * at::rsub(sigmoid_second, 1) * sigmoid_second;
+    auto grad_second_total = grad_second + g_scaled;
+    auto grad_x = at::cat(std::vector<at::Tensor>{grad_first, grad_second_total}, 1);
+    return {grad_x};
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> halves_autograd(const at::Tensor& x) {
+  auto outputs = Halves::apply(x);
+  return {outputs[0], outputs[1]};
+}
+
+// The same without a history, for every device and for tensors without values.
+std::tuple<at::Tensor, at::Tensor> halves_plain(const at::Tensor& x) {
+  at::AutoGradMode off(false);
+  return halves_autograd(x);
+}
+
+}  // namespace emitted
+
+TORCH_LIBRARY_FRAGMENT(emitted, m) {
+  m.def("halves(Tensor x) -> (Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(emitted, Autograd, m) {
+  m.impl("halves", emitted::halves_autograd);
+}
+
+TORCH_LIBRARY_IMPL(emitted, CompositeExplicitAutograd, m) {
+  m.impl("halves", emitted::halves_plain);
+}

@@ -1,0 +1,111 @@
+// LayerNorm, written by pullback from LayerNorm: yours to keep.
+//
+// Python:  torch.ops.load_library("liblayer_norm.so"); torch.ops.emitted.layer_norm(x, weight, bias)
+// C++:     emitted::LayerNorm::apply(x, weight, bias)
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <vector>
+
+namespace emitted {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Written for the plain arguments 1e-05, in this order.
+//
+// Saved for backward:
+//   weight  an input
+//   rstd    computed in forward
+//   normed  computed in forward
+struct LayerNorm : public torch::autograd::Function<LayerNorm> {
+  // Compiled autograd may trace through backward.
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+      const at::Tensor& weight, const at::Tensor& bias) {
+    TORCH_CHECK(x.is_floating_point(), "LayerNorm: x must be of a floating-point dtype, got ",
+        x.scalar_type());
+    TORCH_CHECK(weight.scalar_type() == x.scalar_type(),
+        "LayerNorm: weight must have the dtype of x");
+    TORCH_CHECK(bias.scalar_type() == x.scalar_type(),
+        "LayerNorm: bias must have the dtype of x");
+    TORCH_CHECK(x.dim() == 2, "LayerNorm: x must have 2 dimensions, got ", x.dim());
+    TORCH_CHECK(weight.dim() == 1, "LayerNorm: weight must have 1 dimension, got ",
+        weight.dim());
+    TORCH_CHECK(bias.dim() == 1, "LayerNorm: bias must have 1 dimension, got ", bias.dim());
+    TORCH_CHECK(weight.sym_size(0) == x.sym_size(1),
+        "LayerNorm: size 0 of weight must be that of size 1 of x");
+    TORCH_CHECK(bias.sym_size(0) == x.sym_size(1),
+        "LayerNorm: size 0 of bias must be that of size 1 of x");
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto centred = x - x.mean({-1}, true);
+    auto rstd = ((centred * centred).mean({-1}, true) + 1e-05).rsqrt();
+    auto normed = centred * rstd;
+    auto out = normed * weight + bias;
+    ctx->save_for_backward({weight, rstd, normed});
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+        "layer_norm: backward reads intermediates, so there is no second derivative (create_graph=True)");
+    const auto saved = ctx->get_saved_variables();
+    const auto& weight = saved[0];
+    const auto& rstd = saved[1];
+    const auto& normed = saved[2];
+    const auto& grad_out = cotangents[0];
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const bool needs_x = ctx->needs_input_grad(0);
+    const bool needs_weight = ctx->needs_input_grad(1);
+    const bool needs_bias = ctx->needs_input_grad(2);
+    at::Tensor grad_x;
+    if (needs_x) {
+      auto scaled = grad_out * weight;
+      auto mean = scaled.mean({-1}, true);
+      auto projected = normed * (scaled * normed).mean({-1}, true);
+      grad_x = rstd * (scaled - mean - projected);
+    }
+    at::Tensor grad_weight;
+    if (needs_weight) {
+      grad_weight = (grad_out * normed).sum(at::IntArrayRef{0});
+    }
+    at::Tensor grad_bias;
+    if (needs_bias) {
+      grad_bias = grad_out.sum(at::IntArrayRef{0});
+    }
+    return {grad_x, grad_weight, grad_bias};
+  }
+};
+
+at::Tensor layer_norm_autograd(const at::Tensor& x, const at::Tensor& weight,
+    const at::Tensor& bias) {
+  return LayerNorm::apply(x, weight, bias);
+}
+
+// The same without a history, for every device and for tensors without values.
+at::Tensor layer_norm_plain(const at::Tensor& x, const at::Tensor& weight,
+    const at::Tensor& bias) {
+  at::AutoGradMode off(false);
+  return layer_norm_autograd(x, weight, bias);
+}
+
+}  // namespace emitted
+
+TORCH_LIBRARY_FRAGMENT(emitted, m) {
+  m.def("layer_norm(Tensor x, Tensor weight, Tensor bias) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(emitted, Autograd, m) {
+  m.impl("layer_norm", emitted::layer_norm_autograd);
+}
+
+TORCH_LIBRARY_IMPL(emitted, CompositeExplicitAutograd, m) {
+  m.impl("layer_norm", emitted::layer_norm_plain);
+}

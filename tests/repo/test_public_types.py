@@ -1,0 +1,169 @@
+"""The public names are typed: a user's file passes `mypy --strict`, and wrong uses are flagged."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pullback as pb
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RIGHT = '''
+"""What a user writes with all five verbs."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import pullback as pb
+
+
+class Square(pb.Function):
+    @staticmethod
+    def forward(ctx: pb.AutogradContext, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: pb.AutogradContext, cotangent: Tensor) -> Tensor:
+        (x,) = ctx.get_saved_variables()
+        assert x is not None
+        return 2 * x * cotangent
+
+
+def program(x: Tensor, y: Tensor) -> Tensor:
+    z: Tensor = Square.apply(x)
+    return z * torch.sin(y)
+
+
+x, y = torch.randn(3), torch.randn(3)
+with pb.below_autograd():
+    x.sin()
+
+derived = pb.derive(program, x, y, save="inputs")
+source: str = derived.source()
+outputs, tangents = pb.jvp_of(derived)((x, y), (x, y))
+batch = pb.vmap_of(derived, in_dims=0)(x, y)
+
+combined = pb.combine(program, x, y, backend="eager")
+nested = pb.nest(program)
+hybrid = pb.hybrid(program, x, y, groups=[(0, 1)])
+plan = pb.plan(program, x, y, objective="time")
+table: str = plan.table()
+plan.save(Path("plan.json"))
+best = pb.load_plan("plan.json", program).best(x, y)
+
+report = pb.check(Square, (x,), select=["gradient"])
+ok: bool = report.ok
+for finding in report.findings:
+    name: str = finding.rule.name
+pb.assert_sound(Square, (x,), allow=("wrong-gradient",))
+with pb.recording() as recorded:
+    program(x, y)
+
+text: str = pb.emit(Square, "python", examples=(x,), path=Path("square.py"), force=True)
+op = pb.build("square.cpp")
+try:
+    pb.emit(Square, "rust")
+except pb.PullbackError as error:
+    code: str = error.code
+'''
+
+# Each line that is to be flagged names the kind of error at its end.
+WRONG = '''
+"""What a type checker is to find in a user's file."""
+
+import torch
+
+import pullback as pb
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+x = torch.randn(3)
+pb.derive(program, x, save=1.5)  # arg-type
+pb.derive(3, x)  # arg-type
+pb.vmap_of(program, in_dims="x")  # arg-type
+pb.combine(program, x, backend=3)  # arg-type
+pb.hybrid(program, x, groups=[0, 1])  # list-item
+pb.plan(program, x).tabel()  # attr-defined
+pb.check(program, (x,)).findigs  # attr-defined
+pb.check(program, (x,), profil="quick")  # call-arg
+pb.emit(program, "python", path=3)  # arg-type
+pb.emit(program, examples=(x,), overwrite=True)  # call-arg
+number: int = pb.emit(program)  # assignment
+pb.build()  # call-arg
+pb.no_such_verb  # attr-defined
+pb.PullbackError("rule", why="no")  # call-arg
+'''
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What mypy says about both files, as a user's file sees an installed package."""
+    folder = tmp_path_factory.mktemp("types")
+    (folder / "right.py").write_text(RIGHT, encoding="utf-8")
+    (folder / "wrong.py").write_text(WRONG, encoding="utf-8")
+    # Errors inside an imported package are not the user's; the cache makes it 20 times faster.
+    options = ["--strict", "--config-file=", "--follow-imports=silent", "--no-error-summary"]
+    options += [f"--cache-dir={ROOT / '.mypy_cache' / 'public'}", "--no-pretty"]
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "right.py", "wrong.py"],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return run.stdout
+
+
+def flagged(output, file):
+    """The lines of a file that mypy has an error for, each with the kind of its last one."""
+    rows = re.findall(rf"^{file}:(\d+): error: .*\[([a-z-]+)\]$", output, re.MULTILINE)
+    return {int(line): kind for line, kind in rows}
+
+
+def expected_in(text):
+    """The lines that name an error at their end."""
+    rows = ((i, re.search(r"  # ([a-z-]+)$", line)) for i, line in enumerate(text.splitlines(), 1))
+    return {i: match[1] for i, match in rows if match}
+
+
+@pytest.mark.slow
+def test_users_file_passes_strictly(found):
+    assert [line for line in found.splitlines() if line.startswith("right.py")] == []
+
+
+@pytest.mark.slow
+def test_wrong_uses_are_flagged(found):
+    assert expected_in(WRONG)
+    assert flagged(found, "wrong.py") == expected_in(WRONG)
+
+
+def test_users_file_has_every_name():
+    public = [name for name in vars(pb) if not name.startswith("_")]
+    verbs = [name for name in public if callable(getattr(pb, name))]
+    missing = [name for name in verbs if f"pb.{name}" not in RIGHT]
+
+    assert missing == ["PullbackWarning"]
+
+
+def test_package_says_that_it_is_typed():
+    assert (ROOT / "src" / "pullback" / "py.typed").exists()
+
+
+def test_planted_error_is_read():
+    said = ['wrong.py:3: error: No "x" [a]  [attr-defined]', "wrong.py:3: note: so"]
+    said.append("right.py:1: error: b  [x]")
+
+    assert flagged("\n".join(said), "wrong.py") == {3: "attr-defined"}
