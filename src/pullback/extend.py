@@ -95,6 +95,7 @@ from pullback.check.patterns import SIGN as SIGN
 from pullback.check.patterns import SWAPPED as SWAPPED
 from pullback.check.patterns import VALUES as VALUES
 from pullback.check.precision import precisions as precisions
+from pullback.check.reference import Precision as Precision
 from pullback.check.run import Run as Run
 from pullback.check.run import cotangent_of as cotangent_of
 from pullback.check.run import cotangents_of as cotangents_of

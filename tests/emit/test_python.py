@@ -105,7 +105,7 @@ def test_hybrid_has_every_node():
     tree = ast.parse(pinned("steps"))
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
 
-    assert classes == ["Scale", "DivSortSquareAnd2", "Cube"]
+    assert classes == ["Scale", "DivVarMeanSquareAnd2", "Cube"]
 
 
 def test_name_of_file_is_snake():

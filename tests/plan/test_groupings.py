@@ -125,5 +125,20 @@ def test_ends_are_where_programs_begin_or_end():
     assert sorted(space.ends()) == [(0,), (0, 1), (0, 1, 2), (1, 2), (2,)]
 
 
+def test_large_ends_promise_most_in_a_chain():
+    order = groupings_of(chain(4)).by_promise("abcd")
+
+    assert order[:5] == [(0, 1, 2, 3), (0, 1, 2), (1, 2, 3), (0, 1), (2, 3)]
+    assert sorted(order[-4:]) == [(0,), (1,), (2,), (3,)]
+
+
+def test_repeated_steps_promise_most():
+    order = groupings_of(chain(12)).by_promise("abc" * 4)
+
+    # Four times two thirds of a node are more than four times a half, or twice five sixths.
+    assert set(order[:4]) == {(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)}
+    assert order.index((0, 1)) < order.index((0, 1, 2, 3, 4, 5)) < order.index(tuple(range(12)))
+
+
 def test_single_unit_is_its_only_group():
     assert groupings_of([set()]).groups == ((0,),)

@@ -25,6 +25,16 @@ def test_unmeasured_plan_says_so():
     assert "nothing was measured, so the program runs as written" in explain(evidence)
 
 
+def test_long_label_is_cut_in_the_table():
+    small = made_up().sized[0]
+    rows = tuple(replace(row, label="[Sine Growth] " * 20) for row in small.rows)
+
+    text = table(made_up(sized=(replace(small, rows=rows),)))
+
+    assert max(map(len, text.splitlines())) < 180
+    assert " ...  eager" in text
+
+
 def test_many_refusals_are_counted():
     refused = {f"[{n}]": "it draws" for n in range(9)}
 

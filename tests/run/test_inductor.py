@@ -1,6 +1,7 @@
 """Graphs compiled by Inductor: what eager computes, for the layout that they were compiled for."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 import benchmarks.pipelines
+import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
 from pullback.derive.recipe import compiled, parts_of
@@ -184,6 +186,37 @@ def test_graph_without_work_is_taken():
     assert_as_eager(lambda x: x, draw(3))
 
 
+STEPS = (
+    *(torch.sin, torch.tanh, torch.exp, torch.sigmoid, torch.neg, torch.abs, torch.relu),
+    *(lambda a: a.softmax(-1), lambda a: a - a.mean(0), lambda a: a.cumsum(1), lambda a: a * a),
+    *(lambda a: a.flip(0), lambda a: a.roll(1, 1), lambda a: a.t().contiguous().t()),
+    *(lambda a: a.clamp(-1, 1), lambda a: a @ a.t() @ a, lambda a: a / (1 + a.square().sum())),
+    *(lambda a: torch.where(a > 0, a, 0.5 * a), lambda a: a.view(-1).sort().values.view(a.shape)),
+)
+
+
+def random_program(seed):
+    """Ten random steps from three values to four, each of one or two values before it."""
+    choose = random.Random(seed)
+    plan = [(choose.choice(STEPS), choose.random(), choose.random()) for _ in range(10)]
+
+    def program(*inputs):
+        values = list(inputs)
+        for step, first, second in plan:
+            one, other = (values[int(place * len(values))] for place in (first, second))
+            values.append(step(one) + other)
+        return tuple(values[-4:])
+
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_give_what_eager_gives(seed):
+    inputs = [draw(3, 4) for _ in range(3)]
+    assert_as_eager(random_program(seed), *inputs, save=["auto", "everything", "inputs"][seed % 3])
+
+
 # ---- layouts ----
 
 
@@ -204,6 +237,19 @@ def test_layout_of_the_row_is_served(way):
     row = [x, torch.randn(6, 4, dtype=torch.float64)]
 
     assert_same(by_inductor(graph, row), eagerly(graph, row))
+
+
+def test_negative_view_is_not_misread():
+    """Its memory holds the negative of its values."""
+    function = pb.combine(lambda x: x * 2 + 1, draw(4), backend="inductor")
+    function.apply(draw(4))
+    x = torch.randn(4, dtype=torch.complex128).conj().imag.detach().requires_grad_()
+    direct = torch._neg_view(torch.ones(4, dtype=torch.float64)).requires_grad_()
+
+    assert x.is_neg()
+    assert direct.is_neg()
+    assert torch.equal(function.apply(x), x * 2 + 1)
+    assert torch.equal(function.apply(direct), direct * 2 + 1)
 
 
 def test_arguments_stay_as_they_are():
@@ -372,14 +418,23 @@ def test_second_time_nothing_is_built(monkeypatch):
 
 def test_number_of_threads_is_part_of_the_key():
     (graph, row), _ = graphs_of(layered, (draw(5, 4), draw(5, 4)))
-    before, threads = inductor._origin(graph, row, "forward", False), torch.get_num_threads()
+    before, threads = inductor.origin_of(graph, row, "forward", False), torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        after = inductor._origin(graph, row, "forward", False)
+        after = inductor.origin_of(graph, row, "forward", False)
     finally:
         torch.set_num_threads(threads)
 
     assert before != after
+
+
+def test_function_in_a_graph_has_the_same_key_everywhere():
+    graph = fx.Graph()
+    node = graph.call_function(torch.sym_max, (graph.placeholder("x"), 2))
+    graph.output((node,))
+
+    assert "torch.sym_max" in inductor.origin_of(graph, [3], "forward", False)
+    assert " at 0x" not in inductor.origin_of(graph, [3], "forward", False)
 
 
 @pytest.mark.slow

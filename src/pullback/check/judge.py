@@ -7,7 +7,6 @@ forward), show a kink (then any slope between the two sides is right), or confir
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,10 +24,9 @@ from pullback.check.mismatch import (
 )
 from pullback.check.reference import STEP, Reference, inner
 from pullback.check.run import Run
+from pullback.check.slopes import DIRECTIONS, Slopes, wide_of
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
-DIRECTIONS = 4
-GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard a division
 COORDINATES = 48
 
 
@@ -55,18 +53,18 @@ class Judge:
     ) -> Iterator[Mismatch]:
         positions = {name: i for i, name in enumerate(run.names) if name in grads}
         exact = run.example.double()
-        wide = tuple(None if c is None else _wide(c) for c in self._live(run, cotangents))
+        wide = tuple(None if c is None else wide_of(c) for c in self._live(run, cotangents))
         wants = self.reference.gradients(exact, wide, tuple(positions.values()))
         if wants is None:  # forward may refuse float64
             wants = self.reference.gradients(run.example, wide, tuple(positions.values()))
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
         for name, position in positions.items():
-            case = Case(self.reference, run, exact, wide, name, position, grads[name])
+            case = Case(self.reference, run, exact, wide, position, name, grads[name])
             want = wants.get(position) if wants is not None else None
             if known:
                 value = run.args[position]
-                zero = torch.zeros(value.shape, dtype=_wide(value).dtype)
+                zero = torch.zeros(value.shape, dtype=wide_of(value).dtype)
                 found = case.against(
                     zero if want is None else want, self._slack(run, wide, position)
                 )
@@ -103,26 +101,21 @@ class Judge:
         have, want = eager[position], exact[position]
         if have is None or want is None:
             return 0.0
-        apart = (_wide(have) - _wide(want)).abs()
+        apart = (wide_of(have) - wide_of(want)).abs()
         apart = apart[torch.isfinite(apart)]
         return 4 * float(apart.max()) if apart.numel() else 0.0
 
 
 @dataclass(slots=True)
-class Case:
+class Case(Slopes):
     """One gradient of one run, to be judged."""
 
-    reference: Reference
-    run: Run
-    exact: Example
-    cotangents: tuple[Tensor | None, ...]
     name: str
-    position: int
     got: Tensor | None
 
     def against(self, want: Tensor, slack: float) -> Mismatch | None:
         """Compare with the reference's gradient; settle what differs by differences."""
-        want = _wide(want).cpu()
+        want = wide_of(want).cpu()
         tolerance = self._tolerance(slack)
         excess = excess_of(None if self.got is None else self.got.cpu(), want, tolerance)
         excess = excess.contiguous()
@@ -147,21 +140,21 @@ class Case:
     def against_differences(self) -> Mismatch | None:
         """Without a reference: compare along random directions and, where small, coordinates."""
         value = self.run.args[self.position]
-        have = torch.zeros_like(_wide(value)) if self.got is None else _wide(self.got).cpu()
+        have = torch.zeros_like(wide_of(value)) if self.got is None else wide_of(self.got).cpu()
         total = value.numel()
         if total == 0 or have.shape != value.shape:
             return None
         tolerance = self._tolerance(0.0)
         for k, along in enumerate(self._directions(value, have)):
-            estimate, _ = self._slope(along)
+            estimate, _ = self.slope(along)
             told = float(inner(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
             slack = 10 * tolerance.relative * size + tolerance.floor
             if not estimate.is_known or estimate.agrees(told, slack):
                 continue
-            if self._has_kink(along) or not self._is_confirmed(along, estimate, told, slack):
+            if self.has_kink(along) or not self._is_confirmed(along, estimate, told, slack):
                 continue
-            if k >= DIRECTIONS and any(map(self._has_kink, self._random(value))):
+            if k >= DIRECTIONS and any(map(self.has_kink, self.directions(value))):
                 continue  # smooth along one coordinate by chance: at ties, sides may agree
             return self._searched(have, tolerance, along, estimate, told, k)
         return None
@@ -191,7 +184,7 @@ class Case:
         worst: tuple[float, int, complex | float] | None = None
         wrong = 0
         for flat in picks:
-            truth = self._entry(int(flat))
+            truth = self.entry(int(flat))
             if truth is None:
                 continue
             off = abs(complex(have.flatten()[flat]) - truth)
@@ -228,62 +221,11 @@ class Case:
             self.got,
         )
 
-    def _slope(self, along: Tensor) -> tuple[Estimate, float]:
-        """The derivative along a direction, and the step that showed it."""
-        for step in self._steps(along):
-            direction = {self.position: along}
-            estimate = self.reference.slope(self.exact, self.cotangents, direction, step)
-            if estimate.is_known:
-                break
-        return estimate, step
-
-    def _sides(self, along: Tensor, step: float) -> tuple[Estimate, Estimate]:
-        """The derivatives from the left and from the right along a direction."""
-        return self.reference.sides(self.exact, self.cotangents, {self.position: along}, step)
-
-    def _steps(self, along: Tensor) -> list[float]:
-        """Steps to try: larger for coarse or large numbers, then such as small numbers need."""
-        moved = self.exact.args[self.position].detach().cpu().abs()[along != 0]
-        size = float(moved.max()) if moved.numel() else 0.0
-        usual = max(STEP, self.reference.noise_of(self.exact) ** (1 / 3))
-        steps = [usual * max(1.0, size)] if math.isfinite(size) else [usual]
-        if size > 1:
-            steps.append(usual)
-        elif GUARDS < size < usual:
-            steps.append(0.05 * size)
-        return steps
-
-    def _entry(self, flat: int) -> complex | float | None:
-        """The true gradient at one element, by differences; None where they cannot tell."""
-        parts = []
-        for unit in self._units(flat):
-            estimate, _ = self._slope(unit)
-            if not estimate.is_known:
-                return None
-            parts.append(estimate.value)
-        return parts[0] if len(parts) == 1 else complex(*parts)
-
-    def _units(self, flat: int) -> list[Tensor]:
-        """The directions along one element: one, or the real and the imaginary."""
-        value = _wide(self.run.args[self.position])
-        unit = torch.zeros(value.shape, dtype=value.dtype)
-        unit.view(-1)[flat] = 1
-        return [unit, unit * 1j] if value.is_complex() else [unit]
-
     def _directions(self, value: Tensor, have: Tensor) -> Iterator[Tensor]:
-        yield from self._random(value)
+        yield from self.directions(value)
         if value.numel() <= COORDINATES // 2:
             for flat in range(value.numel()):
-                yield from self._units(flat)
-
-    def _random(self, value: Tensor) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(5)
-        for _ in range(DIRECTIONS):
-            along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            if value.is_complex():
-                imaginary = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-                along = torch.complex(along, imaginary)
-            yield along / along.abs().max().clamp_min(1e-3)
+                yield from self.units(flat)
 
     def _settled(
         self, want: Tensor, worst: int, tolerance: Tolerance
@@ -293,16 +235,16 @@ class Case:
         allowed = float(tolerance.allowed(want).flatten()[worst])
         truths: list[float] = []
         is_wrong = False
-        for k, unit in enumerate(self._units(worst)):
+        for k, unit in enumerate(self.units(worst)):
             said = _part(want.flatten()[worst].item(), k)
             mine = _part(have, k)
-            estimate, step = self._slope(unit)
+            estimate, step = self.slope(unit)
             truths.append(said)
             if abs(mine - said) <= allowed:
                 continue
             if estimate.is_known and estimate.agrees(mine, allowed):
                 return None  # differences side with the user
-            left, right = self._sides(unit, step)
+            left, right = self.sides(unit, step)
             if estimate.is_known and estimate.agrees(said, allowed):
                 # Differences to both sides take the middle of a kink, as PyTorch's `abs` does.
                 if _lies_between(mine, left, right, allowed):
@@ -318,7 +260,7 @@ class Case:
                     return None  # a kink, and a slope between its sides
                 is_wrong = is_wrong or low - slack <= said <= high + slack
                 continue
-            if not estimate.is_known or self._is_mine_closer_by(unit, step, mine, allowed):
+            if not estimate.is_known or self.agrees_elsewhere(unit, step, mine, allowed):
                 return None
             truths[-1] = estimate.value
             is_wrong = True
@@ -326,36 +268,23 @@ class Case:
             return None
         return (truths[0] if len(truths) == 1 else complex(*truths),)
 
-    def _is_mine_closer_by(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:
-        """Whether differences with another step side with the user: a large one strays."""
-        direction = {self.position: along}
-        others = [other for other in self._steps(along) if other != step]
-        found = [self.reference.slope(self.exact, self.cotangents, direction, s) for s in others]
-        return any(e.is_known and e.agrees(mine, allowed) for e in found)
-
     def _is_doubtful(self, want: Tensor, excess: Tensor) -> bool:
         """After several elements that proved nothing: whether the rest is in doubt as well."""
-        along = _wide(self.run.args[self.position])
-        have = torch.zeros_like(along) if self.got is None else _wide(self.got).cpu()
+        along = wide_of(self.run.args[self.position])
+        have = torch.zeros_like(along) if self.got is None else wide_of(self.got).cpu()
         apart = torch.where(excess.reshape(have.shape) > 0, have - want, torch.zeros_like(have))
         if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
             return True
         unit = apart / apart.abs().max()
-        estimate, _ = self._slope(unit)
+        estimate, _ = self.slope(unit)
         said, mine = float(inner(want, unit)), float(inner(have, unit))
         gap = abs(said - mine)
         return not (
             estimate.is_known
             and estimate.agrees(said, 0.05 * gap)
             and not estimate.agrees(mine, 0.05 * gap)
-            and not self._has_kink(unit)
+            and not self.has_kink(unit)
         )
-
-    def _has_kink(self, along: Tensor) -> bool:
-        left, right = self._sides(along, self._slope(along)[1])
-        if not (left.is_known and right.is_known):
-            return True
-        return not left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value))
 
     def _tolerance(self, slack: float) -> Tolerance:
         eps = self.reference.noise_of(self.run.example)
@@ -386,10 +315,6 @@ class Case:
             have,
             self.run.example.label,
         )
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) -> bool:

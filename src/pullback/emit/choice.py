@@ -158,16 +158,24 @@ def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -
             return tuple(tensors_in(subject.program(*captured.fill(row))))
 
     with _aside():
-        made = [x.detach() for x in space["inputs"]()[:count]]
-        own = [x.to(like.dtype) for x, like in zip(made, trial.likes, strict=False)]
+        made = list(space["inputs"]()[:count])
+        own = [_leaf(x, like.dtype) for x, like in zip(made, trial.likes, strict=False)]
         for given, how in ((made, trial), (own, replace(trial, is_double=False))):
             try:
                 plain(given[place])
             except Exception:  # a tensor from around it is in another dtype
                 continue
             try:
-                _gradcheck(plain, (given[place].requires_grad_(),), how)
+                _gradcheck(plain, (given[place],), how)
             except Exception:
                 return True
             return False
     return False  # it does not run by plain ops: nothing is known
+
+
+def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in another dtype, still a leaf.
+
+    All inputs require grad: an output that none of them reaches is not looked at by `gradcheck`.
+    """
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)

@@ -44,6 +44,26 @@ class Groupings:
         bits = {group: _bits(group) for group in self.groups}
         return frozenset(g for g, b in bits.items() if b in known or whole ^ b in known)
 
+    def by_promise(self, names: Sequence[str]) -> list[Group]:
+        """The groups, those first that are worth the most if there is no time for all.
+
+        A group that occurs often, by the names of its units, is built once and saves often. Then
+        come those that a program can begin or end with, as a grouping of two needs no others, large
+        ones first; single units come last.
+        """
+        alike: dict[tuple[str, ...], list[Group]] = {}
+        for group in self.groups:
+            alike.setdefault(tuple(names[unit] for unit in group), []).append(group)
+        times = {group: _apart(row) for row in alike.values() for group in row}
+        ends = self.ends()
+
+        def key(group: Group) -> tuple[bool, float, bool, int, Group]:
+            size, count = len(group), times[group]
+            worth = count * (size - 1) / size if count > 1 else 0.0
+            return size == 1, -worth, group not in ends, -size, group
+
+        return sorted(self.groups, key=key)
+
 
 def groupings_of(
     before: Sequence[Collection[int]], *, sets: int = SETS, groups: int = GROUPS
@@ -93,6 +113,17 @@ def best_groupings(
                 found.setdefault(tuple(sorted((*row, group))), total + price)
         best[into] = nsmallest(count, ((total, row) for row, total in found.items()))
     return best[space.sets[-1]]
+
+
+def _apart(groups: Sequence[Group]) -> int:
+    """How many of some groups can be chosen, from the first on, without a unit in two of them."""
+    met: set[int] = set()
+    count = 0
+    for group in sorted(groups):
+        if met.isdisjoint(group):
+            met.update(group)
+            count += 1
+    return count
 
 
 def _bits(units: Collection[int]) -> int:

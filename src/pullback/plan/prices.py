@@ -63,14 +63,12 @@ def price_groups(
 ) -> Prices:
     """Price the groups of a program with a backend and policy of saving.
 
-    `weights` say what a second and a byte cost. The groups that a program can begin or end with
-    come first, large ones before small ones, as a grouping of two needs no others; single units as
-    nodes come last. As written, they are always priced.
+    `weights` say what a second and a byte cost. Where time is over, what is left has no price;
+    single units as written always have one.
     """
     prices, measured = Prices(), _Measured()
     prices.built = [measured.nodes]
-    ends = space.ends()
-    order = sorted(space.groups, key=lambda g: (len(g) == 1, g not in ends, -len(g), g))
+    order = space.by_promise(case.names)
     for place, group in enumerate(order):
         if is_over():
             prices.left = len(order) - place

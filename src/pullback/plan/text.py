@@ -11,6 +11,7 @@ from pullback.plan.rows import AS_WRITTEN, COMBINED, NESTED, Candidate, Row
 
 HEADS = ("grouping", "backend", "save", "time", "speed-up", "saved", "peak", "error", "nodes")
 LEFT = 3  # columns that begin at the left
+LABEL = 72  # characters of a grouping that are shown in the table
 
 # ---- numbers ----
 
@@ -79,7 +80,7 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
     spread = "" if one == AS_WRITTEN else f" ({1 / row.high:.2f} to {1 / row.low:.2f})"
     return (
         "*" if is_chosen else " ",
-        row.label,
+        row.label if len(row.label) <= LABEL else f"{row.label[: LABEL - 4]} ...",
         one.backend or "-",
         one.save or "-",
         seconds_text(row.seconds),

@@ -1,8 +1,12 @@
-"""The backend of graphs compiled ahead of time: like "native", and on a GPU without Python, too.
+"""Graphs compiled ahead of time: without Python whatever stands between their kernels.
 
-Inductor compiles each graph as a library of its own, kernels and all that goes on between them.
+Inductor compiles each graph as a library of its own, with all that goes on between the kernels.
 That takes a C++ compiler some ten seconds per graph more than backend "native" needs, which reads
-what goes on between the kernels from Python, and so serves a CPU only.
+what goes on between them from Python and runs it in C++ where it is simple (`wrapper.py`). Here
+nothing has to be simple.
+
+It serves a CPU. For a GPU the same call gave a library that crashed when PyTorch's own runner
+loaded it (torch 2.11, CUDA 13.0), so graphs for other devices go the way of backend "native".
 """
 
 from __future__ import annotations
@@ -33,17 +37,15 @@ def specialise(
     graph: fx.Graph, row: Sequence[Any], *, name: str, free_sizes: bool = False
 ) -> Compiled:
     """As `inductor.specialise`, for one layout without any Python; others as backend "native"."""
-    devices = {value.device for value in row if isinstance(value, Tensor)}
-    if free_sizes or len(devices) != 1:
+    tensors = [value for value in row if isinstance(value, Tensor)]
+    if free_sizes or not all(tensor.device.type == "cpu" for tensor in tensors):
         return native.specialise(graph, row, name=name, free_sizes=free_sizes)
     with ONE_AT_A_TIME, entry(f"ahead {origin_of(graph, row, name, free_sizes)}") as place:
         facts = place.facts()
         path = place.folder / facts["path"] if facts else _built(place, graph, row, name)
         taken = [i for i, value in enumerate(row) if isinstance(value, Tensor)]
         results: Any = graph.output_node().args[0]
-        # It reads the library in full, so that the folder may go.
-        made = extension().ahead(str(path), str(devices.pop()), _COPIES, taken, len(results))
-    return made  # type: ignore[no-any-return]
+        return extension().ahead(str(path), "cpu", _COPIES, taken, len(results))  # type: ignore[no-any-return]
 
 
 def _built(place: Entry, graph: fx.Graph, row: Sequence[Any], name: str) -> Path:

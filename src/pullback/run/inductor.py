@@ -130,7 +130,7 @@ def origin_of(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) 
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     lines = [f"{name} {free_sizes} {threads} {strict} {sorted(SETTINGS.items())}"]
     lines += [_layout(value) for value in row]
-    lines += [f"{n.op} {n.name} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
+    lines += [f"{n.op} {n.name} {_target(n)} {n.args} {n.kwargs}" for n in graph.nodes]
     lines += [f"{n.name} {_kind(n.meta['val'])}" for n in graph.nodes if is_opaque(n)]
     return "\n".join(lines)
 
@@ -138,8 +138,20 @@ def origin_of(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) 
 def _layout(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"{type(value).__name__} {value!r}"
-    model = torch.cuda.get_device_properties(value.device) if value.is_cuda else ""
+    model = _model(value.device) if value.is_cuda else ""
     return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {model}"
+
+
+def _model(device: torch.device) -> str:
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name} {found.major}.{found.minor} {found.multi_processor_count}"
+
+
+def _target(node: fx.Node) -> str:
+    """What a node calls, in words that are the same in every process."""
+    target: Any = node.target
+    is_op = isinstance(target, str) or not hasattr(target, "__qualname__")
+    return str(target) if is_op else f"{target.__module__}.{target.__qualname__}"
 
 
 def _kind(value: Any) -> str:

@@ -24,6 +24,7 @@ import torch
 
 from pullback.graph.cost import is_view
 from pullback.run.settle import Settled
+from pullback.run.toolchain import compiler
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -63,8 +64,7 @@ def absence(device: str = "cpu") -> str | None:
 
 
 def _compiler_absence() -> str | None:
-    names = [os.environ.get("CXX"), "g++", "clang++", "cl"]
-    if not any(shutil.which(name) for name in names if name):
+    if compiler() is None:
         return "no C++ compiler is installed (g++, clang++, or what CXX names)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "the headers of Python are not installed (Python.h)"
@@ -244,6 +244,8 @@ def _forget_the_processor() -> None:
 @contextlib.contextmanager
 def _settings(**more: Any) -> Iterator[None]:
     config, wanted = _torch().config, {**SETTINGS, **more}
+    if compiler() is not None:
+        wanted["cpp.cxx"] = (compiler(),)
     if not shutil.which("openssl"):
         wanted["cpp_cache_precompile_headers"] = False  # which torch takes checksums with
     known = {name: value for name, value in wanted.items() if _has(config, name)}

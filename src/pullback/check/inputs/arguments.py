@@ -55,9 +55,7 @@ def _mask(tensor: Tensor) -> Tensor:
     return flat.reshape(tensor.shape).to(tensor.dtype)
 
 
-def indices_of(
-    example: Example, names: tuple[str, ...] = (), title: str = ""
-) -> Iterator[Example]:
+def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -> Iterator[Example]:
     """Index tensors with every index down to 0, with neighbours equal, all the same, or ignored.
 
     Orders stay orders where the name of the argument, or the title of the function, speaks of one;

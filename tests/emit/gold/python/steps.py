@@ -24,37 +24,37 @@ class Scale(torch.autograd.Function):
         return g * ctx.factor, None
 
 
-class DivSortSquareAnd2(torch.autograd.Function):
+class DivVarMeanSquareAnd2(torch.autograd.Function):
     """Derived.
 
     Saved for backward:
-        largest  the input itself, which costs nothing to keep
-        div      computed in forward, and cheaper to keep than to compute again
-        sort     computed in forward, and cheaper to keep than to compute again
-        sort_1   an output, which the caller keeps anyway
-        scale    the input itself, to be differentiated again
+        largest   the input itself, which costs nothing to keep
+        div       computed in forward, and cheaper to keep than to compute again
+        var_mean  computed in forward, and cheaper to keep than to compute again
+        scale     the input itself, to be differentiated again
     """
 
     @staticmethod
     def forward(ctx, scale, largest, y):
         div = scale / largest
-        sort, sort_1 = div.sort()
-        square = sort * sort
+        var_mean, var_mean_1 = torch.var_mean(div)
+        square = var_mean * var_mean
         scale_1 = 0.5 * y
         add = square + scale_1
-        ctx.save_for_backward(largest, div, sort, sort_1, scale)
-        ctx.mark_non_differentiable(sort_1)
-        return sort_1, add
+        ctx.save_for_backward(largest, div, var_mean, scale)
+        return var_mean_1, add
 
     @staticmethod
-    def backward(ctx, _0, grad_add):
-        largest, div, sort, sort_1, scale = ctx.saved_tensors
+    def backward(ctx, grad_var_mean_1, grad_add):
+        largest, div, var_mean, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again: with their history
             div = scale / largest
-            sort = div.sort().values
+            var_mean = torch.var_mean(div)[0]
+        grad_square = grad_add.sum()
         grad_y = 0.5 * grad_add
-        grad_sort = 2 * sort * grad_add
-        grad_div = torch.zeros_like(grad_sort).scatter(-1, sort_1, grad_sort)
+        grad_var_mean = 2 * var_mean * grad_square
+        g_scaled = 2 / (div.shape[0] - 1) * grad_var_mean * (div - div.mean())
+        grad_div = g_scaled + grad_var_mean_1 / div.shape[0]
         grad_scale = grad_div / largest
         grad_largest = -(grad_div * (div / largest)).sum()
         return grad_scale, grad_largest, grad_y
@@ -96,23 +96,23 @@ def steps(x, y):
         abs_1 = y.abs()
     largest = abs_1.max()
     scale = Scale.apply(x, 3.0)
-    sort_1, add = DivSortSquareAnd2.apply(scale, largest, y)
+    var_mean_1, add = DivVarMeanSquareAnd2.apply(scale, largest, y)
     cube = Cube.apply(x)
     summed = add + cube
     layer_norm = layer_norm_1(summed)
-    return layer_norm, sort_1
+    return layer_norm, var_mean_1
 
 
 def reference(x, y):
     """What `Steps` computes, in plain PyTorch: for comparison."""
     largest = y.abs().max()
-    values, order = (3 * x / largest).sort()
+    width, middle = torch.var_mean(3 * x / largest)
     square = x * x
-    summed = values * values + 0.5 * y + x * square
+    summed = width * width + 0.5 * y + x * square
     mean = summed.mean(-1, keepdim=True)
     rstd = (summed.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
     out0 = (summed - mean) * rstd
-    return out0, order
+    return out0, middle
 
 
 # ---- self-test: `python steps.py` ----

@@ -17,8 +17,8 @@ Passes
 
 Cannot see
     Work other than products of matrices and convolutions: a needless pointwise gradient costs less
-    than asking. Work inside kernels. Gradients that a once-differentiable function makes in forward,
-    as fused losses do by design.
+    than asking. Work inside kernels. Gradients that a once-differentiable function makes in
+    forward, as fused losses do by design.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
 def _is_guarded(
     subject: Subject, example: Example, cotangents: Cotangents, position: int, want: Tensor
 ) -> bool:
-    """Whether forward's gradient leaves a power of the scale here: a constant of its own is near."""
+    """Whether forward's gradient leaves a power of the scale: its own constant is near."""
     found = [want]
     for factor in (4.0, 16.0):
         larger = example

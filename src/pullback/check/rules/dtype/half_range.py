@@ -92,25 +92,25 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _long(subject: Subject) -> Iterator[tuple[Example, float, float]]:
     """A long example in float16, where it is cheap, with cotangents that keep a mean in range."""
-    for number in range(2):  # of the sizes that may grow
-        if not all(_most(subject, number, total, limit) for total, limit in LADDER):
+    for which in range(2):  # of the sizes that may grow
+        if not all(_most(subject, which, total, limit) for total, limit in LADDER):
             continue
-        most = _most(subject, number, LONG, 1.0)
+        most = _most(subject, which, LONG, 1.0)
         if most:
             scale = max(1.0, 2.0 ** math.ceil(math.log2(SMALL / most)))
-            yield _half(subject, number, LONG)[0], scale, MOSTLY
+            yield _half(subject, which, LONG)[0], scale, MOSTLY
             return
 
 
-def _half(subject: Subject, number: int, total: int) -> list[Example]:
+def _half(subject: Subject, which: int, total: int) -> list[Example]:
     """The example with one size so large that it has about `total` entries, in float16."""
-    found = islice(many_of(subject.small, total), number, number + 1)
+    found = islice(many_of(subject.small, total), which, which + 1)
     return [long.to(torch.float16, f"{long.label}, in float16") for long in found]
 
 
-def _most(subject: Subject, number: int, total: int, seconds: float) -> float:
+def _most(subject: Subject, which: int, total: int, seconds: float) -> float:
     """The largest entry of a gradient there, in float64; 0 where it is refused or takes long."""
-    for half in _half(subject, number, total):
+    for half in _half(subject, which, total):
         start = time.process_time()
         try:
             subject.pull(half)

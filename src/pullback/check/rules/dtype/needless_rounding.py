@@ -3,8 +3,7 @@
 What it checks
     Whether every entry of a gradient could be written in a coarser dtype (float32 for float64,
     float16 and bfloat16 for float32, bfloat16 for float16), though neither forward's outputs nor
-    PyTorch's own gradient could. In float16 also whether a gradient was made from numbers that had
-    been rounded to bfloat16, and forward's outputs were not.
+    PyTorch's own gradient could.
 
 Why it matters
     A `.float()` on the way costs float64 users half of their digits; float16 gradients that pass
@@ -17,8 +16,7 @@ Passes
     return grad * y
 
 Cannot see
-    Outside of float16, a part of the computation that is coarse, with a fine step after it; rules
-    on values see that where it matters.
+    A part of the computation that is coarse, with a fine step after it.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from torch import Tensor
 
 from pullback.check.example import Example, name_of
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
-from pullback.check.reference import Precision
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -56,35 +53,6 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         example = in_dtype(subject.small, dtype)
         if example is not None and dtype_of(example) == dtype:
             yield from _coarse(subject, example)
-    half = in_dtype(subject.small, torch.float16)
-    if half is not None and dtype_of(half) == torch.float16:
-        yield from _through_bfloat16(subject, half)
-
-
-def _through_bfloat16(subject: Subject, example: Example) -> Iterator[Finding]:
-    """Gradients in float16 that come from numbers in bfloat16, which forward's outputs do not."""
-    try:
-        with Precision() as seen:
-            run = subject.run(example)
-            live = [run.outputs[i] for i in run.live]
-            grads = run.pull(_full(run))
-    except (ForwardRefusedError, BackwardFailedError):
-        return
-    coarse = torch.finfo(torch.bfloat16).eps
-    if not live or seen.of(live) >= coarse:
-        return
-    for name, got in grads.items():
-        if got is None or not got.numel() or subject.target.intent.is_surrogate(name):
-            continue
-        if got.dtype == torch.float16 and seen.of([got]) >= coarse and is_new(subject, RULE, name):
-            yield subject.finding(
-                RULE,
-                example=example,
-                at=f"gradient of `{name}`",
-                expected="made from numbers in float16 or finer, as the outputs are",
-                got="made from numbers that were rounded to bfloat16",
-                fix="save and compute in float16 or finer, and round once at the end",
-            )
 
 
 def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:

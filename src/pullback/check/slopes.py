@@ -1,0 +1,104 @@
+"""Derivatives of the real forward along directions in one input, each with its error.
+
+A direction is an element or a random one; the step follows from the size of the numbers that move,
+and where a large one strays a smaller one is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.check.differences import Estimate
+from pullback.check.example import Example
+from pullback.check.reference import STEP, Reference
+from pullback.check.run import Run
+
+DIRECTIONS = 4
+GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard a division
+
+
+@dataclass(slots=True)
+class Slopes:
+    """Forward around the arguments of one run, seen from one of its inputs."""
+
+    reference: Reference
+    run: Run
+    exact: Example
+    cotangents: tuple[Tensor | None, ...]
+    position: int
+
+    def slope(self, along: Tensor) -> tuple[Estimate, float]:
+        """The derivative along a direction, and the step that showed it."""
+        for step in self.steps(along):
+            direction = {self.position: along}
+            estimate = self.reference.slope(self.exact, self.cotangents, direction, step)
+            if estimate.is_known:
+                break
+        return estimate, step
+
+    def sides(self, along: Tensor, step: float) -> tuple[Estimate, Estimate]:
+        """The derivatives from the left and from the right along a direction."""
+        return self.reference.sides(self.exact, self.cotangents, {self.position: along}, step)
+
+    def steps(self, along: Tensor) -> list[float]:
+        """Steps to try: larger for coarse or large numbers, then such as small numbers need."""
+        moved = self.exact.args[self.position].detach().cpu().abs()[along != 0]
+        size = float(moved.max()) if moved.numel() else 0.0
+        usual = max(STEP, self.reference.noise_of(self.exact) ** (1 / 3))
+        steps = [usual * max(1.0, size)] if math.isfinite(size) else [usual]
+        if size > 1:
+            steps.append(usual)
+        elif GUARDS < size < usual:
+            steps.append(0.05 * size)
+        return steps
+
+    def entry(self, flat: int) -> complex | float | None:
+        """The true gradient at one element, by differences; None where they cannot tell."""
+        parts = []
+        for unit in self.units(flat):
+            estimate, _ = self.slope(unit)
+            if not estimate.is_known:
+                return None
+            parts.append(estimate.value)
+        return parts[0] if len(parts) == 1 else complex(*parts)
+
+    def units(self, flat: int) -> list[Tensor]:
+        """The directions along one element: one, or the real and the imaginary."""
+        value = wide_of(self.run.args[self.position])
+        unit = torch.zeros(value.shape, dtype=value.dtype)
+        unit.view(-1)[flat] = 1
+        return [unit, unit * 1j] if value.is_complex() else [unit]
+
+    def directions(self, value: Tensor) -> Iterator[Tensor]:
+        """Random directions, whose largest entry is one."""
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(DIRECTIONS):
+            along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            if value.is_complex():
+                imaginary = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                along = torch.complex(along, imaginary)
+            yield along / along.abs().max().clamp_min(1e-3)
+
+    def agrees_elsewhere(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:
+        """Whether differences with another step side with the user: a large one strays."""
+        direction = {self.position: along}
+        others = [other for other in self.steps(along) if other != step]
+        found = [self.reference.slope(self.exact, self.cotangents, direction, s) for s in others]
+        return any(e.is_known and e.agrees(mine, allowed) for e in found)
+
+    def has_kink(self, along: Tensor) -> bool:
+        """Whether the sides disagree along a direction, or one of them is unknown."""
+        left, right = self.sides(along, self.slope(along)[1])
+        if not (left.is_known and right.is_known):
+            return True
+        return not left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value))
+
+
+def wide_of(tensor: Tensor) -> Tensor:
+    """A tensor in float64, or complex128."""
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
