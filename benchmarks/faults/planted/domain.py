@@ -738,3 +738,198 @@ CASES.add(
     reference=nan_safe_ratio,
     evidence=differs(lambda: (normal(3), torch.tensor([0.0, 1.0, 0.0]).requires_grad_())),
 )
+
+
+# ---- guards, poles, odd entries ----
+
+
+class GuardedRows(Function):
+    @staticmethod
+    def forward(ctx, x):
+        norm = x.norm(dim=-1, keepdim=True)
+        ctx.save_for_backward(x, norm)
+        return x / (norm + 1e-6)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, norm = ctx.saved_tensors
+        whole = norm + 1e-8
+        inner = (grad * x).sum(-1, keepdim=True)
+        return grad / whole - x * inner / (norm * whole * whole).clamp(min=1e-30)
+
+
+CASES.add(
+    GuardedRows,
+    lambda: (normal(4, 5),),
+    fault="other-guard",
+    where="The constant that guards the division is 1e-6 in forward and 1e-8 in backward.",
+    reference=lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-6),
+    evidence=differs(lambda: ((double(4, 5, grad=False) * 1e-6).requires_grad_(),)),
+)
+
+
+class SmoothedLog(Function):
+    @staticmethod
+    def forward(ctx, p):
+        ctx.save_for_backward(p)
+        return (p + 1e-7).log()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (p,) = ctx.saved_tensors
+        return grad / (p + 1e-10)
+
+
+CASES.add(
+    SmoothedLog,
+    lambda: (positive(3, 4),),
+    fault="other-guard",
+    where="Probabilities near zero are smoothed by another constant in backward.",
+    reference=lambda p: (p + 1e-7).log(),
+    evidence=differs(lambda: (torch.tensor([1e-7, 1e-8]).double().requires_grad_(),)),
+)
+
+
+class LogByQuotient(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.log()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x / (x * x)
+
+
+CASES.add(
+    LogByQuotient,
+    lambda: (positive(6),),
+    fault="underflow",
+    where="The square of a small number underflows, and the gradient is infinite.",
+    reference=torch.log,
+    evidence=differs(lambda: (torch.tensor([1e-25, 1e-24]).requires_grad_(),)),
+)
+
+
+class MeanOfKnown(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.nanmean(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad[:, None] * ~x.isnan() / x.shape[-1]
+
+
+CASES.add(
+    MeanOfKnown,
+    lambda: (normal(3, 5),),
+    fault="wrong-beside-nan",
+    where="The mean over the known entries is divided by the number of all in backward.",
+    reference=lambda x: x.nanmean(-1),
+    evidence=differs(lambda: (torch.tensor([[1.0, torch.nan, 2.0]]).requires_grad_(),)),
+)
+
+
+class MaskedScores(Function):
+    @staticmethod
+    def forward(ctx, x):
+        low = x.min(-1, keepdim=True).values
+        out = x.logsumexp(-1)
+        ctx.save_for_backward(x, low, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, low, out = ctx.saved_tensors
+        return grad[:, None] * ((x - low) - (out[:, None] - low)).exp()
+
+
+CASES.add(
+    MaskedScores,
+    lambda: (normal(3, 5),),
+    fault="wrong-beside-infinity",
+    where="A score of minus infinity, as a mask writes it, makes the whole row NaN.",
+    reference=lambda x: x.logsumexp(-1),
+    evidence=differs(lambda: (torch.tensor([[1.0, -torch.inf, 2.0]]).requires_grad_(),)),
+)
+
+
+class PositiveRoot(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.abs()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        if (x < 0).any():
+            raise ValueError("negative input")
+        return 2 * grad * x
+
+
+CASES.add(
+    PositiveRoot,
+    lambda: (positive(6),),
+    fault="fails-at-value",
+    where="Backward raises for negative numbers, which forward takes.",
+    reference=lambda x: x * x.abs(),
+    evidence=differs(lambda: (normal(6),)),
+    severity="fragile",
+)
+
+
+class SquaredScatter(Function):
+    @staticmethod
+    def forward(ctx, x, index):
+        ctx.save_for_backward(x, index)
+        return x.new_zeros(len(x) + 1, x.shape[1]).index_add(0, index, x * x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, index = ctx.saved_tensors
+        where = torch.zeros(len(grad), dtype=torch.long)
+        where[index] = torch.arange(len(index))
+        dx = torch.zeros_like(x)
+        dx[where[index]] = 2 * x * grad[index]
+        return dx, None
+
+
+CASES.add(
+    SquaredScatter,
+    lambda: (normal(4, 3), torch.tensor([1, 0, 3, 2])),
+    fault="repeated-indices",
+    where="Rows that go to one place get the gradient of one of them; the example has none.",
+    reference=lambda x, i: x.new_zeros(len(x) + 1, x.shape[1]).index_add(0, i, x * x),
+    evidence=differs(lambda: (normal(4, 3), torch.tensor([1, 1, 0, 1]))),
+)
+
+
+class HalfMean(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x.mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        count = torch.tensor(ctx.shape).prod()
+        return (grad / count / count * count).expand(ctx.shape)
+
+
+CASES.add(
+    HalfMean,
+    lambda: (normal(4, 5),),
+    fault="underflow",
+    where="Divided by its size twice, the gradient of a long mean underflows in float16.",
+    reference=torch.mean,
+    evidence=differs(
+        lambda: (normal(200, 300, dtype=torch.float16),),
+        cotangents=lambda outputs: [torch.full_like(outputs[0], 64.0)],
+        tolerance=0.2,
+    ),
+)
