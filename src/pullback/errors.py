@@ -291,7 +291,7 @@ class DeclarationError(PullbackError, ValueError):
 
 
 class ExamplesError(PullbackError, ValueError):
-    """A function cannot be checked with the inputs that were given.
+    """A function cannot be checked, or emitted, with the inputs that were given.
 
     Inputs are a tuple of arguments, a list of such tuples, or a function without arguments that
     gives one of these. Forward must accept each of them.

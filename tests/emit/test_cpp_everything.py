@@ -1,4 +1,4 @@
-"""Every function that the tests derive, as C++, in one library: outputs, gradients, second order."""
+"""Every function that the tests derive, as C++ in one library: outputs, gradients, second order."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from pullback.emit.cpp import emit_together
 from pullback.emit.python import snake
 from pullback.emit.subject import subject_of
 from tests.derive.functions import CASES, differences, pulled, pulled_twice, tensors_of
+from tests.emit.cpp_cases import differences as near
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_compiler]
 
@@ -79,4 +80,4 @@ def test_second_derivative_is_right_or_refused(name, ops):
     found, said = attempt(pulled_twice, lambda *a: ops[name](*tensors_in(a)), arguments)
 
     assert not said or "there is no second derivative" in said
-    assert said or differences(found, expected, tolerance=1e-8) == []
+    assert said or near(found, expected, 1e-8) == []

@@ -133,6 +133,18 @@ def test_what_cannot_be_called_is_refused():
         subject_of(3)
 
 
+@pytest.mark.slow
+def test_real_plan_is_emitted():
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    planned = pb.plan(square_sin, x, y, backends=["eager"], budget=2.0, progress=False)
+    text = pb.emit(planned, examples=(x, y))
+    space = {"__name__": "emitted"}
+    exec(text, space)
+    space["self_test"]()
+
+    assert text.startswith('"""`SquareSin`: The square of x, times the sine of y.')
+
+
 def test_plan_of_several_sizes_is_refused():
     function = pb.nest(centred)
     function.composed = "planned"

@@ -276,6 +276,22 @@ def test_one_function_serves_every_size():
     assert len(list(inductor_folder().glob("??/*"))) == folders
 
 
+def test_saved_sizes_may_change():
+    def sums(x):
+        return x.sum(0) * x.shape[0], x.sum()
+
+    (graph, row), (backward, given) = graphs_of(sums, (draw(6, 4),), save="everything")
+    call = specialise(backward, given, name="backward", free_sizes=True)
+    for rows, columns in ((6, 4), (3, 5)):
+        row = [torch.randn(rows, columns, dtype=torch.float64)]
+        saved = eagerly(graph, row)[2:]
+        given = [*saved, torch.randn(columns, dtype=torch.float64), torch.randn(()).double()]
+
+        assert_same(call(list(given)), eagerly(backward, given))
+
+    assert any(isinstance(value, int) for value in saved)
+
+
 def inductor_folder():
     return Path(os.environ["PULLBACK_CACHE_DIR"]) / "compiled"
 

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from pullback.check.example import Example, can_differ
 from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, told
+from pullback.check.run import (
+    BackwardFailedError,
+    ForwardRefusedError,
+    Run,
+    copies_of,
+    told,
+)
 from pullback.check.subject import Subject
 from pullback.check.trials import ENOUGH, Trial, is_finite
 
@@ -70,7 +76,8 @@ def _trial(
         return None
     cotangents = subject.cotangents(called)
     try:
-        grads = called.pull(cotangents)  # also where forward is not finite: it must not end us
+        # Also where forward is not finite: it must not end us.
+        grads = called.pull(copies_of(cotangents))
     except BackwardFailedError as failure:
         is_singular = type(failure.error).__name__ == SINGULAR
         is_served = not is_singular and is_finite(called)
@@ -281,7 +288,7 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
     """
     called = subject.run(example)
     cotangents = _uneven(called, subject.cotangents(called))
-    grads = called.pull(cotangents)
+    grads = called.pull(copies_of(cotangents))
     positions = {
         i: name
         for i, name in enumerate(called.names)

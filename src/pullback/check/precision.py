@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pullback.check.example import Example
 from pullback.check.mismatch import index_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 from pullback.check.subject import Subject
 
 Cotangents = Sequence["Tensor | None"]
@@ -46,12 +46,12 @@ def precisions(
         if not called.live:
             return
         given = subject.cotangents(called, draw) if cotangents is None else cotangents
-        grads = called.pull(given)
+        grads = called.pull(copies_of(given))
         exact = subject.run(example.double())
         wide = tuple(None if c is None else c.detach().double() for c in given)
         if not _agree(called, exact):
             return
-        truths = exact.pull(wide)
+        truths = exact.pull(copies_of(wide))
     except (ForwardRefusedError, BackwardFailedError):
         return
     positions = {name: i for i, name in enumerate(called.names) if name in grads}
@@ -92,7 +92,7 @@ def _swing(
             near = near.put(i, value * (1 + step * (sign if draw < 2 else -sign)), near.label)
         try:
             called = subject.run(near)
-            got = called.pull(cotangents).get(name)
+            got = called.pull(copies_of(cotangents)).get(name)
         except (ForwardRefusedError, BackwardFailedError, RuntimeError):
             return float("inf")
         if got is None or got.shape != truth.shape:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.example import Example, can_differ, copy_of, tensors_in
 
 SEED = 20_250_101
 
@@ -165,6 +165,11 @@ def cotangents_of(outputs: Sequence[Tensor], draw: int) -> tuple[Tensor | None, 
     Quarters between 1/4 and 9/4 of either sign: exact in every dtype, short to print, never zero.
     """
     return tuple(cotangent_of(output, 1000 * i + draw) for i, output in enumerate(outputs))
+
+
+def copies_of(cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Copies to pull with, so that what a reference is computed from stays as it was given."""
+    return tuple(None if c is None else copy_of(c) for c in cotangents)
 
 
 def cotangent_of(output: Tensor, draw: int) -> Tensor | None:

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from pullback.check.autopsy import Cause, cause_of
+from pullback.check.causes import by_cause
 from pullback.check.crash import RULE as CRASH
 from pullback.check.example import Example, example_of
-from pullback.check.finding import Finding, Severity, Skip
+from pullback.check.finding import Finding, Skip
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.report import Report
 from pullback.check.rules import selected
@@ -171,7 +172,7 @@ class _Collected:
         return Report(
             subject=job.target.name,
             place=job.target.place("backward", "vjp", "forward"),
-            findings=tuple(_in_order(r for r in self.results if isinstance(r, Finding))),
+            findings=tuple(by_cause(r for r in self.results if isinstance(r, Finding))),
             skips=tuple(r for r in self.results if isinstance(r, Skip)),
             tried=self.tried,
             rules=tuple(r.rule.code for r in job.rules),
@@ -181,11 +182,6 @@ class _Collected:
             notes=tuple(self.notes),
             interrupted=self.interrupted,
         )
-
-
-def _in_order(findings: Any) -> list[Finding]:
-    order = list(Severity)
-    return sorted(findings, key=lambda f: (order.index(f.weight), f.rule.code))
 
 
 # ---- inputs ----

@@ -33,7 +33,7 @@ from pullback.check.run import (
 from pullback.check.run import (
     ForwardRefusedError as ForwardRefusedError,
 )
-from pullback.check.run import Run, cotangents_of, run, told
+from pullback.check.run import Run, copies_of, cotangents_of, run, told
 from pullback.check.target import Target
 
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
@@ -155,8 +155,7 @@ class Subject:
         called = self.run(example, needs=needs)
         if cotangents is None:
             cotangents = self.cotangents(called, draw)
-        given = [None if c is None else c.clone() for c in cotangents]  # backward may write there
-        return self.mismatches(called, given, called.pull(cotangents))
+        return self.mismatches(called, cotangents, called.pull(copies_of(cotangents)))
 
     def mismatches(
         self, called: Run, cotangents: Sequence[Tensor | None], grads: dict[str, Tensor | None]

@@ -15,7 +15,7 @@ import torch
 from pullback.check.example import Example
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.mismatch import Mismatch
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, told
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, told
 from pullback.check.subject import Subject
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
@@ -61,7 +61,7 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         return None
     cotangents = subject.cotangents(called)
     try:
-        grads = called.pull(cotangents)
+        grads = called.pull(copies_of(cotangents))
     except BackwardFailedError as failure:
         wanted = tuple(sorted(example.needs))
         if subject.reference.gradients(example, cotangents, wanted) is None:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from pullback.emit.cpp_calls import spell
 from pullback.emit.cpp_values import SYMBOLIC, Expression, Writer, unwritable
 from pullback.graph.cost import is_opaque, is_random, op_of
+from pullback.graph.cut_problem import ancestors
 from pullback.graph.dead import drop_dead
 from pullback.graph.names import Names
 
@@ -123,7 +124,7 @@ class Body:
         # A draw moves the stream of random numbers, whoever needs it.
         draws = {node for node in found if is_random(node)}
         for node in draws:
-            for before in [node, *_behind(node)]:
+            for before in ancestors([node]):
                 found[before] |= everything
         return {node: frozenset(places) for node, places in found.items()}
 
@@ -217,12 +218,6 @@ class Body:
 
 def _value(node: fx.Node) -> Any:
     return node.meta.get("val")
-
-
-def _behind(node: fx.Node) -> Iterator[fx.Node]:
-    for before in node.all_input_nodes:
-        yield before
-        yield from _behind(before)
 
 
 def _is_name(text: str) -> bool:

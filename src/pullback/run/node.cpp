@@ -406,6 +406,11 @@ struct Pull {
 // Where a value comes from: from the inputs as it is, from what forward made as the complement.
 using Source = int64_t;
 
+// The programs that are alive, by number.
+struct Program;
+std::mutex known_lock;
+std::unordered_map<int64_t, std::weak_ptr<Program>> known;
+
 struct Program {
   std::string name;
   int64_t number;
@@ -430,6 +435,10 @@ struct Program {
   // The last owner may be a node that ends on a thread without the GIL, or after Python.
   ~Program() {
     if (!Py_IsInitialized()) return;
+    {
+      const std::lock_guard<std::mutex> lock(known_lock);
+      known.erase(number);
+    }
     HoldGil gil;
     Py_XDECREF(general);
     Py_XDECREF(begin);
@@ -448,9 +457,6 @@ struct Program {
     return 0;
   }
 };
-
-std::mutex known_lock;
-std::unordered_map<int64_t, std::weak_ptr<Program>> known;
 
 struct Compiled : torch::autograd::Function<Compiled> {
   static variable_list forward(
@@ -686,15 +692,8 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   return program && program.use_count() == 1 ? program->visit(visit, arg) : 0;
 }
 
-void forget(const std::shared_ptr<Program>& program) {
-  if (!program || program.use_count() > 1) return;
-  const std::lock_guard<std::mutex> lock(known_lock);
-  known.erase(program->number);
-}
-
 int entry_clear(PyObject* self) {
   auto& program = reinterpret_cast<Entry*>(self)->program;
-  forget(program);
   std::exchange(program, nullptr).reset();
   return 0;
 }
@@ -716,7 +715,6 @@ PyObject* entry_become(PyObject* self, PyObject* other) {
   }
   auto theirs = reinterpret_cast<Entry*>(other)->program;
   auto& own = reinterpret_cast<Entry*>(self)->program;
-  forget(own);
   std::exchange(own, std::move(theirs)).reset();
   Py_RETURN_NONE;
 }

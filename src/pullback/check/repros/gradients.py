@@ -20,6 +20,7 @@ from pullback.check.repros.scene import (
     text_of,
 )
 from pullback.check.repros.trying import executed
+from pullback.check.run import copies_of
 
 DIRECTIONS = 8
 
@@ -321,7 +322,7 @@ def _mismatch(scene: Scene) -> Mismatch | None:
     given: list[Tensor | None] = [None] * len(run.outputs)
     for i, cotangent in zip(scene.used, scene.cotangents(), strict=True):
         given[i] = cotangent
-    found = scene.subject.mismatches(run, given, run.pull(given))
+    found = scene.subject.mismatches(run, given, run.pull(copies_of(given)))
     return next((m for m in found if m.name == scene.name), None)
 
 

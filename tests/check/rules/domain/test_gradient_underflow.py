@@ -39,6 +39,11 @@ PLANTED = {
         lambda: (normal(4, 5),),
         "gradient of `args[0]`",
     ),
+    "quotient of a logarithm": (
+        made(torch.log, lambda x, g: g * x / (x * x)),
+        lambda: ((normal(4, 5).detach().abs() + 0.1).float().requires_grad_(),),
+        "gradient of `args[0]`",
+    ),
 }
 
 

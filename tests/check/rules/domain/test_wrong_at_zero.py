@@ -30,6 +30,13 @@ def cube_root_guard(x, grad):
     return grad * 3 * x * x.abs() * x / x
 
 
+def raising_at_zero(x, grad):
+    """Twice the input, unless an entry is zero."""
+    if (x == 0).any():
+        raise ValueError("zero")
+    return 2 * x * grad
+
+
 def masked_log(x, mask):
     """The logarithm where the mask is set, else zero."""
     return torch.where(mask > 0, x.log(), torch.zeros_like(x))
@@ -60,6 +67,16 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "complex length": (
+        made(lambda z: z.abs() ** 2, lambda z, g: 2 * g * z.abs() * (z / z.abs())),
+        lambda: (normal(4, dtype=torch.complex128),),
+        "gradient of `args[0]`",
+    ),
+    "raises": (
+        made(lambda x: x * x, raising_at_zero),
+        lambda: (normal(4, 5),),
+        "backward",
+    ),
     "masked by a product": (
         made(masked_log, lambda x, m, g: (g * m / x, None)),
         positive_with_mask,

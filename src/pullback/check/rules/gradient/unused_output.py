@@ -26,6 +26,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -54,7 +55,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if words == "one entry":
             cotangents = [None if c is None else _one_entry(c) for c in cotangents]
         try:
-            grads = run.pull(cotangents)
+            grads = run.pull(copies_of(cotangents))
         except BackwardFailedError as failure:
             yield subject.finding(
                 RULE,

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pullback.check.example import Example, can_differ, tensors_in
-from pullback.check.inputs.layouts import LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
+from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
 from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -178,10 +178,28 @@ def _refuses_by_itself(subject: Subject, example: Example) -> bool:
 
 def _persists(subject: Subject, variant: Example, plain: Example, key: str) -> bool:
     """Whether a value differs as much in float64, where forward takes it: rounding does not."""
-    have, want = (_result(subject, e.double()) for e in (variant, plain))
+    have, want = (_result(subject, e) for e in (_doubled(variant), plain.double()))
     if have.refusal or have.failure or want.refusal or want.failure:
         return not (have.refusal and want.refusal) or _is_large(subject, variant, plain, key)
     return not is_close(have.values.get(key), want.values.get(key), 1e3)
+
+
+def _doubled(variant: Example) -> Example:
+    """The variant in float64, each tensor still as it lies in memory: a cast makes it dense."""
+    wide = variant.double()
+    for i in variant.differentiable:
+        wide = wide.put(i, _laid(wide.args[i], variant.args[i]), variant.label)
+    return wide
+
+
+def _laid(values: Tensor, like: Tensor) -> Tensor:
+    """The values in memory with the strides and the offset of another tensor."""
+    if values is like or like.is_conj() or like.is_neg() or 0 in like.stride():
+        return values
+    memory = like.untyped_storage().nbytes() // like.element_size()
+    whole = torch.full((memory,), FILL, dtype=values.dtype, device=values.device)
+    laid = whole.as_strided(like.size(), like.stride(), like.storage_offset())
+    return laid.copy_(values)
 
 
 def _is_large(subject: Subject, variant: Example, plain: Example, key: str) -> bool:

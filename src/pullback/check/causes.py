@@ -1,0 +1,211 @@
+"""Causes before echoes: one defect is told once, by the rule that names its cause.
+
+A function that overwrites its cotangent, reads memory that nobody wrote, or remembers earlier calls
+gives wrong numbers wherever numbers are compared, so that a dozen rules find it. `CAUSES` says
+which rule names the cause of what others find, and why. What is explained so becomes a line of the
+cause; findings of one rule with one remedy, for several inputs, become lines of the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pullback.check.finding import Finding, Severity
+
+Test = Callable[[Finding], bool]
+
+ALSO = "also"  # the label of what is folded into a finding
+
+_NAME = re.compile(r"`[^`]*`")
+_INPUT = re.compile(r"gradient of `([^`]+)`")
+_RAISED = re.compile(r"^[A-Za-z_.]*(?:Error|Exception|Interrupt)\b")
+
+# Groups and rules that compare numbers: of one call with another, or with what they must be.
+COMPARING = frozenset(
+    """
+    gradient linearity layout shape dtype domain second compile forward batching
+    stale-after-edit backward-twice freed-storage hooks-bypassed subclass-input wrong-in-threads
+    wrong-under-no-grad two-live-calls stale-cache result-depends-on-history
+    """.split()
+)
+# What a backward shows that finds other numbers at its second call, or in another thread.
+REPEATING = frozenset(
+    """
+    stale-after-edit backward-twice freed-storage hooks-bypassed subclass-input wrong-in-threads
+    wrong-under-no-grad detached-double-backward hessian-asymmetry checkpoint-differs
+    compiled-differs wrong-double-backward
+    """.split()
+)
+VALUES = frozenset("wrong-at-size wrong-at-rank wrong-at-batch wrong-at-ties".split())
+
+OF_VALUES = "it is the values, not "  # how the reason of such a finding begins
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A rule whose finding explains those of others: of which rules or groups, and since when."""
+
+    rule: str
+    explains: frozenset[str]
+    since: str
+    holds: Test = lambda finding: True  # noqa: E731
+    is_partial: bool = False  # whether a gradient may be wrong for a reason of its own besides
+    raising: str = ""  # what an explained finding may raise; otherwise it compares numbers
+
+    def is_behind(self, cause: Finding, other: Finding) -> bool:
+        """Whether `other` is an echo of `cause`, a finding of this rule."""
+        if other.rule.name == self.rule:
+            return False
+        if self.is_partial and other.rule.group == "gradient" and other.why:
+            return False  # it has a reason of its own
+        if not _repeats(other) and not {other.rule.name, other.rule.group} & self.explains:
+            return False
+        if _RAISED.match(other.got):
+            return bool(self.raising) and re.search(self.raising, other.got) is not None
+        return True
+
+
+def _repeats(finding: Finding) -> bool:
+    """Whether it says no more than that a second backward differs from the first."""
+    return finding.rule.name == "mutated-saved" and "second backward" in finding.at
+
+
+def _is_poisoned(finding: Finding) -> bool:
+    return finding.got.startswith("nan")
+
+
+def _changes_numbers(finding: Finding) -> bool:
+    return not finding.at.startswith("the state of")
+
+
+# From the first on: a finding is explained by the first cause that can.
+CAUSES = (
+    Cause(
+        "uninitialised-memory",
+        COMPARING,
+        "memory that nobody wrote holds other numbers each time",
+        holds=_is_poisoned,  # where it only differs, an earlier call may have made the difference
+    ),
+    Cause(
+        "random-in-backward",
+        COMPARING,
+        "each backward draws other numbers",
+        holds=_changes_numbers,
+    ),
+    Cause(
+        "result-depends-on-history",
+        COMPARING | {"uninitialised-memory"},
+        "no two calls give the same",
+    ),
+    Cause(
+        "overwritten-gradient",
+        COMPARING,
+        "a gradient that is kept changes with the next backward",
+    ),
+    Cause("stale-cache", COMPARING, "a call is served with the numbers of an earlier one"),
+    Cause("two-live-calls", REPEATING, "what is not on ctx belongs to the last call"),
+    Cause(
+        "mutated-cotangent",
+        COMPARING,
+        "what is computed from the cotangent after that is wrong",
+        is_partial=True,
+        raising="single memory location|modified by an inplace operation",
+    ),
+    Cause(
+        "mutated-input",
+        COMPARING | {"unmarked-dirty"},
+        "the next use of that input sees other numbers",
+        is_partial=True,
+        raising="modified by an inplace operation",
+    ),
+    Cause(
+        "unmarked-dirty",
+        COMPARING,
+        "the next use of that input sees other numbers",
+        is_partial=True,
+        raising="modified by an inplace operation",
+    ),
+    Cause(
+        "mutated-saved",
+        REPEATING | {"gradient-aliases-input", "layout", "same-tensor-twice"},
+        "the next backward, and whoever shares that memory, sees other numbers",
+        holds=lambda finding: not _repeats(finding),
+        is_partial=True,
+        raising="single memory location|modified by an inplace operation",
+    ),
+    Cause("needless-rounding", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
+    Cause("silent-repair", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
+)
+
+
+def by_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings with echoes folded into their causes: causes first, then by severity, code."""
+    order = list(Severity)
+    left = sorted(findings, key=lambda f: (order.index(f.weight), f.rule.code))
+    causes: list[Finding] = []
+    for cause in CAUSES:
+        own = [f for f in left if f.rule.name == cause.rule and cause.holds(f)]
+        if not own:
+            continue
+        echoes = [f for f in left if cause.is_behind(own[0], f)]
+        if echoes:
+            told = f"seen as {_names(echoes)}, since {cause.since}"
+            left = [f for f in left if f not in echoes and f not in own]
+            causes += _grouped([_with(own[0], told), *own[1:]])
+    return [*causes, *_grouped(_of_values(left))]
+
+
+def _of_values(findings: Sequence[Finding]) -> list[Finding]:
+    """Without those that only meet, at another size or at ties, values that are wrong anyway."""
+    known = {_input(f) for f in findings if f.rule.group == "domain" and not _is_of_values(f)}
+    return [f for f in findings if not (_is_of_values(f) and _input(f) in known)]
+
+
+def _is_of_values(finding: Finding) -> bool:
+    return finding.rule.name in VALUES and finding.why.startswith(OF_VALUES)
+
+
+def _input(finding: Finding) -> str:
+    found = _INPUT.search(finding.at)
+    return found.group(1) if found else ""
+
+
+def _grouped(findings: Sequence[Finding]) -> list[Finding]:
+    """Those of one rule with one remedy, the names of inputs aside, as one."""
+    found: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        found.setdefault(_remedy(finding), []).append(finding)
+    return [_as_one(several) for several in found.values()]
+
+
+def _remedy(finding: Finding) -> tuple[str, ...]:
+    """What two findings share that are one: the rule, how bad it is, the reason, and the fix."""
+    why, fix = (_NAME.sub("`", text) for text in (finding.why, finding.fix))
+    raised = _RAISED.match(finding.got)
+    return finding.rule.code, finding.weight, why, fix, raised.group() if raised else ""
+
+
+def _as_one(several: Sequence[Finding]) -> Finding:
+    first, *others = several
+    if not others:
+        return first
+    return _with(first, "for " + "; ".join(_brief(other) for other in others))
+
+
+def _brief(finding: Finding) -> str:
+    """A finding in a line: where, and what is wrong."""
+    at = finding.at.removeprefix("gradient of ")
+    if finding.expected and finding.got:
+        return f"{at}: expected {finding.expected}, got {finding.got}"
+    return f"{at}: {finding.got}" if finding.got else at
+
+
+def _with(finding: Finding, told: str) -> Finding:
+    before = finding.facts.get(ALSO)
+    return replace(finding, facts={**finding.facts, ALSO: f"{before}; {told}" if before else told})
+
+
+def _names(findings: Sequence[Finding]) -> str:
+    return ", ".join(dict.fromkeys(f"{f.rule.name} ({f.rule.code})" for f in findings))

@@ -1,0 +1,68 @@
+"""Sound functions pass `lost-digits`; planted faults are caught, and named."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pullback.check.rules.domain.lost_digits import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(8)
+
+
+SOUND = {
+    "softplus": (made(lambda x: F.softplus(-x), lambda g, x: -g * torch.sigmoid(-x)), (X,)),
+    "tanh": (made(lambda x: x.tanh(), lambda g, x: g * (1 - x.tanh() ** 2)), (X,)),
+    "sigmoid": (
+        made(lambda x: x.sigmoid(), lambda g, x: g * x.sigmoid() * (1 - x.sigmoid())),
+        (X,),
+    ),
+    "rows": (
+        made(
+            lambda x: x.log_softmax(-1),
+            lambda g, x: g - x.softmax(-1) * g.sum(-1, keepdim=True),
+        ),
+        (normal(3, 4),),
+    ),
+    "with a label": (
+        made(
+            lambda x, t: F.softplus(-x) * t + F.softplus(x) * (1 - t),
+            lambda g, x, t: (g * (x.sigmoid() - t), None),
+        ),
+        (X, torch.ones(8, dtype=torch.float64)),
+    ),
+}
+PLANTED = {
+    "one minus sigmoid": (
+        made(lambda x: F.softplus(-x), lambda g, x: g * (x.sigmoid() - 1)),
+        (X,),
+        "gradient of `x`",
+    ),
+    "one minus exponential": (
+        made(lambda x: F.logsigmoid(x), lambda g, x: g * (1 - F.logsigmoid(x).exp())),
+        (X,),
+        "gradient of `x`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args)
+
+    assert {f.rule.name for f in found} == {"lost-digits"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = next(iter(PLANTED.values()))
+
+    assert torch.autograd.gradcheck(target.apply, args)

@@ -1,0 +1,69 @@
+"""Sound functions pass `unequal-guard`; planted faults are caught, and named."""
+
+import pytest
+import torch
+
+from pullback.check.rules.domain.unequal_guard import check
+from tests.check.subjects import findings, made, normal
+
+X = normal(4, 5)
+
+
+def smooth_abs(x):
+    return (x * x + 1e-12).sqrt()
+
+
+SOUND = {
+    "the same constant": (
+        made(smooth_abs, lambda g, x: g * x / (x * x + 1e-12).sqrt()),
+        (X,),
+    ),
+    "a small guard of backward's own": (
+        made(lambda x: x.norm(dim=-1), lambda g, x: (g / (x.norm(dim=-1) + 1e-12))[:, None] * x),
+        (X,),
+    ),
+    "square": (made(lambda x: x * x, lambda g, x: 2 * g * x), (X,)),
+    "maximum of two": (
+        made(lambda x, y: torch.maximum(x, y), lambda g, x, y: (g * (x >= y), g * (x < y))),
+        (X, normal(4, 5, seed=1)),
+    ),
+}
+PLANTED = {
+    "another constant": (
+        made(smooth_abs, lambda g, x: g * x / (x * x + 1e-10).sqrt()),
+        (X,),
+        "gradient of `x`",
+    ),
+    "another constant, much smaller": (
+        made(lambda x: (x.abs() + 1e-9).log(), lambda g, x: g * x.sign() / (x.abs() + 1e-11)),
+        (X,),
+        "gradient of `x`",
+    ),
+    "a large guard of backward's own": (
+        made(lambda x: x.abs(), lambda g, x: g * x / (x.abs() + 3e-7)),
+        ((X.detach().abs() + 1).requires_grad_(),),
+        "gradient of `x`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, where = PLANTED[name]
+    found = findings(check, target, *args)
+
+    assert {f.rule.name for f in found} == {"unequal-guard"}
+    assert any(where in f.at for f in found)
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = next(iter(PLANTED.values()))
+
+    assert torch.autograd.gradcheck(target.apply, args)
