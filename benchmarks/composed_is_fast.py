@@ -26,6 +26,7 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ from benchmarks.timing import interleave
 
 SIZES = (4, 1_000, 64_000, 1_000_000, 10_000_000)
 NAMES = tuple(name for name in PIPELINES if name not in ("swiglu_core", "layernorm_gelu"))
+LIMIT = 180  # seconds that torch.compile may take; unrolled loops take it many minutes
 CANDIDATES = ("nested", "plain", "by hand", "compile", "combined", "plan")
 
 
@@ -75,7 +77,9 @@ def measure(
     if pipeline.by_hand is not None:
         runs["by hand"] = pipeline.by_hand
     torch.compiler.reset()
-    runs["compile"] = torch.compile(pipeline.nested, fullgraph=True)
+    compiled = torch.compile(pipeline.nested, fullgraph=True)
+    if _runs_within(compiled, args, LIMIT):
+        runs["compile"] = compiled
     runs["combined"] = pb.combine(pipeline.nested, *args, backend="inductor").apply
     plan = pb.plan(pipeline.nested, *args, budget=budget)
     runs["plan"] = plan.best
@@ -96,6 +100,24 @@ def measure(
         chosen=_chosen(plan),
         limit=_limit(args, calls, device),
     )
+
+
+def _runs_within(run: Callable[..., Any], args: tuple[Any, ...], seconds: int) -> bool:
+    """Run forward and backward once; whether that took no longer."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        _pass(run, args)()
+    except Exception:  # torch wraps what is raised while it compiles
+        return False
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return True
 
 
 def _chosen(plan: Any) -> str:
@@ -156,25 +178,42 @@ def shown(rows: list[Row]) -> Table:
 
 def claims(rows: list[Row]) -> list[tuple[str, float, bool]]:
     """Each claim: what it says, what was measured, and whether it holds."""
-    worst = max(
-        max(r.speedups[k] for k in ("nested", "combined", "compile")) / r.speedups["plan"]
-        for r in rows
+    best = [max(r.speedups.get(k, 0) for k in ("nested", "combined", "compile")) for r in rows]
+    worst = max(b / r.speedups["plan"] for b, r in zip(best, rows, strict=True))
+    text = "slowest plan over the best of nested, combined, compile (<= 1.05)"
+    found = [(text, worst, worst <= 1.05)]
+    parts = (
+        ("<= 1k elements", [r for r in rows if r.size <= 1000], 3.0, 2.0),
+        (">= 1M elements", [r for r in rows if r.size >= 1_000_000], 1.0, 1.5),
     )
-    found = [
-        ("slowest plan over the best of nested, combined, compile (<= 1.05)", worst, worst <= 1.05)
-    ]
-    for text, keep, over_compile, over_nested in (
-        ("<= 1k elements", lambda r: r.size <= 1000, 3.0, 2.0),
-        (">= 1M elements", lambda r: r.size >= 1_000_000, 1.0, 1.5),
-    ):
-        chosen = [r for r in rows if keep(r)]
-        if not chosen:
-            continue
-        a = _mean(r.speedups["plan"] / r.speedups["compile"] for r in chosen)
-        b = _mean(r.speedups["plan"] for r in chosen)
-        found.append((f"{text}: plan over torch.compile (>= {over_compile})", a, a >= over_compile))
-        found.append((f"{text}: plan over nested (>= {over_nested})", b, b >= over_nested))
+    for text, chosen, over_compile, over_nested in parts:
+        compiled = [r for r in chosen if "compile" in r.speedups]
+        if compiled:
+            value = _mean(r.speedups["plan"] / r.speedups["compile"] for r in compiled)
+            name = f"{text}: plan over torch.compile (>= {over_compile})"
+            found.append((name, value, value >= over_compile))
+        if chosen:
+            value = _mean(r.speedups["plan"] for r in chosen)
+            name = f"{text}: plan over nested (>= {over_nested})"
+            found.append((name, value, value >= over_nested))
     return found
+
+
+def markdown(rows: list[Row]) -> str:
+    """The rows as a table for the docs."""
+    heads = ("pipeline", "elements", "threads", "nested", *CANDIDATES[1:], "chosen")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        cells = [f"{row.speedups[k]:.2f}" if k in row.speedups else "-" for k in CANDIDATES[1:]]
+        nested = f"{row.nested:.0f} us"
+        if row.limit:
+            nested += f" ({row.nested / row.limit:.1f})"
+        first = (row.pipeline, f"{row.size:,}", str(row.threads), nested)
+        lines.append(f"| {' | '.join((*first, *cells, row.chosen))} |")
+    lines += [
+        f"\n{'holds' if holds else 'FAILS'}: {text}: {v:.2f}" for text, v, holds in claims(rows)
+    ]
+    return "\n".join(lines)
 
 
 # ---- the first call ----
@@ -236,6 +275,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=30.0, help="seconds for each plan")
     parser.add_argument("--rounds", type=int, default=41, help="few, to see that it runs")
     parser.add_argument("--first-call", action="store_true", help="time first calls instead")
+    parser.add_argument("--show", nargs="*", type=Path, help="print rows kept with --json")
     parser.add_argument("--json", type=Path, help="append the rows to this file, one a line")
     options = parser.parse_args()
     if options.rounds < 5:
@@ -243,6 +283,11 @@ def main() -> None:
         options.budget = 0.0
     warnings.filterwarnings("ignore", module="torch")
     logging.disable(logging.WARNING)
+    if options.show:
+        lines = [line for path in options.show for line in path.read_text().splitlines()]
+        rows = [Row(**json.loads(line)) for line in lines]
+        print(markdown(sorted(rows, key=lambda r: (r.pipeline, r.dtype, r.size, r.threads))))
+        return
     if options.first_call:
         Console(width=140).print(first_calls(options.pipelines, options.device))
         return

@@ -19,28 +19,27 @@ Test = Callable[[Finding], bool]
 ALSO = "also"  # the label of what is folded into a finding
 
 _NAME = re.compile(r"`[^`]*`")
-_INPUT = re.compile(r"gradient of `([^`]+)`")
 _RAISED = re.compile(r"^[A-Za-z_.]*(?:Error|Exception|Interrupt)\b")
 
 # Groups and rules that compare numbers: of one call with another, or with what they must be.
-COMPARING = frozenset(
-    """
-    gradient linearity layout shape dtype domain second compile forward batching
-    stale-after-edit backward-twice freed-storage hooks-bypassed subclass-input wrong-in-threads
-    wrong-under-no-grad two-live-calls stale-cache result-depends-on-history
-    """.split()
+GROUPS = (
+    *("gradient", "linearity", "layout", "shape", "dtype", "domain", "second", "compile"),
+    *("forward", "batching"),
 )
+CALLS = (
+    *("stale-after-edit", "backward-twice", "freed-storage", "hooks-bypassed", "subclass-input"),
+    *("wrong-in-threads", "wrong-under-no-grad"),
+)
+STATES = ("two-live-calls", "stale-cache", "result-depends-on-history")
+COMPARING = frozenset({*GROUPS, *CALLS, *STATES})
 # What a backward shows that finds other numbers at its second call, or in another thread.
 REPEATING = frozenset(
-    """
-    stale-after-edit backward-twice freed-storage hooks-bypassed subclass-input wrong-in-threads
-    wrong-under-no-grad detached-double-backward hessian-asymmetry checkpoint-differs
-    compiled-differs wrong-double-backward
-    """.split()
+    {
+        *CALLS,
+        *("detached-double-backward", "wrong-double-backward", "hessian-asymmetry"),
+        *("checkpoint-differs", "compiled-differs"),
+    }
 )
-VALUES = frozenset("wrong-at-size wrong-at-rank wrong-at-batch wrong-at-ties".split())
-
-OF_VALUES = "it is the values, not "  # how the reason of such a finding begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Cause:
     rule: str
     explains: frozenset[str]
     since: str
-    holds: Test = lambda finding: True  # noqa: E731
+    holds: Test = lambda finding: True
     is_partial: bool = False  # whether a gradient may be wrong for a reason of its own besides
     raising: str = ""  # what an explained finding may raise; otherwise it compares numbers
 
@@ -154,22 +153,7 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
             told = f"seen as {_names(echoes)}, since {cause.since}"
             left = [f for f in left if f not in echoes and f not in own]
             causes += _grouped([_with(own[0], told), *own[1:]])
-    return [*causes, *_grouped(_of_values(left))]
-
-
-def _of_values(findings: Sequence[Finding]) -> list[Finding]:
-    """Without those that only meet, at another size or at ties, values that are wrong anyway."""
-    known = {_input(f) for f in findings if f.rule.group == "domain" and not _is_of_values(f)}
-    return [f for f in findings if not (_is_of_values(f) and _input(f) in known)]
-
-
-def _is_of_values(finding: Finding) -> bool:
-    return finding.rule.name in VALUES and finding.why.startswith(OF_VALUES)
-
-
-def _input(finding: Finding) -> str:
-    found = _INPUT.search(finding.at)
-    return found.group(1) if found else ""
+    return [*causes, *_grouped(left)]
 
 
 def _grouped(findings: Sequence[Finding]) -> list[Finding]:

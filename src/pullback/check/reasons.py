@@ -1,8 +1,8 @@
 """Why a gradient is wrong, and the backward that is right: asked once for each subject.
 
 The reason comes from `derive.blame`, the backward from `derive` itself. Both are extras to a
-finding that stands without them: they have a limit in seconds by profile, and what they raise is
-not told.
+finding that stands without them: they have a limit in seconds of work by profile, which the load of
+the machine does not change, and what they raise is not told.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pullback.derive.plain import program_of
 if TYPE_CHECKING:
     from pullback.derive.fault import Fault
 
-# Seconds to search for a reason, by profile.
+# Seconds of work to search for a reason, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
 
 UNKNOWN = "it follows no simple pattern"  # as `blame` says where it found none
@@ -119,14 +119,14 @@ def _whole_place(subject: Subject, place: str) -> str:
 def _backward(subject: Subject, seconds: float) -> str:
     """The derived backward as a method; only where deriving it takes no longer than `seconds`."""
     args = subject.small.fresh()
-    start = time.monotonic()
+    start = time.process_time()
     try:
         with torch.enable_grad():
             source = derive(_named(subject), *args).source()
     except Exception:
         return ""
     lines = source.partition("    def backward(")[2].rstrip().splitlines()
-    if time.monotonic() - start > seconds or not 0 < len(lines) <= LONGEST:
+    if time.process_time() - start > seconds or not 0 < len(lines) <= LONGEST:
         return ""
     text = textwrap.dedent("\n".join([f"    def backward({lines[0]}", *lines[1:]]))
     return "\n".join([*_baked(subject), text])

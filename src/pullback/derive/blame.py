@@ -57,7 +57,8 @@ def blame(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
         target: A Function class, of PyTorch's or ours, with a backward.
         examples: Arguments to call it with; fresh inputs are drawn from their values. Gradients
             are looked at for the tensors that require grad, or, if none does, for all that can.
-        seconds: How long to search for edits. The Function is run on the examples, and on values
+        seconds: How long to search for edits, in seconds of work of this process: a crowded
+            machine finds what an idle one does. The Function is run on the examples, and on values
             near them, in any case; a step that has begun is finished.
 
     >>> class Double(torch.autograd.Function):
@@ -77,7 +78,7 @@ def blame(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
             got=type(target).__name__,
             fix="pass the class itself, and the arguments after it",
         )
-    deadline = time.monotonic() + seconds
+    deadline = time.process_time() + seconds
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
         warnings.simplefilter("ignore")  # each trial would say them again
         try:
@@ -124,7 +125,7 @@ class _Case:
 
     def in_time(self) -> bool:
         """Whether there is time left."""
-        return time.monotonic() < self.deadline
+        return time.process_time() < self.deadline
 
     def is_right(self, evidence: Evidence) -> bool:
         """Whether finite differences side with the user, and against autograd."""

@@ -60,7 +60,7 @@ class Mender:
     wrong: frozenset[int]
     verifier: Verifier
     deadline: float
-    clock: Clock = time.monotonic
+    clock: Clock = time.process_time
     _orders: dict[frozenset[fx.Node], list[fx.Node]] = field(default_factory=dict)
     _leaves: dict[fx.Node, tuple[list[Any], Any]] = field(default_factory=dict)
     _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)

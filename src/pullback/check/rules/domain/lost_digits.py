@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pullback.check.example import Example
 from pullback.check.mismatch import Mismatch, index_of
+from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -86,7 +87,8 @@ def _lost(subject: Subject, example: Example) -> Iterator[Mismatch]:
         if output.shape != example.args[i].shape or truth.dtype != torch.float64:
             return
         ones = torch.ones_like(called.outputs[0])
-        (got,), (wide,) = called.pull([ones]).values(), exact.pull([ones.double()]).values()
+        (got,) = called.pull(copies_of([ones])).values()
+        (wide,) = exact.pull([ones.double()]).values()
     except (ForwardRefusedError, BackwardFailedError):
         return
     want = _gradient(subject, example.double(), ones.double(), i)

@@ -3,7 +3,7 @@
 What it checks
     Equal values within rows and between inputs. One element of a tie may get everything, or all of
     them a share; but where the tied elements move together and forward is smooth, the gradients add
-    up to its slope.
+    up to its slope. What is wrong next to the tie too is none of a tie's.
 
 Why it matters
     `x == x.max()` gives every one of the tied elements the full gradient, `a < b` none of them.
@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import EDGES, changed, tied
+from pullback.check.retrial import by_ties
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
@@ -36,6 +37,6 @@ FIX = "share the gradient among the tied elements, or give it to one of them"
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong there."""
     found = value_trials(subject, "ties", tied(subject.small), ties=True)
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_ties(subject, found), FIX)
     found = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_ties(subject, found), FIX)

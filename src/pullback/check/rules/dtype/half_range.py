@@ -36,7 +36,7 @@ from pullback.check.inputs.domains import ZERO, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import many_of
 from pullback.check.mismatch import index_of, number
-from pullback.check.run import seeded
+from pullback.check.run import copies_of, seeded
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -153,7 +153,7 @@ def _lost(
         run, exact = subject.run(half), subject.run(half.double())
         given = [None if c is None else c * scale for c in subject.cotangents(run)]
         wide = [None if c is None else c.double() for c in given]
-        grads, truths = run.pull(given), exact.pull(wide)
+        grads, truths = run.pull(copies_of(given)), exact.pull(copies_of(wide))
     except (ForwardRefusedError, BackwardFailedError):
         return
     places = {name: i for i, name in enumerate(run.names) if name in grads}

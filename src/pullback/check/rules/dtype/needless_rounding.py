@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pullback.check.example import Example, name_of
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
-from pullback.check.run import Run
+from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -59,7 +59,7 @@ def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:
     try:
         run = subject.run(example)
         cotangents = _full(run)
-        grads = run.pull(cotangents)
+        grads = run.pull(copies_of(cotangents))
     except (ForwardRefusedError, BackwardFailedError):
         return
     positions = {name: i for i, name in enumerate(run.names) if name in grads}

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.mismatch import index_of, number
+from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -65,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             if not any(c is not None and c.dim() for c in mixed):
                 return
             wide = [None if c is None else c.double() for c in mixed]
-            grads, truths = run.pull(mixed), exact.pull(wide)
+            grads, truths = run.pull(copies_of(mixed)), exact.pull(copies_of(wide))
         except (ForwardRefusedError, BackwardFailedError):
             return
         places = {name: i for i, name in enumerate(run.names) if name in grads}

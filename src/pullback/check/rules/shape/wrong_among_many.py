@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 from pullback.check.example import Example
 from pullback.check.inputs.shapes import many_of
+from pullback.check.retrial import by_shape
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trial_of, trials
 
@@ -42,7 +43,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input that has a wrong entry in a large example."""
     if subject.fails_at_base:
         return
-    yield from reported(subject, RULE, trials(subject, "many", _variants(subject)), FIX)
+    found = by_shape(subject, trials(subject, "many", _variants(subject)))
+    yield from reported(subject, RULE, found, FIX)
 
 
 def _variants(subject: Subject) -> Iterator[Example]:

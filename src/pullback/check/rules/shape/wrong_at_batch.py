@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.inputs.shapes import batches_of
+from pullback.check.retrial import by_shape
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
@@ -34,4 +35,4 @@ FIX = "let backward treat each element of the batch alike, whatever their number
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong for another batch."""
     found = trials(subject, "batches", batches_of(subject.small))
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_shape(subject, found), FIX)

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.inputs.shapes import lower_ranks_of, ranks_of
+from pullback.check.retrial import by_shape
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
@@ -35,7 +36,7 @@ FIX = "count dimensions from the end, sum over all leading ones, or refuse the r
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong at another rank."""
     found = trials(subject, "ranks", ranks_of(subject.small))
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_shape(subject, found), FIX)
     if subject.profile == "deep":
         found = trials(subject, "lower ranks", lower_ranks_of(subject.small))
-        yield from reported(subject, RULE, found, FIX)
+        yield from reported(subject, RULE, by_shape(subject, found), FIX)

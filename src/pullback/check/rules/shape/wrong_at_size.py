@@ -3,7 +3,8 @@
 What it checks
     Each size of the example in turn as 1, 2, 3, odd, a power of two and one more than that, equal
     sizes together; all sizes at once; sizes that are equal by chance as different ones; a size of
-    1 where forward broadcasts.
+    1 where forward broadcasts. Values that are wrong in the shapes of the example too are not held
+    against a size.
 
 Why it matters
     Kernels work in blocks and have a last, partial one; windows do not fit into short sequences; a
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 
 from pullback.check.example import Example, can_differ
 from pullback.check.inputs.shapes import blocks_of, broadcast_of, sizes_of
+from pullback.check.retrial import by_shape
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, is_close
 from pullback.check.trials import reported, trials
 
@@ -37,8 +39,10 @@ FIX = "derive every size in backward from the shapes of the saved tensors, and m
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong at another size."""
     start = subject.small
-    yield from reported(subject, RULE, trials(subject, "sizes", sizes_of(start)), FIX)
-    yield from reported(subject, RULE, trials(subject, "blocks", blocks_of(start)), FIX)
+    found = by_shape(subject, trials(subject, "sizes", sizes_of(start)))
+    yield from reported(subject, RULE, found, FIX)
+    found = by_shape(subject, trials(subject, "blocks", blocks_of(start)))
+    yield from reported(subject, RULE, found, FIX)
     yield from reported(subject, RULE, trials(subject, "broadcast", _broadcast(subject)), FIX)
 
 

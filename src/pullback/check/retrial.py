@@ -1,0 +1,124 @@
+"""Whether what is wrong at another shape, or at ties, is a matter of values alone.
+
+A variant with more elements also holds larger ones, and a tie is a value too: a wrong piece beyond
+a threshold shows at both. So a shape is only blamed where the example's own values, tiled or cut to
+it, are wrong as well, or the new values are right in the old shape; and ties only where values
+apart from one another are right. What is set aside here is for the rules on values to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, can_differ
+from pullback.check.mismatch import Mismatch
+from pullback.check.subject import Subject
+from pullback.check.trials import Trial, trial_of
+
+ASIDE = "set aside"
+SPREAD = 3e-3  # how far apart tied values are moved
+
+Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
+
+
+def by_shape(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without what is wrong for the values in the example's own shapes too."""
+    return _without(subject, found, _of_values)
+
+
+def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without what is wrong for values close by that are not tied too."""
+    return _without(subject, found, _untied)
+
+
+def set_aside(subject: Subject) -> list[Trial]:
+    """The trials that show a fault of values, found on the way."""
+    return list(subject.trials.get(ASIDE, ()))
+
+
+def _without(subject: Subject, found: Iterable[Trial], retry: Retry) -> Iterator[Trial]:
+    for trial in found:
+        kept: list[Mismatch] = []
+        for mismatch in trial.mismatches:
+            other = (
+                None if mismatch.name in subject.wrong_names else retry(subject, trial, mismatch)
+            )
+            if other is None:
+                kept.append(mismatch)
+            else:
+                subject.trials.setdefault(ASIDE, []).append(other)
+        yield replace(trial, mismatches=tuple(kept))
+
+
+# ---- shapes ----
+
+
+def _of_values(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
+    """The trial in the example's own shapes that is wrong as well; None where none is."""
+    old, new = subject.small, trial.example
+    if len(old.args) != len(new.args) or mismatch.index is None:
+        return None
+    place = mismatch.position
+    first = _flat(mismatch.index, new.args[place])
+    tiled = _refilled(new, old, place, 0)
+    same = _tried(subject, tiled, mismatch.name)
+    if same is None or same.mismatches:
+        return None  # it refuses them, or they are wrong in this shape
+    other = _tried(subject, _refilled(old, new, place, first), mismatch.name)
+    return other if other is not None and other.mismatches else None
+
+
+def _refilled(shapes: Example, values: Example, place: int, first: int) -> Example:
+    """An example in the shapes of one, with the values of another, from entry `first` on."""
+    made = replace(shapes, label="other values")
+    whole = values.args[place].shape
+    for i in shapes.differentiable:
+        source = values.args[i]
+        if isinstance(source, Tensor) and can_differ(source) and source.numel():
+            start = first if source.shape == whole else 0
+            made = made.put(i, _window(source, shapes.args[i], start), made.label)
+    return made
+
+
+def _window(source: Tensor, like: Tensor, first: int) -> Tensor:
+    """Values of `source` in the shape of `like`: a window that holds entry `first`, or tiled."""
+    flat, count = source.detach().flatten(), like.numel()
+    whole = first // max(count, 1) * count  # rows begin where they did
+    start = max(min(whole, flat.numel() - count), 0)
+    index = (torch.arange(count, device=flat.device) + start) % flat.numel()
+    return flat[index].reshape(like.shape).to(like.dtype)
+
+
+def _flat(index: tuple[int, ...], tensor: Tensor) -> int:
+    found = 0
+    for k, size in zip(index, tensor.shape, strict=True):
+        found = found * size + k
+    return found
+
+
+# ---- ties ----
+
+
+def _untied(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
+    """The trial at values close by, no two of them equal, that is wrong as well."""
+    made = replace(trial.example, label="other values")
+    for i in sorted(trial.example.needs):
+        value = made.args[i]
+        if value.numel() and not value.is_complex():
+            steps = torch.arange(value.numel(), dtype=value.dtype, device=value.device)
+            apart = ((steps + i / 7) * 0.618034) % 1 + 0.05
+            made = made.put(i, value + SPREAD * apart.reshape(value.shape), made.label)
+    other = _tried(subject, made, mismatch.name)
+    return other if other is not None and other.mismatches else None
+
+
+def _tried(subject: Subject, example: Example, name: str) -> Trial | None:
+    """The trial of an example, with what is wrong for input `name` alone."""
+    trial = trial_of(subject, example)
+    if trial is None or trial.failure:
+        return None
+    return replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name == name))

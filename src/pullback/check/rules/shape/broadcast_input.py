@@ -1,0 +1,92 @@
+"""An input that forward broadcasts must get the gradient summed over its copies.
+
+What it checks
+    Of two inputs with one shape, in a function whose output has that shape too, each in turn is
+    given with a size of 1, or with the leading dimension missing, where forward takes it: its
+    gradient is the sum over what was broadcast, and backward raises nothing.
+
+Why it matters
+    `a * b` takes a row as well as a matrix. The engine sums a gradient of the full shape by itself,
+    and so a shortcut such as `grad[:1]`, or a `reshape`, turns a right backward into a wrong one.
+
+Fails
+    if b.shape[0] == 1: grad_b = (grad * a)[:1]
+
+Passes
+    grad_b = (grad * a).sum_to_size(b.shape)
+
+Cannot see
+    Functions that reduce, where two inputs of unequal shape are most often a mistake of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pullback.check.example import Example
+from pullback.check.run import Run
+from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, each
+from pullback.check.trials import is_new, trial_of
+
+RULE = Rule(code="S309", name="broadcast-input", group="shape", profile="quick")
+
+FIX = "sum the gradient over what was broadcast: grad.sum_to_size(x.shape)"
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input whose gradient is wrong or not given once it is broadcast."""
+    if subject.fails_at_base or not subject.is_steady or subject.writes_inputs:
+        return
+    start = subject.small
+    shape = _common(start, subject.run(start))
+    if shape is None:
+        return
+    for i, variant in each(_variants(start, shape), subject):
+        trial = trial_of(subject, variant) if _has_shape(subject, variant, shape) else None
+        if trial is None:
+            continue
+        name = subject.names[i]
+        if trial.failure and is_new(subject, RULE, name):
+            yield subject.finding(
+                RULE,
+                example=variant,
+                at=f"backward, with `{name}` broadcast",
+                expected="gradients, since forward takes these shapes",
+                got=trial.failure,
+                severity=Severity.FRAGILE,
+                fix=FIX,
+            )
+        for mismatch in trial.mismatches:
+            if mismatch.name == name and is_new(subject, RULE, name):
+                yield subject.mismatched(RULE, mismatch, variant, fix=FIX)
+
+
+def _common(example: Example, run: Run) -> torch.Size | None:
+    """The shape that every differentiable input and every output has, where there is one."""
+    inputs = [example.args[i].shape for i in example.differentiable]
+    outputs = [run.outputs[i].shape for i in run.live]
+    is_one = len(inputs) > 1 and outputs and len({*inputs, *outputs}) == 1
+    return inputs[0] if is_one and 1 <= len(inputs[0]) <= 4 and 0 not in inputs[0] else None
+
+
+def _variants(example: Example, shape: torch.Size) -> Iterator[tuple[int, Example]]:
+    """Each input in turn as one row, as one column, and without its leading dimension."""
+    for i in example.needs:
+        value = example.args[i]
+        for dim in dict.fromkeys((0, len(shape) - 1)):
+            if shape[dim] > 1:
+                label = f"argument {i} with size 1 in dimension {dim}"
+                yield i, example.put(i, value.narrow(dim, 0, 1).clone(), label)
+        if len(shape) > 1:
+            yield i, example.put(i, value[0].clone(), f"argument {i} without dimension 0")
+
+
+def _has_shape(subject: Subject, variant: Example, shape: torch.Size) -> bool:
+    """Whether forward takes a variant and gives outputs of the same shape as before."""
+    try:
+        run = subject.run(variant)
+    except ForwardRefusedError:
+        return False
+    return bool(run.live) and all(run.outputs[i].shape == shape for i in run.live)
