@@ -92,7 +92,7 @@ def test_finding_ends_with_code_one(ops, target):
 
     assert result.exit_code == 1
     assert result.stdout.startswith("G103 wrong-factor (wrong): ")
-    assert "  place:    ops_to_check.py:25\n" in result.stdout
+    assert "  place:    ops_to_check.py:26\n" in result.stdout
 
 
 def test_every_function_of_file_is_checked(ops):
@@ -100,7 +100,10 @@ def test_every_function_of_file_is_checked(ops):
 
     subjects = ["Square: nothing found", "Product: 1 finding", "WithExamples: nothing found"]
     assert [subject in result.stdout for subject in subjects] == [True] * 3
-    assert "3 Functions checked, 1 with findings: Product." in result.stdout
+    assert (
+        "3 Functions checked, 1 with findings: Product; 1 could not be checked: Never."
+        in result.stdout
+    )
     assert "E403 examples: `ops_to_check.py:Never` must come with inputs" in result.stderr
     assert result.exit_code == 1
 
@@ -140,7 +143,36 @@ def test_guessed_inputs_are_said(ops):
 
     (report,) = json.loads(result.stdout)["reports"]
     assert report["examples"] == ["a: float32[3, 4], b: float32[4, 5]"]
-    assert report["notes"] == ["the inputs are guessed from the type hints of forward"]
+    assert report["notes"] == [
+        "the inputs are guessed, from the type hints of forward where there are any"
+    ]
+
+
+def test_report_without_findings_names_inputs(ops):
+    result = run("ops_to_check.py:Square")
+
+    assert "  inputs: x: float32[3, 4], scale: 1.0\n" in result.stdout
+
+
+def test_refusal_of_forward_is_told(ops):
+    result = run("ops_to_check.py:Never")
+
+    assert "got:      none, and every guess was refused: ValueError: not today" in result.stderr
+
+
+def test_wrong_expression_is_told_once(ops):
+    result = run("ops_to_check.py", "--example", "torch.(")
+
+    assert isinstance(result.exception, PullbackError)
+    assert str(result.exception).count("E401 target: `--example` must be") == 1
+    assert result.stdout == ""
+
+
+def test_unchecked_function_alone_ends_with_two(ops):
+    result = run("ops_to_check.py:Square", "ops_to_check.py:Never")
+
+    assert result.exit_code == 2
+    assert "1 Function checked, 0 with findings; 1 could not be checked: Never." in result.stdout
 
 
 def test_guess_that_kills_is_survived(ops):
@@ -197,7 +229,7 @@ def test_json_is_all_of_the_output(ops):
 def test_github_prints_annotations(ops):
     result = run("ops_to_check.py:Product", "--github")
 
-    assert result.stdout.startswith("::error file=ops_to_check.py,line=25,title=G103 wrong-factor")
+    assert result.stdout.startswith("::error file=ops_to_check.py,line=26,title=G103 wrong-factor")
     assert len(result.stdout.splitlines()) == 1
 
 
@@ -326,6 +358,12 @@ def test_explain_of_nothing_is_refused():
 
     assert isinstance(error, PullbackError)
     assert "E401 target: `Z999` must be the code or name" in str(error)
+
+
+def test_explain_of_near_name_suggests():
+    error = explain("wrong-gradiant").exception
+
+    assert "expected: wrong-gradient" in str(error)
 
 
 # ---- what the documents show ----

@@ -34,7 +34,15 @@ def test_annotation_is_read_back():
         "line": "41",
         "title": "G101 wrong-gradient: Sine",
     }
-    assert text == str(REPORT.findings[0])
+    assert text.splitlines() == [
+        "Each gradient must be right",
+        "at: gradient of `x` at [6], wrong in 9 of 9 entries",
+        "inputs: x: float64[9]",
+        "expected: 0.170933",
+        "got: -0.0634372",
+        f"why: {REPORT.findings[0].why}",
+        "fix: use `x`",
+    ]
 
 
 def test_finding_without_place_has_no_file():

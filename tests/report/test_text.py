@@ -2,12 +2,14 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from pullback.check.finding import Skip
 from pullback.report.text import render, show
-from tests.report.reports import CUT, REPORT, SOUND
+from tests.report.reports import CUT, LAYOUT, REPORT, SAVED, SOUND
 
 
 def shown(report, monkeypatch, *, width=60, terminal=True, **environment):
@@ -68,5 +70,22 @@ def test_markup_in_words_is_text(monkeypatch):
     assert "[bold]backward[/]" in shown(REPORT, monkeypatch)
 
 
-def test_reasons_are_told_once():
-    assert "  not tried: B854, Y401: it has none" in str(REPORT).splitlines()
+def test_reasons_to_look_at_are_told_once():
+    skips = tuple(Skip(rule, "it refuses aloud: ValueError") for rule in (SAVED, LAYOUT))
+    lines = str(replace(REPORT, skips=skips)).splitlines()
+
+    assert (
+        "  not tried: unread-saved (B854), cotangent-layout (Y401): it refuses aloud: ValueError"
+        in lines
+    )
+
+
+def test_rules_without_work_share_a_line():
+    assert "  not applicable: unread-saved, cotangent-layout" in str(REPORT).splitlines()
+
+
+def test_sound_report_says_its_inputs():
+    sound = replace(SOUND, examples=("x: float64[9]",))
+
+    assert "  inputs: x: float64[9]" in str(sound).splitlines()
+    assert "  inputs: x: float64[9]" not in str(REPORT).splitlines()

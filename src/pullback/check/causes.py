@@ -99,12 +99,17 @@ CAUSES = (
         "no two calls give the same",
     ),
     Cause(
-        "overwritten-gradient",
+        "reused-buffer",
         COMPARING,
-        "a gradient that is kept changes with the next backward",
+        "what is kept from one call changes with the next",
     ),
     Cause("stale-cache", COMPARING, "a call is served with the numbers of an earlier one"),
-    Cause("two-live-calls", REPEATING, "what is not on ctx belongs to the last call"),
+    Cause(
+        "two-live-calls",
+        REPEATING,
+        "what is not on ctx belongs to the last call",
+        raising=".",
+    ),
     Cause(
         "mutated-cotangent",
         COMPARING,
@@ -133,6 +138,18 @@ CAUSES = (
         holds=lambda finding: not _repeats(finding),
         is_partial=True,
         raising="single memory location|modified by an inplace operation",
+    ),
+    Cause(
+        "wrong-gradient",
+        frozenset({"linearity"}),
+        "the same edit mends that too",
+        holds=lambda finding: bool(finding.why),  # an edit that was tried with large cotangents
+    ),
+    Cause(
+        "nonlinear-backward",
+        frozenset({"gradient", "linearity"}),
+        "what bends with the cotangent is wrong for some",
+        is_partial=True,
     ),
     Cause("needless-rounding", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
     Cause("silent-repair", frozenset({"hessian-asymmetry"}), "the digits are lost there"),

@@ -61,7 +61,13 @@ class Example:
 
     def to(self, dtype: torch.dtype, label: str = "") -> Example:
         """The example with every floating tensor as `dtype` (complex ones in the like width)."""
-        return self.map(lambda t: cast(t, dtype), label or f"in {name_of(dtype)}")
+        return self.map(lambda t: cast(t, dtype), label or self._origin())
+
+    def _origin(self) -> str:
+        """What a conversion started from, in words."""
+        dtypes = dict.fromkeys(name_of(t.dtype) for t in tensors_in(self.args) if can_differ(t))
+        told = f"given as {' and '.join(dtypes)}"
+        return told if self.label == "as given" else f"{self.label}, {told}"
 
     def double(self) -> Example:
         """The example in float64, with the same values; itself where it is so already."""

@@ -196,14 +196,15 @@ def _finite(grad: Tensor | None, flat: int) -> complex | float | None:
 def _jumps(
     subject: Subject, example: Example, cotangents: Cotangents, position: int, flat: int
 ) -> bool:
-    """Whether forward is finite next to an entry and has no slope: there is no right gradient."""
+    """Whether forward has no slope at an entry, with a jump there or a pole to both sides."""
     unit = torch.zeros(example.args[position].shape, dtype=_wide(example.args[position]).dtype)
     unit.view(-1)[flat] = 1
     left, right = subject.reference.sides(example, cotangents, {position: unit})
     if left.is_known and right.is_known:
         return False
     curve = subject.reference.curve(example, cotangents, {position: unit})
-    return all(math.isfinite(curve(step)) for step in (1e-3, -1e-3))
+    near = [math.isfinite(curve(step)) for step in (1e-3, -1e-3)]
+    return near[0] == near[1]
 
 
 def _is_inside(subject: Subject, example: Example, cotangents: Cotangents) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,10 @@ BLIND = (
     "a wrong forward: the gradient is compared with what forward computes",
     "races between kernels that did not show in the repeats",
 )
+
+# Reasons that a person should see: something was tried, and was refused or went wrong.
+REFUSED = re.compile(r"refuse|raise|fail|lost|too long|from run to run|same twice|[A-Z]\w+Error")
+MOST = 3  # examples that are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +78,29 @@ class Report:
             f"{self.subject}: {verdict}. {_counted(rules, 'rule')}, {_counted(runs, 'run')}, "
             f"profile {self.profile}, {self.seconds:.1f} s."
         ]
+        if self.ok:
+            lines += [f"  inputs: {example}" for example in self.examples[:MOST]]
         lines += [f"  note: {note}" for note in self.notes]
-        lines += [f"  not tried: {who}: {why}" for why, who in self._reasons().items()]
+        lines += [f"  not tried: {who}: {why}" for why, who in self._refusals().items()]
+        routine = dict.fromkeys(s.rule.name for s in self.skips if not _is_refusal(s))
+        if routine:
+            lines.append(f"  not applicable: {', '.join(routine)}")
         if self.interrupted:
             lines.append("  interrupted: the rules after this were not tried")
         return "\n".join(lines)
 
-    def _reasons(self) -> dict[str, str]:
-        """Why rules were not tried, each reason once, with the codes of its rules."""
+    def _refusals(self) -> dict[str, str]:
+        """Why rules could not be tried, each reason once, with its rules."""
         found: dict[str, list[str]] = {}
         for skip in self.skips:
-            found.setdefault(skip.reason, []).append(skip.rule.code)
-        return {why: ", ".join(codes) for why, codes in found.items()}
+            if _is_refusal(skip):
+                found.setdefault(skip.reason, []).append(f"{skip.rule.name} ({skip.rule.code})")
+        return {why: ", ".join(names) for why, names in found.items()}
+
+
+def _is_refusal(skip: Skip) -> bool:
+    """Whether something went wrong, and it is not merely that the rule has nothing to look at."""
+    return REFUSED.search(skip.reason) is not None
 
 
 @dataclass(frozen=True, slots=True)

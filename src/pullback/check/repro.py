@@ -11,13 +11,16 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pullback.check.example import Example
 from pullback.check.finding import Finding
 from pullback.check.repros import gradients, linear, lives, orders, ways
+from pullback.check.repros.naming import with_names
 from pullback.check.repros.scene import Form, Scene, scenes
-from pullback.check.repros.trying import fails
+from pullback.check.repros.speech import of_change, of_mismatch, of_names
+from pullback.check.repros.trying import executed, is_failure
 from pullback.check.spelling import UnspeakableError, imported
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "two-live-calls": [lives.between],
     "stale-cache": [lives.after_other],
     "random-in-backward": [lives.redrawn],
+    "reused-buffer": [lives.reused],
     "alias": [lives.shared, lives.shared_for_ones],
     "wrong-for-subset": [gradients.slope, gradients.number, ways.without_grad],
     "low-precision-sum": [gradients.precision, gradients.summed],
@@ -76,25 +80,41 @@ USUAL = (gradients.slope, gradients.number, gradients.along, gradients.as_said)
 RAISING = (gradients.raises, ways.frozen)
 
 
-def repro_of(subject: Subject, finding: Finding, example: Example | None) -> str:
-    """The repro of a finding at `example`, or nothing where none of the forms fails."""
+def with_repro(subject: Subject, finding: Finding, example: Example | None) -> Finding:
+    """The finding with its repro, and with the numbers that the repro gives.
+
+    It stands as it is where none of the forms fails.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _first(subject, finding, example)
     except Exception:  # the finding stands without a repro
-        return ""
+        return finding
 
 
-def _first(subject: Subject, finding: Finding, example: Example | None) -> str:
+def _first(subject: Subject, finding: Finding, example: Example | None) -> Finding:
     head, call = imported(subject.target)
     where = subject.small_given if example is None else example
     for scene in scenes(subject, finding, where, call):
         for form in _forms(finding):
             body = _written(form, scene)
-            if body and fails(body, scene):
-                return _whole(head, body)
-    return ""
+            error, made = executed(body, scene) if body else (None, {})
+            if is_failure(error, scene):
+                names = dict(zip(scene.names, subject.names, strict=False))
+                text = _whole(head, with_names(body, names))
+                return replace(_spoken(finding, form, scene, body, made), repro=text)
+    return finding
+
+
+def _spoken(finding: Finding, form: Form, scene: Scene, body: str, made: dict[str, Any]) -> Finding:
+    """The finding, told of the entry that the repro shows."""
+    if form in (gradients.slope, gradients.number):
+        shown = gradients.mismatch_of(scene)
+        return finding if shown is None else of_mismatch(finding, shown)
+    if "before" in made:
+        return of_change(finding, body, made)
+    return of_names(finding, scene, body, made)
 
 
 def _whole(head: str, body: str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pullback.check.autopsy import Cause, cause_of
 from pullback.check.causes import by_cause
+from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
 from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Skip
@@ -63,7 +64,7 @@ def check(
             collected.work_here()
     except KeyboardInterrupt:
         collected.interrupted = True
-    return collected.report(time.monotonic() - start)
+    return collected.report(start)
 
 
 def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
@@ -88,6 +89,7 @@ class _Collected:
         self.current = -1
         self.seconds = 0.0  # that one call takes
         self.interrupted = False
+        self.is_here = False  # whether rules ran in this process
 
     def drive(self) -> None:
         """Workers one after the other, until every rule has been tried or too many were lost."""
@@ -112,6 +114,7 @@ class _Collected:
 
     def work_here(self) -> None:
         """The rules in this process, where only a call of `sys.exit` can be survived."""
+        self.is_here = True
         first = 0
         while first < len(self.job.rules):
             try:
@@ -165,19 +168,22 @@ class _Collected:
         )
         self.results.append(found.of(target.name, target.place("backward", "vjp", "forward")))
 
-    def report(self, seconds: float) -> Report:
-        """The report of all that was said."""
+    def report(self, start: float) -> Report:
+        """The report of all that was said since `start`, each defect once."""
         job = self.job
         names = job.target.names_of(max(len(e.args) for e in job.examples))
+        findings = by_cause(r for r in self.results if isinstance(r, Finding))
+        if not self.is_here and not self.interrupted:
+            findings = confirmed(findings, job.target)
         return Report(
             subject=job.target.name,
             place=job.target.place("backward", "vjp", "forward"),
-            findings=tuple(by_cause(r for r in self.results if isinstance(r, Finding))),
+            findings=tuple(findings),
             skips=tuple(r for r in self.results if isinstance(r, Skip)),
             tried=self.tried,
             rules=tuple(r.rule.code for r in job.rules),
             examples=tuple(example.words(names) for example in job.examples),
-            seconds=seconds,
+            seconds=time.monotonic() - start,
             profile=job.profile,
             notes=tuple(self.notes),
             interrupted=self.interrupted,

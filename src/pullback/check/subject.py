@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +25,7 @@ from pullback.check.judge import Judge
 from pullback.check.mismatch import Mismatch, index_of, number
 from pullback.check.patterns import Pattern, pattern_of
 from pullback.check.reference import Reference
-from pullback.check.repro import repro_of
+from pullback.check.repro import with_repro
 from pullback.check.run import (
     BackwardFailedError as BackwardFailedError,
 )
@@ -218,9 +217,7 @@ class Subject:
             facts.setdefault("inputs", example.words(self.names))
         place = self.target.place("backward", "vjp", "forward")
         finding = Finding(rule, **facts).of(self.target.name, place)
-        return (
-            finding if finding.repro else replace(finding, repro=repro_of(self, finding, example))
-        )
+        return finding if finding.repro else with_repro(self, finding, example)
 
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""

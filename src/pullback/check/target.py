@@ -12,6 +12,7 @@ Declared intent stands on the class, as an attribute `declares` that needs nothi
 from __future__ import annotations
 
 import inspect
+import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
 
 ATTRIBUTE = "declares"
+ABOVE = 12  # lines that may stand above a `def`
+DECORATORS = os.path.join("torch", "autograd", "function.py")
 OPS = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
 
 
@@ -108,10 +111,19 @@ class Target:
         """Whether second derivatives are refused, by the decorator or by declaration."""
         if self.intent.once_differentiable:
             return True
-        backward = self.method("backward") or self.method("vjp")
-        code = getattr(backward, "__code__", None)
-        return code is not None and code.co_filename.endswith(
-            os.path.join("torch", "autograd", "function.py")
+        layer = self.method("backward") or self.method("vjp")
+        while layer is not None:  # another decorator, such as custom_bwd, may stand above it
+            code = getattr(layer, "__code__", None)
+            if code is not None and code.co_filename.endswith(DECORATORS):
+                return True
+            layer = getattr(layer, "__wrapped__", None)
+        return False
+
+    @property
+    def clears_saved(self) -> bool:
+        """Whether it is declared, in PyTorch's own way, to be good for a single backward."""
+        return self.is_function and bool(
+            getattr(self.function, "clear_saved_tensors_on_access", False)
         )
 
     def place(self, *methods: str) -> str:
@@ -197,7 +209,7 @@ def place_of(thing: Any) -> str:
     code = getattr(thing, "__code__", None)
     try:
         if code is not None:
-            path, line = code.co_filename, code.co_firstlineno
+            path, line = code.co_filename, _line_of(code)
         else:
             path, line = inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
     except (TypeError, OSError):
@@ -205,6 +217,16 @@ def place_of(thing: Any) -> str:
     if not path or path.startswith("<"):
         return ""
     return f"{near(path)}:{line}"
+
+
+def _line_of(code: Any) -> int:
+    """The line of `def`, below the decorators."""
+    first: int = code.co_firstlineno
+    for line in range(first, first + ABOVE):
+        text = linecache.getline(code.co_filename, line).lstrip()
+        if text.startswith(("def ", "async def ", "lambda")):
+            return line
+    return first
 
 
 # ---- declared intent ----

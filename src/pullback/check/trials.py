@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -49,6 +50,15 @@ def _run(subject: Subject, variants: Iterable[Example]) -> Iterator[Trial]:
         if trial is not None:
             bad += bool(trial.mismatches or trial.failure)
             yield trial
+
+
+def failed(subject: Subject) -> list[Example]:
+    """One variant of each family that was tried and found wrong."""
+    found: list[Example] = []
+    for family in subject.trials.values():
+        bad = (t for t in family if isinstance(t, Trial) and t.mismatches)
+        found += [trial.example for trial in islice(bad, 1)]
+    return found
 
 
 def trial_of(subject: Subject, example: Example) -> Trial | None:

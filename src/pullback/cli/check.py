@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.finding import PROFILES
-from pullback.check.inputs.hints import guess, guessed, number_of_guess
+from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
 from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of
 from pullback.check.recording import Recording, load_recording
@@ -38,7 +39,7 @@ class Options:
     select: tuple[str, ...]
     allow: tuple[str, ...]
     profile: str
-    expressions: tuple[str, ...]
+    given: tuple[Any, ...] | None = None
     recorded: Recording | None = None
 
 
@@ -92,7 +93,8 @@ def command(
     torch.ops.namespace.op. Its inputs are those of --example, else those recorded in --inputs, else
     what `examples()` on the class gives, else they are made from the type hints of forward.
 
-    Exit code 0: nothing was found. 1: something was. 2: it could not be checked.
+    Exit code 0: nothing was found. 1: something was, also where something else could not be
+    checked. 2: nothing was found, and something could not be checked.
 
     \b
     Examples:
@@ -105,7 +107,8 @@ def command(
     if not targets and recorded is None:
         raise click.UsageError("Name a TARGET, or a recording with --inputs.")
     targets = targets or tuple(recorded.names if recorded else ())
-    options = Options(select, allow, profile, expressions, recorded)
+    given = tuple(value_of(expression) for expression in expressions) or None
+    options = Options(select, allow, profile, given, recorded)
     for library in libraries:
         _load(library)
     console = Console(highlight=False)
@@ -125,8 +128,8 @@ def command(
         click.echo(json.render(reports, errors))
     elif is_github:
         click.echo(github.render(reports, errors))
-    elif len(reports) > 1:
-        click.echo(_total(reports))
+    elif len(reports) + len(errors) > 1 and reports:
+        click.echo(_total(reports, errors))
     for error in errors:
         click.echo(error, err=True)
     click.get_current_context().exit(_code(reports, errors))
@@ -139,10 +142,14 @@ def _code(reports: Sequence[Report], errors: Sequence[str]) -> int:
     return COULD_NOT_RUN if errors or is_cut or not reports else 0
 
 
-def _total(reports: Sequence[Report]) -> str:
+def _total(reports: Sequence[Report], errors: Sequence[str]) -> str:
     wrong = [report.subject for report in reports if not report.ok]
     told = f": {', '.join(wrong)}" if wrong else ""
-    return f"{len(reports)} Functions checked, {len(wrong)} with findings{told}."
+    count = f"{len(reports)} Function{'s' if len(reports) > 1 else ''}"
+    names = (re.search(r"`([^`]+)`", error) for error in errors)
+    lost = ", ".join(found.group(1).rpartition(":")[2] for found in names if found)
+    left = f"; {len(errors)} could not be checked: {lost}" if errors else ""
+    return f"{count} checked, {len(wrong)} with findings{told}{left}."
 
 
 # ---- targets ----
@@ -220,38 +227,47 @@ def _checked(name: str, target: Target, options: Options, errors: list[str]) -> 
 
 def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
     """The inputs to check with, None for the target's own, and a note on where they are from."""
-    if options.expressions:
-        return tuple(value_of(expression) for expression in options.expressions), ""
+    if options.given is not None:
+        return options.given, ""
     recorded = options.recorded.inputs_of(target) if options.recorded else []
     if recorded:
-        return recorded, f"the inputs are recorded: {len(recorded)} of the calls that were seen"
+        return recorded, f"the inputs are those of recorded calls: {len(recorded)}"
     if getattr(target.function or target.thing, "examples", None) is not None:
         return None, ""
-    args = _guessed(name, target)
+    args, refusal = _guessed(name, target)
     if args is None:
         raise ExamplesError(
             f"`{name}` must come with inputs that its forward accepts",
             expected="--example for each argument, `examples()` on the class, or type hints",
-            got="none, and no guess was accepted",
-            fix=f'pullback check {name} --example "torch.randn(3, requires_grad=True)"',
+            got=f"none, and every guess was refused: {refusal}",
+            fix=f"pullback check {name} --example EXPR, once for each argument",
         )
-    return args, "the inputs are guessed from the type hints of forward"
+    return args, "the inputs are guessed, from the type hints of forward where there are any"
 
 
-def _guessed(name: str, target: Target) -> tuple[Any, ...] | None:
-    """Arguments made from the hints, tried in another process where that can be: they may kill."""
+def _guessed(name: str, target: Target) -> tuple[tuple[Any, ...] | None, str]:
+    """Arguments made from the hints, else what forward says of them.
+
+    They are tried in another process where that can be: they may kill.
+    """
     if can_fork():
-        return guessed(target)
+        args = guessed(target)
+        return args, "" if args is not None else refusal_of(target)
     try:
-        number = answer_of(lambda: number_of_guess(target))
+        number, refusal = answer_of(lambda: _numbered(target))
     except Died as death:
         raise ExamplesError(
             f"`{name}` must come with inputs that its forward accepts",
             expected="--example for each argument",
             got=f"guesses, and a process in which they were tried was lost: {death.how}",
-            fix=f'pullback check {name} --example "torch.randn(3, requires_grad=True)"',
+            fix=f"pullback check {name} --example EXPR, once for each argument",
         ) from None
-    return None if number is None else guess(target, number)
+    return (None if number is None else guess(target, number)), refusal
+
+
+def _numbered(target: Target) -> tuple[int | None, str]:
+    number = number_of_guess(target)
+    return number, "" if number is not None else refusal_of(target)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -38,9 +39,12 @@ def _page(code: str, classes: list[Any], rules: tuple[Registered, ...]) -> str:
         if code.upper() == rule.code or code.lower() == rule.name:
             facts = f"{rule.severity}, group {rule.group}, from profile {rule.profile} on"
             return f"{rule.code} {rule.name} ({facts})\n\n{registered.page}"
+    known = [word for cls in classes for word in (cls.code, cls.name)]
+    known += [word for registered in rules for word in (registered.rule.code, registered.rule.name)]
+    near = [*get_close_matches(code.lower(), known, 3), *get_close_matches(code.upper(), known, 3)]
     raise TargetError(
         f"`{code}` must be the code or name of an error, a warning or a rule",
-        expected=", ".join(sorted(cls.code for cls in classes)) + ", or that of a rule",
+        expected=" or ".join(dict.fromkeys(near)) if near else "such as E103, or wrong-gradient",
         got=repr(code),
         fix="`pullback explain` lists them all",
     )

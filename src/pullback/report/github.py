@@ -12,6 +12,7 @@ from pullback.check.report import Report
 
 SUFFIX = ".github.txt"
 
+TOLD = ("at", "inputs", "expected", "got", "why", "fix", "also")
 LEVELS = {Severity.WRONG: "error", Severity.FRAGILE: "warning", Severity.WASTEFUL: "notice"}
 
 
@@ -28,7 +29,14 @@ def _annotation(finding: Finding) -> str:
     title = f"{finding.rule.code} {finding.rule.name}: {finding.subject}"
     properties = {**where, "title": title}
     told = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{LEVELS[finding.weight]} {told}::{_data(str(finding))}"
+    return f"::{LEVELS[finding.weight]} {told}::{_data(_brief(finding))}"
+
+
+def _brief(finding: Finding) -> str:
+    """What fits into an annotation: all but the code, which is in the log and in `--json`."""
+    facts = {label: fact for label, fact in finding.told() if label in TOLD}
+    lines = [f"{label}: {fact}" for label, fact in facts.items()]
+    return "\n".join([finding.rule.sentence or finding.rule.name, *lines])
 
 
 def _data(text: str) -> str:

@@ -72,6 +72,16 @@ def number_of_guess(target: Target) -> int | None:
     return first
 
 
+def refusal_of(target: Target) -> str:
+    """What forward says of the first arguments that are tried; empty where it takes them."""
+    try:
+        example = example_of(guess(target, 0))
+        run(target.call, example, target.names_of(len(example.args)))
+    except ForwardRefusedError as refusal:
+        return str(refusal)
+    return ""
+
+
 def _parameters(target: Target) -> list[tuple[Any, Any]]:
     """The hint and the default of each positional parameter."""
     forward = target.function.forward if target.is_function else target.thing

@@ -313,3 +313,21 @@ def _held_by(scene: Scene, words: str) -> str:
         if f"output {i}" in words:
             return scene.output(i)
     return ""
+
+
+def reused(scene: Scene) -> str:
+    """What a call gave must be the same after the next call."""
+    number = scene.said(r"^output (\d+)")
+    other = [f"{name}.detach() * 0.5" if name in scene.floats else name for name in scene.names]
+    again = scene.done(out="other", arguments=", ".join(other[: len(scene.example.args)]))
+    kept = f"[{scene.output(int(number))}]" if number else scene.pull()
+    more = [] if number else scene.weights("h", draw=1)
+    pulled = [] if number else [scene.pull(g="h")]
+    return text_of(
+        _begun(scene),
+        f"kept = {kept}",
+        "wanted = [t.detach().clone() for t in kept]",
+        more,
+        again if number else [*scene.done(), *pulled],
+        compared("kept", "wanted"),
+    )

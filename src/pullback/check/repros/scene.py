@@ -19,6 +19,8 @@ from pullback.check.spelling import LARGEST, UnspeakableError, spelled
 if TYPE_CHECKING:
     from pullback.check.subject import Subject
 
+DRAWS = 2  # of cotangents: what is wrong for one may be right for another
+DRAWN = ("gradient",)  # groups whose rules try more than one
 SEEDS = 4  # so many draws of a large argument are tried
 
 _NAME = re.compile(r"gradient of `([^`]+)`")
@@ -47,6 +49,7 @@ class Scene:
     used: tuple[int, ...]
     is_random: bool
     codes: dict[int, str]
+    draw: int = 0  # of the cotangents
 
     # ---- what the finding is about ----
 
@@ -137,7 +140,7 @@ class Scene:
 
     def cotangents(self, draw: int = 0) -> list[Tensor]:
         """A cotangent for each output in use."""
-        found = [cotangent_of(self.run.outputs[i], 1000 * i + draw) for i in self.used]
+        found = [cotangent_of(self.run.outputs[i], 1000 * i + self.draw + draw) for i in self.used]
         return [_short(c) for c in found if c is not None]
 
     def weights(self, name: str = "g", draw: int = 0) -> list[str]:
@@ -213,10 +216,14 @@ def _product(output: str, cotangent: str, value: Tensor) -> str:
 
 def scenes(subject: Subject, finding: Finding, example: Example, call: str) -> Iterator[Scene]:
     """The scenes that show a finding: with short numbers where values do not matter, then as is."""
+    others: list[Scene] = []
     for variant, codes in _spellable(example, is_free=finding.rule.group != "domain"):
         found = _scene(subject, finding, variant, call, codes)
         if found is not None:
             yield found
+            others += [replace(found, draw=draw) for draw in range(1, DRAWS)]
+    if finding.rule.group in DRAWN:
+        yield from others
 
 
 def scene_at(scene: Scene, example: Example) -> Scene:
@@ -272,14 +279,14 @@ def _is_random(subject: Subject, example: Example) -> bool:
 
 
 def _spellable(example: Example, *, is_free: bool) -> Iterator[tuple[Example, dict[int, str]]]:
-    """The example with short numbers where its values do not matter, then as it is.
+    """The example with short numbers, of two decimals where its values do not matter; then as it is.
 
     With it comes the code of each large argument, which is drawn.
     """
     large = [i for i in example.differentiable if example.args[i].numel() > LARGEST]
-    if is_free:
-        seen: dict[int, Tensor] = {}
-        yield example.map(lambda t: seen.setdefault(id(t), rounded(t)), example.label), {}
+    seen: dict[int, Tensor] = {}
+    short = rounded if is_free else shortened
+    yield example.map(lambda t: seen.setdefault(id(t), short(t)), example.label), {}
     yield example, {}
     for seed in range(SEEDS) if large else ():
         wide = "" if seed < SEEDS - 1 else "4 * "  # at last, numbers that are rare otherwise
@@ -306,6 +313,17 @@ def _drawing(tensor: Tensor, seed: int) -> str:
 def _place(tensor: Tensor) -> str:
     where = f", {tensor.storage_offset()}" if tensor.storage_offset() else ""
     return f"{tuple(tensor.shape)}, {tuple(tensor.stride())}{where}"
+
+
+def shortened(tensor: Tensor) -> Tensor:
+    """Values of three digits each: what is equal, zero, large or small stays so."""
+    if not can_differ(tensor) or tensor.is_complex() or not tensor.numel():
+        return tensor
+    wide = tensor.detach().double()
+    places = 10.0 ** (2 - wide.abs().log10().floor())
+    made = torch.where(torch.isfinite(places) & torch.isfinite(wide), (wide * places).round(), wide)
+    made = torch.where(torch.isfinite(places) & torch.isfinite(wide), made / places, wide)
+    return tensor.detach().clone(memory_format=torch.preserve_format).copy_(made)
 
 
 def rounded(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from pullback.check.repros.scene import Scene
 from pullback.check.run import seeded
+from pullback.check.target import Target
 
 # Rules whose findings may show as an error too, depending on which thread comes first.
 LOUD = ("wrong-in-threads",)
@@ -21,7 +22,11 @@ LOUD = ("wrong-in-threads",)
 
 def fails(body: str, scene: Scene) -> bool:
     """Whether the program fails, by its assertion or as the finding says."""
-    error = executed(body, scene)[0]
+    return is_failure(executed(body, scene)[0], scene)
+
+
+def is_failure(error: Exception | None, scene: Scene) -> bool:
+    """Whether what a program raised is the failure that the finding tells of."""
     if isinstance(error, AssertionError):
         return True
     if scene.finding.rule.name in LOUD:
@@ -31,13 +36,18 @@ def fails(body: str, scene: Scene) -> bool:
 
 def executed(body: str, scene: Scene) -> tuple[Exception | None, dict[str, Any]]:
     """What the body of a repro raises here, and the names that it made."""
-    head = scene.call.removesuffix(".apply")
-    target = scene.subject.target
+    with seeded():
+        return ran(body, scene.subject.target, scene.call)
+
+
+def ran(body: str, target: Target, call: str) -> tuple[Exception | None, dict[str, Any]]:
+    """What a program raises that has `target` at hand, and the names that it made."""
+    head = call.removesuffix(".apply")
     space: dict[str, Any] = {"torch": torch}
     if not head.startswith("torch."):
         space[head] = target.function if target.is_function else target.thing
     try:
-        with _kept(), seeded():
+        with _kept():
             exec(compile(body, "<repro>", "exec"), space)
     except Exception as error:
         return error, space

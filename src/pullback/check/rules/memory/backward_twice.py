@@ -48,6 +48,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.target.intent.donates:
         yield Skip(RULE, "an input is declared to be given away")
         return
+    if subject.target.clears_saved:
+        yield Skip(RULE, "it is declared to be good for one backward")
+        return
     run = subject.run()
     cotangents = subject.cotangents(run)
     run.pull(cotangents, retain_graph=True)

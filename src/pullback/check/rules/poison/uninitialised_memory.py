@@ -3,7 +3,7 @@
 What it checks
     Forward and backward run once more with fresh memory (`torch.empty`, `empty_like`, `new_empty`,
     `empty_strided`, `resize_`) filled with NaN: outputs and gradients stay the same. At the example
-    and at other sizes, since it is the tail of a block that is forgotten.
+    and at zeros and other sizes, since it is the tail of a block that is forgotten.
 
 Why it matters
     `empty` holds zeros most of the time, so tests pass. In a long run the allocator hands out a
@@ -30,7 +30,9 @@ from torch import Tensor
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.example import Example, can_differ
+from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
+from pullback.check.inputs.values import is_index
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -42,6 +44,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.check.trials import failed
 
 RULE = Rule(code="U001", name="uninitialised-memory", group="poison", profile="quick")
 
@@ -76,8 +79,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 RULE,
                 example=example,
                 at=f"{words} at {list(index)}, with fresh memory filled with NaN",
-                expected=want,
-                got=have,
+                expected="one number, whatever fresh memory holds",
+                got=f"{have} where it holds NaN, {want} where it holds ones",
                 why="an entry of a tensor made by `empty` is read or returned, and nobody wrote it",
                 fix="make the tensor with `zeros`, or write every entry of it",
             )
@@ -88,10 +91,21 @@ def _examples(subject: Subject) -> Iterator[Example]:
     yield subject.base
     if subject.small is not subject.base:
         yield subject.small
+    yield from failed(subject)  # for this very reason, maybe
+    yield from changed(subject.small, ZERO)
+    yield from _same_index(subject.small)
     yield from islice(_lengths(subject.small), 8)
     if subject.profile != "quick":
         yield from islice(sizes_of(subject.small), SIZES)
         yield from islice(batches_of(subject.small), 3)
+
+
+def _same_index(example: Example) -> Iterator[Example]:
+    """Index tensors that name one place only, so that no other is written."""
+    for position in example.tensors:
+        value = example.args[position]
+        if is_index(value) and value.numel() > 1 and int(value.min()) >= 0:
+            yield example.put(position, value * 0 + value.min(), "every index the same")
 
 
 def _lengths(example: Example) -> Iterator[Example]:

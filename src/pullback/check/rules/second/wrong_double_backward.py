@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.intermediates import keeps_intermediate
 from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
@@ -35,6 +36,10 @@ RULE = Rule(
     profile="quick",
     intent=("once_differentiable", "surrogate"),
 )
+
+SAVED = "a tensor that forward computed on the way is saved: it is a constant to the second backward"
+RECOMPUTE = "compute it in backward from saved inputs or outputs, or add @once_differentiable"
+DIFFERENTIATE = "let each step of backward have its own right derivative, or add @once_differentiable"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -52,6 +57,6 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=f"second derivative with respect to {defect.of} at {list(defect.index)}",
             expected=defect.expected,
             got=defect.got,
-            why="a part of what backward computes does not lead back to the inputs",
-            fix="compute it in backward from saved inputs or outputs, or add @once_differentiable",
+            why=SAVED if keeps_intermediate(subject) else "",
+            fix=RECOMPUTE if keeps_intermediate(subject) else DIFFERENTIATE,
         )

@@ -1,9 +1,9 @@
 """An input that forward broadcasts must get the gradient summed over its copies.
 
 What it checks
-    Of two inputs with one shape, in a function whose output has that shape too, each in turn is
-    given with a size of 1, or with the leading dimension missing, where forward takes it: its
-    gradient is the sum over what was broadcast, and backward raises nothing.
+    Of inputs with one shape, in a function that works entry by entry, each in turn is given with a
+    size of 1, or with the leading dimension missing, where forward takes it: its gradient is the
+    sum over what was broadcast, and backward raises nothing.
 
 Why it matters
     `a * b` takes a row as well as a matrix. The engine sums a gradient of the full shape by itself,
@@ -16,7 +16,7 @@ Passes
     grad_b = (grad * a).sum_to_size(b.shape)
 
 Cannot see
-    Functions that reduce, where two inputs of unequal shape are most often a mistake of the caller.
+    Functions that mix entries, where inputs of unequal shape are most often a caller's mistake.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from pullback.check.example import Example
 from pullback.check.run import Run
@@ -41,7 +42,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     start = subject.small
     shape = _common(start, subject.run(start))
-    if shape is None:
+    if shape is None or not _is_by_entry(subject, start):
         return
     for i, variant in each(_variants(start, shape), subject):
         trial = trial_of(subject, variant) if _has_shape(subject, variant, shape) else None
@@ -69,6 +70,24 @@ def _common(example: Example, run: Run) -> torch.Size | None:
     outputs = [run.outputs[i].shape for i in run.live]
     is_one = len(inputs) > 1 and outputs and len({*inputs, *outputs}) == 1
     return inputs[0] if is_one and 1 <= len(inputs[0]) <= 4 and 0 not in inputs[0] else None
+
+
+def _is_by_entry(subject: Subject, example: Example) -> bool:
+    """Whether an entry of the outputs depends on the same entry of each input, and no other."""
+    run = subject.run(example)
+    middle = run.outputs[run.live[0]].numel() // 2
+    cotangents: list[Tensor | None] = [None] * len(run.outputs)
+    for k in run.live:
+        one = torch.zeros_like(run.outputs[k], memory_format=torch.contiguous_format)
+        one.view(-1)[middle] = 1
+        cotangents[k] = one
+    for grad in run.pull(cotangents).values():
+        if grad is not None and grad.numel():
+            rest = grad.detach().flatten().clone()
+            rest[middle] = 0
+            if bool(rest.any()):
+                return False
+    return True
 
 
 def _variants(example: Example, shape: torch.Size) -> Iterator[tuple[int, Example]]:

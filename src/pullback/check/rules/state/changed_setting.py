@@ -75,6 +75,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 got=f"{now}",
                 fix="pass dtype, device and mode to the calls that need them, and set nothing",
             )
+        _restore(usual)  # which the program that shows it may have changed as well
         if changed:
             return
 

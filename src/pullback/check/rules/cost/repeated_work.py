@@ -1,0 +1,90 @@
+"""Forward should not compute its result twice.
+
+What it checks
+    The costly operators of forward (products of matrices, convolutions, sorts, exponentials): each
+    runs once on the same tensors with the same arguments.
+
+Why it matters
+    A line that was copied, or a helper that is called for the output and again for what is saved,
+    doubles the cost of a layer, and no test of numbers ever shows it.
+
+Fails
+    y = torch.softmax(x, -1); ctx.save_for_backward(torch.softmax(x, -1)); return y
+
+Passes
+    y = torch.softmax(x, -1); ctx.save_for_backward(y); return y
+
+Cannot see
+    Work that is repeated inside a kernel, and the repetition of cheap steps on the way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import tensors_in
+from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.function.slots import DispatchMode
+
+RULE = Rule(
+    code="C003", name="repeated-work", group="cost", severity=Severity.WASTEFUL, profile="quick"
+)
+
+# Operators that cost far more than the memory they write.
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linalg_inv_ex")
+CURVES = ("exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "_softmax", "_log_softmax")
+COSTLY = (*PRODUCTS, *CURVES, "sort", "topk", "cumsum")
+
+
+class Repeats(DispatchMode):  # type: ignore[misc]
+    """Counts the calls of each costly operator on the same tensors, as they then were."""
+
+    def __init__(self) -> None:
+        DispatchMode.__init__(self)
+        self.calls: Counter[tuple[Any, ...]] = Counter()
+        self.kept: list[Tensor] = []  # so that no address is given out twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in COSTLY:
+            given = [*args, *sorted((kwargs or {}).items())]
+            key = (name, *map(self._key, given))
+            self.calls[key] += 1
+        self.kept += tensors_in(result)
+        return result
+
+    def _key(self, value: Any) -> str:
+        if isinstance(value, Tensor):
+            self.kept.append(value)
+            place = (value.data_ptr(), value._version, value.stride(), value.dtype)
+            return f"{place} {tuple(value.shape)}"
+        return repr(value)
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding for the first costly operator that runs again."""
+    if not subject.target.is_function:
+        return
+    try:
+        with Repeats() as seen, torch.no_grad():
+            subject.run(subject.given)
+    except ForwardRefusedError:
+        return
+    for (name, *_), count in seen.calls.items():
+        if count > 1:
+            yield subject.finding(
+                RULE,
+                example=subject.given,
+                at=f"`{name.strip('_')}` in forward",
+                expected="one call on the same tensors",
+                got=f"{count} calls",
+                place=subject.target.place("forward"),
+                fix="compute it once, and use the result in both places",
+            )
+            return

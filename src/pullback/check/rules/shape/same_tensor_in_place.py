@@ -1,0 +1,82 @@
+"""An in-place function must be right where one tensor stands in two slots.
+
+What it checks
+    A function that writes into an input is called with one tensor in each two slots of one shape,
+    inside a network: where forward takes it, the gradient is that of the same forward.
+
+Why it matters
+    `a.mul_(b)` with `b` saved overwrites what it saved once `a` and `b` are the same: `f(x, x)`
+    has the gradient of other numbers.
+
+Fails
+    ctx.save_for_backward(a.clone(), b); a.mul_(b)
+
+Passes
+    ctx.save_for_backward(a.clone(), b.clone()); a.mul_(b)
+
+Cannot see
+    Tensors that overlap in memory without being the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from pullback.check.example import Example
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Skip,
+    Subject,
+    each,
+)
+
+RULE = Rule(code="S311", name="same-tensor-in-place", group="shape", profile="quick")
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per pair of slots."""
+    if not subject.writes_inputs or subject.fails_at_base or subject.wrong_names:
+        return
+    if subject.target.intent.has_surrogate or not subject.is_steady:
+        return
+    start = subject.small
+    floats = [i for i in start.differentiable if i in start.needs]
+    pairs = [(i, j) for k, i in enumerate(floats) for j in floats[k + 1 :]]
+    for i, j in each(pairs, subject):
+        one, two = start.args[i], start.args[j]
+        if one.shape != two.shape or one.dtype != two.dtype:
+            continue
+        call = _in_both(subject.target.call, i, j)
+        target = replace(subject.target, thing=call, call=call, function=None)
+        example = Example(start.args, frozenset({i}), f"one tensor in slots {i} and {j}")
+        both = Subject(target, (example,), profile=subject.profile)
+        both.names = subject.names
+        try:
+            wrong = both.judge(example)
+        except (ForwardRefusedError, BackwardFailedError):
+            continue
+        at = f"gradient of the tensor that is both `{subject.names[i]}` and `{subject.names[j]}`"
+        for mismatch in wrong:
+            yield subject.mismatched(
+                RULE,
+                mismatch,
+                example,
+                at=f"{at}, at {list(mismatch.index or ())}",
+                fix="clone what is saved before forward writes, also where inputs are the same",
+            )
+
+
+def _in_both(call: Callable[..., Any], i: int, j: int) -> Callable[..., Any]:
+    """The call with one tensor in two slots, made before it as a layer before it would."""
+
+    def both(*args: Any) -> Any:
+        full = list(args)
+        full[i] = full[j] = args[i] * 1
+        return call(*full)
+
+    return both

@@ -1,0 +1,57 @@
+"""Sound functions pass `untracked-list`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.contract.untracked_list import check
+from tests.check.subjects import findings, made, normal
+
+
+class Listed(Function):
+    """Takes its tensors in a list."""
+
+    @staticmethod
+    def forward(ctx, xs):
+        ctx.count = len(xs)
+        return 2 * sum(xs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return [2 * grad] * ctx.count
+
+
+class Scaled(Function):
+    """Has constants in a list."""
+
+    @staticmethod
+    def forward(ctx, x, scales):
+        ctx.scales = scales
+        return x * sum(scales)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * sum(ctx.scales), None
+
+
+SOUND = {
+    "constants": (Scaled, lambda: (normal(3), [normal(3).detach()])),
+    "direct": (made(lambda a, b: a + b, lambda g, a, b: (g, g)), lambda: (normal(3), normal(3))),
+}
+PLANTED = {
+    "listed": (Listed, lambda: ([normal(3), normal(3)],), "`xs`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]

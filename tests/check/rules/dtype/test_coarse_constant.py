@@ -1,0 +1,41 @@
+"""Sound functions pass `coarse-constant`; planted faults are caught, and named."""
+
+import pytest
+import torch
+
+from pullback.check.rules.dtype.coarse_constant import check
+from tests.check.subjects import findings, made, normal
+
+SOUND = {
+    "number": (made(lambda x: x * 0.1, lambda g, x: g * 0.1), lambda: (normal(4, 3),)),
+    "coarse forward": (
+        made(lambda x: (x.float() * 0.1).double(), lambda g, x: g * torch.full(g.shape, 0.1)),
+        lambda: (normal(4, 3),),
+    ),
+    "float32": (
+        made(lambda x: x * 0.1, lambda g, x: g * torch.full(g.shape, 0.1)),
+        lambda: (normal(4, 3, dtype=torch.float32),),
+    ),
+}
+PLANTED = {
+    "full": (
+        made(lambda x: x * 0.1, lambda g, x: g * torch.full(g.shape, 0.1)),
+        lambda: (normal(4, 3),),
+        "gradient of `x`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]

@@ -1,0 +1,70 @@
+"""Sound functions pass `missing-tangent`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.forward.missing_tangent import check
+from tests.check.subjects import findings, normal
+
+
+class Asks(Function):
+    """Takes a tangent that is None for zero."""
+
+    @staticmethod
+    def forward(a, b):
+        return a + 2 * b
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (None, None) if grad is None else (grad, 2 * grad)
+
+    @staticmethod
+    def jvp(ctx, a, b):
+        return (0 if a is None else a) + (0 if b is None else 2 * b)
+
+
+class Adds(Function):
+    """Adds tangents of which one may be None."""
+
+    @staticmethod
+    def forward(a, b):
+        return a + 2 * b
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (None, None) if grad is None else (grad, 2 * grad)
+
+    @staticmethod
+    def jvp(ctx, a, b):
+        return a + 2 * b
+
+
+SOUND = {
+    "asks": (Asks, lambda: (normal(4, 3), normal(4, 3, seed=1))),
+}
+PLANTED = {
+    "adds": (Adds, lambda: (normal(4, 3), normal(4, 3, seed=1)), "along `a` alone"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]

@@ -1,0 +1,78 @@
+"""Sound functions pass `kept-cotangent`; planted faults are caught, and named."""
+
+import collections
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.memory.kept_cotangent import check
+from tests.check.subjects import findings, normal
+
+
+class Notes(Function):
+    """Keeps a number."""
+
+    seen = collections.deque()
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        Notes.seen.append(float(grad.norm()))
+        return 2 * grad
+
+
+class Last(Function):
+    """Keeps the last one only."""
+
+    seen = None
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        Last.seen = grad
+        return 2 * grad
+
+
+class Logs(Function):
+    """Keeps every one."""
+
+    seen = collections.deque()
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        Logs.seen.append(grad)
+        return 2 * grad
+
+
+SOUND = {
+    "notes": (Notes, lambda: (normal(4, 3),)),
+    "last": (Last, lambda: (normal(4, 3),)),
+}
+PLANTED = {
+    "logs": (Logs, lambda: (normal(4, 3),), "the cotangents"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]

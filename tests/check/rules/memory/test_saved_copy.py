@@ -1,0 +1,70 @@
+"""Sound functions pass `saved-copy`; planted faults are caught, and named."""
+
+import pytest
+from torch.autograd import Function
+
+from pullback.check.rules.memory.saved_copy import check
+from tests.check.subjects import findings, normal
+
+
+class Itself(Function):
+    """Saves its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+class Size(Function):
+    """Saves what is the input for positive numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.abs())
+        return x.abs() ** 2 * 0.5
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+class Clone(Function):
+    """Saves a copy of its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone())
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+SOUND = {
+    "itself": (Itself, lambda: (normal(4, 3),)),
+    "size": (Size, lambda: (normal(4, 3).detach().abs(),)),
+}
+PLANTED = {
+    "clone": (Clone, lambda: (normal(4, 3),), "`x`"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]

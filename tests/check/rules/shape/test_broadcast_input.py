@@ -1,0 +1,53 @@
+"""Sound functions pass `broadcast-input`; planted faults are caught, and named."""
+
+import pytest
+
+from pullback.check.rules.shape.broadcast_input import check
+from tests.check.subjects import findings, made, normal
+
+SOUND = {
+    "product": (
+        made(lambda a, b: a * b, lambda g, a, b: (g * b, g * a)),
+        lambda: (normal(4, 3), normal(4, 3, seed=1)),
+    ),
+    "summed": (
+        made(lambda a, b: a + b, lambda g, a, b: (g.sum_to_size(a.shape), g.sum_to_size(b.shape))),
+        lambda: (normal(4, 3), normal(4, 3, seed=1)),
+    ),
+    "loss": (
+        made(
+            lambda a, b: ((a - b) ** 2).mean(), lambda g, a, b: (2 * g * (a - b) / a.numel(), None)
+        ),
+        lambda: (normal(4, 3), normal(4, 3, seed=1).detach()),
+    ),
+}
+PLANTED = {
+    "first row": (
+        made(
+            lambda a, b: a * b,
+            lambda g, a, b: (g * b, (g * a)[: len(b)] if b.dim() == 2 else g * a),
+        ),
+        lambda: (normal(4, 3), normal(4, 3, seed=1)),
+        "gradient of `b`",
+    ),
+    "reshaped": (
+        made(lambda a, b: a - 2 * b, lambda g, a, b: (g, (-2 * g).reshape(b.shape))),
+        lambda: (normal(4, 3), normal(4, 3, seed=1)),
+        "backward, with `b` broadcast",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]

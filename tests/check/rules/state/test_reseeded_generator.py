@@ -1,0 +1,87 @@
+"""Sound functions pass `reseeded-generator`; planted faults are caught, and named."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from pullback.check.rules.state.reseeded_generator import check
+from tests.check.subjects import findings, normal
+
+
+class Own(Function):
+    """Draws from a generator of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) > 0.5
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.mask
+
+
+class Draws(Function):
+    """Takes the next numbers of all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mask = torch.rand_like(x) > 0.5
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.mask
+
+
+class Resets(Function):
+    """Gives everybody the same numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        torch.manual_seed(0)
+        ctx.mask = torch.rand_like(x) > 0.5
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.mask
+
+
+class ResetsLate(Function):
+    """Gives everybody the same numbers, from backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        torch.manual_seed(0)
+        return grad * ctx.saved_tensors[0].cos()
+
+
+SOUND = {
+    "own": (Own, lambda: (normal(4, 3),)),
+    "draws": (Draws, lambda: (normal(4, 3),)),
+}
+PLANTED = {
+    "forward": (Resets, lambda: (normal(4, 3),), "forward"),
+    "backward": (ResetsLate, lambda: (normal(4, 3),), "backward"),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]
