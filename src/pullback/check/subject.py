@@ -165,6 +165,15 @@ class Subject:
         return self.judge_of.mismatches(called, cotangents, honest)
 
     @cached_property
+    def first_gradients(self) -> dict[str, Tensor | None]:
+        """The gradients of the first backward of all, at the example as given; none if it fails."""
+        try:
+            grads = self.pull(self.given)
+        except (ForwardRefusedError, BackwardFailedError):
+            return {}
+        return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+
+    @cached_property
     def base_mismatches(self) -> list[Mismatch]:
         """What is wrong at the examples themselves, over several cotangents; empty if it fails."""
         found: dict[str, Mismatch] = {}

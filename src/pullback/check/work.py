@@ -80,6 +80,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
 
 def _fitness(subject: Subject) -> Message:
     """Whether forward takes each of the examples, be it only without grad."""
+    _ = subject.first_gradients  # now, while they are the first
     start = time.process_time()
     for example in subject.examples:
         for needs in (None, frozenset[int]()):

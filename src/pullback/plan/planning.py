@@ -50,8 +50,8 @@ def plan(
         objective: "time", "memory" (bytes kept for backward), or a number between: 0 is time, 1 is
             memory.
         backends: the names of those to try; all that are available unless it is given.
-        budget: seconds, more or less. The program as written, and combined in one way, is always
-            measured.
+        budget: seconds, more or less. The program as written, and combined with the last backend
+            and each policy of saving, is always measured.
         progress: whether to show a bar, or a function of the steps done, the steps known of, and a
             text. Unless it is given, there is a bar on a terminal.
 
@@ -73,10 +73,9 @@ def plan(
     place = size_place(rows)
     name = "" if place is None else parameter_names(program, len(rows[0]))[place]
     cases = _cases(program, rows, place, name)
-    # What is known soonest comes first, then what serves the objective best: the budget may be
-    # spent before the rest.
+    # What usually wins comes first: the budget may be spent before the rest.
     saves = SAVES if weight < 0.5 else SAVES[::-1]
-    pairs = [(backend, save) for save in saves for backend in (*names[:1], *reversed(names[1:]))]
+    pairs = [(backend, save) for backend in reversed(names) for save in saves]
     meter = Meter(_device(rows))
     draws = RandomState(())
     try:

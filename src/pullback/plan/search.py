@@ -73,7 +73,8 @@ class Search:
         self._contenders: dict[int, list[Candidate]] = {}
         self._alive: list[Prices] = []
         self._check: Callable[[], None] = lambda: None
-        self._always = {AS_WRITTEN, *(Candidate(COMBINED, (), *pair) for pair in self.pairs[:1])}
+        first = [pair for pair in self.pairs if pair[0] == self.pairs[0][0]]
+        self._always = {AS_WRITTEN, *(Candidate(COMBINED, (), *pair) for pair in first)}
 
     def run(self) -> None:
         """Search until all is known, the budget is spent, or Ctrl-C."""

@@ -279,7 +279,7 @@ def _is_random(subject: Subject, example: Example) -> bool:
 
 
 def _spellable(example: Example, *, is_free: bool) -> Iterator[tuple[Example, dict[int, str]]]:
-    """The example with short numbers, of two decimals where its values do not matter; then as it is.
+    """The example with short numbers, shorter where its values do not matter; then as it is.
 
     With it comes the code of each large argument, which is drawn.
     """

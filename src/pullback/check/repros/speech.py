@@ -35,7 +35,7 @@ def of_mismatch(finding: Finding, shown: Mismatch) -> Finding:
 
 
 def of_change(finding: Finding, body: str, made: dict[str, Any]) -> Finding:
-    """The finding, told of the entry of a tensor that is no longer what the repro calls `before`."""
+    """The finding, told of what is no longer as the repro has it `before`."""
     changed = _CHANGED.search(body)
     if changed is None or not isinstance(made.get("before"), Tensor):
         return finding

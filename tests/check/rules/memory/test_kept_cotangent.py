@@ -1,6 +1,6 @@
 """Sound functions pass `kept-cotangent`; planted faults are caught, and named."""
 
-import collections
+from typing import ClassVar
 
 import pytest
 from torch.autograd import Function
@@ -12,7 +12,7 @@ from tests.check.subjects import findings, normal
 class Notes(Function):
     """Keeps a number."""
 
-    seen = collections.deque()
+    seen: ClassVar = []
 
     @staticmethod
     def forward(ctx, x):
@@ -42,7 +42,7 @@ class Last(Function):
 class Logs(Function):
     """Keeps every one."""
 
-    seen = collections.deque()
+    seen: ClassVar = []
 
     @staticmethod
     def forward(ctx, x):

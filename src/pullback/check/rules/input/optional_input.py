@@ -24,7 +24,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -47,11 +46,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if target.intent.has_surrogate or not subject.is_steady:
         return
     for i, name in each(_optional(subject), subject):
-        for example in each(_variants(subject.small, i, name), subject):
-            trial = trial_of(subject, example)
+        whole = _with(subject, i)
+        for example in each(_variants(whole.small, i, name), subject):
+            trial = trial_of(whole, example)
             if trial is None:
                 continue
-            found = _finding(subject, trial, name)
+            found = _finding(whole, trial, name)
             if found is not None:
                 yield found
             break
@@ -68,22 +68,30 @@ def _optional(subject: Subject) -> list[tuple[int, str]]:
     return [(i, p.name) for i, p in enumerate(parameters) if p.default is None]
 
 
+def _with(subject: Subject, i: int) -> Subject:
+    """The subject with argument `i` in its example, as None where it was left out."""
+    start = subject.small
+    if i != len(start.args):
+        return subject
+    longer = replace(start, args=(*start.args, None))
+    return Subject(subject.target, (longer,), profile=subject.profile)
+
+
 def _variants(start: Example, i: int, name: str) -> Iterator[Example]:
     """The example without a tensor that it has, or with one that it has not."""
-    if i > len(start.args):
+    if i >= len(start.args):
         return
-    given: Any = start.args[i] if i < len(start.args) else None
+    given = start.args[i]
     if isinstance(given, Tensor):
         if len(start.needs - {i}):
             yield start.put(i, None, f"`{name}` as None").need(start.needs - {i})
         return
     if given is not None:
         return
-    whole = start if i < len(start.args) else replace(start, args=(*start.args, None))
     for k, shape in enumerate(_shapes(start)):
         like = next(start.args[j] for j in start.differentiable)
         value = resampled(like, shape, 600 + k)
-        made = whole.put(i, value, f"`{name}` as a tensor")
+        made = start.put(i, value, f"`{name}` as a tensor")
         yield made.need(made.needs | {i}) if name in TRAINED else made
 
 
@@ -98,7 +106,7 @@ def _shapes(start: Example) -> list[tuple[int, ...]]:
 
 def _finding(subject: Subject, trial: Trial, name: str) -> Finding | None:
     example = trial.example
-    is_guess = example.args[subject.names.index(name)] is not None  # its shape may not be meant
+    is_guess = not example.label.endswith("None")  # the shape of a tensor may not be meant
     if trial.failure and not is_guess and is_new(subject, RULE, "backward"):
         return subject.finding(
             RULE,

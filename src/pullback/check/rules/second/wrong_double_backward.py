@@ -37,9 +37,13 @@ RULE = Rule(
     intent=("once_differentiable", "surrogate"),
 )
 
-SAVED = "a tensor that forward computed on the way is saved: it is a constant to the second backward"
+SAVED = (
+    "a tensor that forward computed on the way is saved: it is a constant to the second backward"
+)
 RECOMPUTE = "compute it in backward from saved inputs or outputs, or add @once_differentiable"
-DIFFERENTIATE = "let each step of backward have its own right derivative, or add @once_differentiable"
+DIFFERENTIATE = (
+    "let each step of backward have its own right derivative, or add @once_differentiable"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -2,8 +2,8 @@
 
 What it checks
     The same call, with the same random numbers, is made several times, with other calls between:
-    outputs and gradients stay the same. A forward that draws from the generator of Python or NumPy,
-    which PyTorch does not replay, is told apart.
+    outputs and gradients stay the same, and the gradients those of the very first call. A forward
+    that draws from the generator of Python or NumPy, which PyTorch does not replay, is told apart.
 
 Why it matters
     A counter, a cache or a running statistic that is read back makes results depend on what came
@@ -76,6 +76,20 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             index, have, want = worst_of(got, expected)
             yield _finding(subject, f"{words} at {list(index)}", want, have, draws)
             return
+    yield from _since_first(subject, draws)
+
+
+def _since_first(subject: Subject, draws: bool) -> Iterator[Finding]:
+    """A finding where the very first backward gave something else than one does now."""
+    try:
+        now = subject.pull(subject.given) if subject.first_gradients else {}
+    except BackwardFailedError:
+        return
+    for words, got, expected in _pairs([], [], now, subject.first_gradients):
+        if not _is_same(subject, got, expected, 1):
+            index, have, want = worst_of(got, expected)
+            yield _finding(subject, f"{words} at {list(index)}", want, have, draws)
+            return
 
 
 def _finding(subject: Subject, what: str, want: str, have: str, draws: bool) -> Finding:
@@ -110,8 +124,8 @@ def _pairs(
             yield f"gradient of `{name}`", gradient, before
 
 
-def _is_same(subject: Subject, got: Tensor, expected: Tensor) -> bool:
-    if is_close(got, expected, 100):
+def _is_same(subject: Subject, got: Tensor, expected: Tensor, factor: float = 100) -> bool:
+    if is_close(got, expected, factor):
         return True
     bound = subject.target.intent.nondeterministic
     return bool(bound) and float((got - expected).abs().max()) <= bound

@@ -1,0 +1,158 @@
+"""One defect is told once: by its cause, with what else it was seen as."""
+
+import pytest
+import torch
+
+import pullback as pb
+from pullback.check.causes import CAUSES, by_cause
+from pullback.check.finding import Finding, Rule, Severity
+from pullback.check.rules import all_rules
+from tests.check.subjects import normal
+
+X = normal(6)
+Function = torch.autograd.Function
+
+
+def finding(name, group="gradient", at="gradient of `x` at [0]", code="", **facts):
+    rule = Rule(code or name[:3].upper(), name, group)
+    return Finding(rule, at=at, **{"expected": "1", "got": "2", **facts})
+
+
+CHANGED = finding("mutated-cotangent", "mutation", "cotangent of output 0 at [0], after backward")
+POISONED = finding("uninitialised-memory", "poison", got="nan where it holds NaN, 1 where ones")
+WRONG = finding("wrong-gradient")
+RAISES = finding("cotangent-layout", "layout", got="RuntimeError: no such view")
+SAVED = finding("unread-saved", "memory", "saved tensor 0", severity=Severity.WASTEFUL)
+
+
+def names(findings):
+    return [found.rule.name for found in findings]
+
+
+def test_causes_are_rules_that_there_are():
+    known = {registered.rule.name for registered in all_rules()}
+    words = known | {registered.rule.group for registered in all_rules()}
+
+    assert {cause.rule for cause in CAUSES} <= known
+    assert {word for cause in CAUSES for word in cause.explains} <= words
+
+
+@pytest.mark.parametrize("cause", [CHANGED, POISONED], ids=["cotangent", "memory"])
+def test_echo_becomes_line_of_its_cause(cause):
+    (found,) = by_cause([WRONG, cause, finding("wrong-at-size", "shape")])
+
+    assert found.rule.name == cause.rule.name
+    assert found.facts["also"].startswith(
+        "seen as wrong-gradient (WRO), wrong-at-size (WRO), since"
+    )
+
+
+def test_gradient_with_its_own_reason_stays():
+    other = finding("wrong-gradient", why="the saved `y` is used where `x` is needed")
+
+    assert names(by_cause([other, CHANGED])) == ["mutated-cotangent", "wrong-gradient"]
+
+
+def test_what_raises_is_no_echo():
+    assert names(by_cause([RAISES, CHANGED, WRONG])) == ["mutated-cotangent", "cotangent-layout"]
+
+
+def test_other_kinds_of_finding_stay():
+    assert names(by_cause([SAVED, POISONED, WRONG])) == ["uninitialised-memory", "unread-saved"]
+
+
+def test_finding_without_cause_is_untouched():
+    assert by_cause([WRONG]) == [WRONG]
+
+
+def test_memory_that_only_differs_is_an_echo():
+    history = finding("result-depends-on-history", "state")
+    memory = finding("uninitialised-memory", "poison", got="3 where it holds NaN, 2 where ones")
+
+    assert names(by_cause([memory, history])) == ["result-depends-on-history"]
+
+
+def test_one_remedy_for_two_inputs_is_one():
+    one = finding("flipped-sign", fix="negate the gradient of `x`")
+    two = finding("flipped-sign", at="gradient of `res` at [1]", fix="negate the gradient of `res`")
+    (found,) = by_cause([one, two])
+
+    assert found.at == one.at
+    assert found.facts["also"] == "for `res` at [1]: expected 1, got 2"
+
+
+def test_two_remedies_for_two_inputs_are_two():
+    one = finding("wrong-gradient", fix="use `x`", why="the sine is used")
+    two = finding("wrong-gradient", at="gradient of `w`", fix="divide by 2")
+
+    assert len(by_cause([one, two])) == 2
+
+
+def test_order_is_severity_then_code():
+    fragile = finding("view-output", "alias", severity=Severity.FRAGILE, code="A1")
+    wrong = [finding("flipped-sign", code="B2"), finding("cut-gradient", code="B1")]
+
+    assert names(by_cause([SAVED, fragile, *wrong])) == [
+        "cut-gradient",
+        "flipped-sign",
+        "view-output",
+        "unread-saved",
+    ]
+
+
+# ---- whole checks ----
+
+
+class ScalesCotangent(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 7 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.mul_(7)
+
+
+class ReadsFresh(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        total = torch.empty_like(x)
+        return total.add_(2 * x * g)
+
+
+class Drawn(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * (torch.rand_like(g) > 0.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        (ScalesCotangent, "mutated-cotangent"),
+        (ReadsFresh, "uninitialised-memory"),
+        (Drawn, "random-in-backward"),
+    ],
+)
+def test_defect_has_one_finding(target, cause):
+    report = pb.check(target, (X,), profile="quick")
+
+    assert names(report.findings) == [cause]
+    assert report.findings[0].facts["also"].startswith("seen as ")
+
+
+def test_reference_is_not_made_of_overwritten_numbers():
+    groups = ["gradient", "domain", "dtype", "shape"]
+    report = pb.check(ScalesCotangent, (X.detach().float(),), select=groups, profile="quick")
+
+    assert report.findings == ()

@@ -1,0 +1,98 @@
+"""A fault of values is not blamed on a size or on ties, and one of sizes still is."""
+
+import pytest
+import torch
+
+import pullback as pb
+from pullback.check.retrial import by_shape, by_ties, set_aside
+from pullback.check.trials import Trial, trial_of
+from tests.check.subjects import normal, subject
+
+Function = torch.autograd.Function
+X = 0.3 * normal(10).detach()
+
+
+class Clipped(Function):
+    """Beyond 1 it is constant, and backward does not know."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.where(x.abs() < 1, x * x, torch.ones_like(x))
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Blocks(Function):
+    """The gradient of the last, partial block of four is dropped."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        grad = 2 * x * g
+        if len(x) > 12:
+            grad[len(x) // 4 * 4 :] = 0
+        return grad
+
+
+def found_at(target, value):
+    """A subject, and a trial of it at another value."""
+    patient = subject(target, X)
+    trial = trial_of(patient, patient.small.put(0, value, "another"))
+    assert isinstance(trial, Trial) and trial.mismatches
+    return patient, trial
+
+
+def test_value_beyond_threshold_is_no_size():
+    value = torch.cat([X, X, 4 * X[:5], X])
+    patient, trial = found_at(Clipped, value)
+
+    assert [left.mismatches for left in by_shape(patient, [trial])] == [()]
+    assert [aside.example.args[0].shape for aside in set_aside(patient)] == [(10,)]
+
+
+def test_partial_block_is_still_a_size():
+    patient, trial = found_at(Blocks, torch.cat([X, X[:5]]))
+
+    assert [len(left.mismatches) for left in by_shape(patient, [trial])] == [1]
+    assert set_aside(patient) == []
+
+
+def test_value_beyond_threshold_is_no_tie():
+    patient, trial = found_at(Clipped, (5 * X).round())
+
+    assert [left.mismatches for left in by_ties(patient, [trial])] == [()]
+
+
+def test_fault_at_ties_is_still_one():
+    class Largest(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.amax(0)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * (x == x.amax(0))
+
+    report = pb.check(Largest, (X,), profile="quick")
+
+    assert "wrong-at-ties" in [finding.rule.name for finding in report.findings]
+
+
+@pytest.mark.parametrize(
+    ("target", "rule"), [(Clipped, "wrong-far-out"), (Blocks, "wrong-at-size")]
+)
+def test_whole_check_names_the_right_rule(target, rule):
+    report = pb.check(target, (X,), select=["shape", "domain"], profile="quick")
+
+    assert [finding.rule.name for finding in report.findings] == [rule]
