@@ -21,6 +21,7 @@ UNSTEADY = {
     "nondeterministic",
     "random-in-backward",
     "random-under-checkpoint",
+    "replay-from-seed",
     "unwritten-memory",
 }
 

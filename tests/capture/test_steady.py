@@ -103,6 +103,42 @@ def test_changed_list_is_noticed(change):
     assert not holds()
 
 
+class Row(list):
+    pass
+
+
+ODD = {
+    "a function's attribute": (lambda: lambda x: x, lambda f: setattr(f, "k", 5.0)),
+    "a tensor's attribute": (lambda: torch.ones(2), lambda t: setattr(t, "k", 5.0)),
+    "a list's attribute": (Row, lambda row: setattr(row, "k", 5.0)),
+    "a bytearray": (lambda: bytearray([2]), lambda one: one.__setitem__(0, 3)),
+    "a dict's key": (lambda: {("a", 1): 2.0}, lambda d: (d.clear(), d.update({("b", 1): 2.0}))),
+    "a set": (lambda: {2.0}, lambda one: (one.clear(), one.add(3.0))),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_places_are_looked_at(case):
+    make, change = ODD[case]
+    held = make()
+    program = lambda x: (x, held)  # noqa: E731
+    state, holds = steady_state(program)
+    change(held)
+
+    assert not holds()
+    assert state_around(program) != state
+
+
+def test_nothing_and_zero_of_a_module_are_told_apart():
+    module = nn.Linear(2, 2)
+    module.scale = 0.0
+    state, holds = steady_state(module)
+    module.scale = None
+
+    assert not holds()
+    assert state_around(module) != state
+
+
 MODULE_CHANGES = {
     "eval": lambda module: module.eval(),
     "a hook": lambda module: module[0].register_forward_hook(lambda *_: None),

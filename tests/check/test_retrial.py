@@ -47,7 +47,8 @@ def found_at(target, value):
     """A subject, and a trial of it at another value."""
     patient = subject(target, X)
     trial = trial_of(patient, patient.small.put(0, value, "another"))
-    assert isinstance(trial, Trial) and trial.mismatches
+    assert isinstance(trial, Trial)
+    assert trial.mismatches
     return patient, trial
 
 

@@ -53,7 +53,7 @@ def test_values_that_only_look_equal_are_told_apart(one, other):
     assert key_of((one,)) != key_of((other,))
 
 
-@pytest.mark.parametrize("arg", [[x], {"x": x}, object(), slice(1, 2)], ids=str)
+@pytest.mark.parametrize("arg", [[x], {"x": x}, object(), slice(1, 2)], ids=type)
 def test_call_that_is_nothing_simple_has_no_key(arg):
     assert key_of((arg,)) is None
 
@@ -238,6 +238,23 @@ def test_trees_and_plain_values_come_back_as_written():
         assert torch.equal(got["y"], want["y"])
         assert torch.equal(got["twice"][0], want["twice"][0])
         assert got["flag"] is True
+
+
+@pytest.mark.parametrize("call", [lambda F, x: F.apply(x), lambda F, x: F.apply(x=x)])
+def test_value_returned_with_and_without_gradient(call):
+    a, _ = pair()
+
+    def loss(x):
+        y = x.sin()
+        return y, y.detach()
+
+    combined = pb.combine(loss, a)
+    for _ in range(2):
+        y, detached = call(combined, a)
+
+        assert y.requires_grad
+        assert not detached.requires_grad
+        assert torch.equal(torch.autograd.grad(y.sum(), a)[0], a.cos())
 
 
 def test_output_without_cotangent_is_right():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from pullback.run.node import ANY, EXACT, Layout, NodeSpec, Source, make_node
+from pullback.run.node import ANY, DENSE, EXACT, Layout, NodeSpec, Source, make_node
 
 INPUT = [Source(True, 0), Source(True, 1)]
 
@@ -51,6 +51,7 @@ def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
         cotangents=(Layout.of(x.detach(), needs=False),),
         backward=backward,
         general=general,
+        kept=() if demands == ANY else tuple(Layout.of(t.detach()) for t in (x, y)),
     )
     return make_node(spec), log
 
@@ -122,6 +123,32 @@ def test_saved_tensors_in_another_layout_go_the_general_way():
 
     assert torch.equal(got, y)
     assert "general" in log
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.float, lambda t: torch._neg_view(-t)])
+def test_hooks_that_change_a_tensor_first_do_no_harm(change):
+    x, y = pair(2, 3)
+    node, log = product(x, y)
+    with saved_tensors_hooks(lambda t: t, change):
+        out, _ = node(x, y)
+    changed, _ = torch.autograd.grad(out, (x, y), torch.ones_like(out))
+    out, _ = node(x, y)
+    got, _ = torch.autograd.grad(out, (x, y), torch.ones_like(out))
+
+    torch.testing.assert_close(changed.double(), y, rtol=1e-6, atol=1e-6)
+    assert torch.equal(got, y)
+    assert log[0] == "general"
+
+
+@pytest.mark.parametrize("demands", [EXACT, DENSE, ANY])
+def test_lazily_negated_cotangent_is_resolved(demands):
+    x, y = pair(2, 3)
+    node, _ = product(x, y, demands=demands)
+    out, _ = node(x, y)
+    cotangent = torch._neg_view(torch.ones_like(out))
+    got, _ = torch.autograd.grad(out, (x, y), cotangent)
+
+    assert torch.equal(got, -y)
 
 
 def test_any_layout_is_read_as_it_comes():

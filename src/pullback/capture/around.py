@@ -32,7 +32,7 @@ from pullback.capture.steady import Places
 
 _DEPTH, _LIMIT, _LENGTH = 5, 500, 200
 _BYTES = 1 << 16  # of an array of another library, which counts by its values
-_PLAIN = (bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _ROWS = (list, tuple, set, frozenset, deque)
 _TENSORS = ("_parameters", "_buffers")  # of a module
 _FIXED = (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range)
@@ -114,14 +114,18 @@ class _Look:
         self.is_whole = False
 
     def _entry(self, value: Any, depth: int) -> Iterator[Any]:
-        if isinstance(value, float):
-            yield float, repr(value)  # 0.0 and -0.0 are equal, and not the same
+        if isinstance(value, (float, complex)):
+            yield type(value), repr(value)  # 0.0 and -0.0 are equal, and not the same
+        elif isinstance(value, bytearray):
+            self.places.is_told = False  # changed in place, it is still the same thing
+            yield bytearray, bytes(value)
         elif isinstance(value, _PLAIN):
             yield type(value), value
         elif isinstance(value, Tensor):
             self.tensors.append(_kind_of(value))
             self.places.tensor(value)
             yield self.tensors[-1]
+            yield from self._of_attributes(value, depth)
         elif isinstance(value, MethodType):  # made anew whenever it is read
             self._add(depth + 1, value.__self__, value.__func__)
         elif id(value) in self.seen:
@@ -140,6 +144,8 @@ class _Look:
         if isinstance(value, FunctionType):
             yield _Same(value.__code__)
             self._add_function(value, depth)
+            if is_users_file(value.__code__.co_filename):
+                yield from self._of_attributes(value, depth)
         elif isinstance(value, functools.partial):
             self._add(depth + 1, value.func, value.args, value.keywords)
         elif isinstance(value, nn.Module):
@@ -149,8 +155,10 @@ class _Look:
             self.places.row(value)
             self._add(depth, *list(value)[:_LENGTH])
             self.is_whole &= len(value) <= _LENGTH
+            yield from self._of_attributes(value, depth)
         elif isinstance(value, dict):
             yield from self._of_dict(value, depth)
+            yield from self._of_attributes(value, depth)
         elif isinstance(value, (type, ModuleType)):
             yield _Same(value)
             self._note(value)
@@ -160,9 +168,16 @@ class _Look:
     def _of_dict(self, value: Any, depth: int) -> Iterator[Any]:
         items = list(value.items())[:_LENGTH]
         self.places.items(value, _LENGTH)
-        yield tuple(key if isinstance(key, (str, int)) else type(key) for key, _ in items)
+        yield tuple(map(_key_of, (key for key, _ in items)))
         self._add(depth, *(item for _, item in items))
         self.is_whole &= len(value) <= _LENGTH
+
+    def _of_attributes(self, value: Any, depth: int) -> Iterator[Any]:
+        """The attributes that somebody gave a thing which usually has none."""
+        if getattr(value, "__dict__", None):
+            yield from self._of_dict(vars(value), depth)
+        elif hasattr(value, "__dict__"):
+            self.places.size(vars(value))
 
     def _of_object(self, value: Any, depth: int) -> Iterator[Any]:
         kind = type(value)
@@ -210,6 +225,9 @@ class _Look:
                     self._add(depth, value)
                 elif isinstance(value, Sized):
                     self.places.size(value)
+                elif name != "_modules":
+                    yield name
+                    yield from self._entry(value, depth)
 
     def _note(self, value: type | ModuleType) -> None:
         """Remember a class of the user's; of other libraries, only some are known to be pure."""
@@ -336,6 +354,13 @@ def _values_of(value: Any) -> bytes | None:
         return None
     make = getattr(value, "tobytes", None)
     return None if make is None else bytes(make())
+
+
+def _key_of(key: Any) -> Any:
+    """A key of a dict, as far as it is plain."""
+    if isinstance(key, tuple):
+        return tuple(map(_key_of, key))
+    return (type(key), repr(key)) if isinstance(key, (*_PLAIN, float, complex)) else type(key)
 
 
 def _kind_of(tensor: Tensor) -> tuple[Any, ...]:

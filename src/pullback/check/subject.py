@@ -50,7 +50,9 @@ class Subject:
         self.reference = Reference(target)
         self.judge_of = Judge(self.reference)
         self.tried: Counter[str] = Counter()
-        self.deadline = float("inf")
+        self.deadline = float("inf")  # of this process's work, so that the load does not matter
+        self.first_run: Run | None = None  # of all, at the example as given
+        self.latest = float("inf")  # by the clock, for what waits
         # Variants already tried, by family, and (group, input) pairs that a rule has reported.
         self.trials: dict[str, list[Any]] = {}
         self.blamed: set[tuple[str, str]] = set()
@@ -98,7 +100,7 @@ class Subject:
     @property
     def time_is_up(self) -> bool:
         """Whether a long-running check should end here; it is asked between variants."""
-        return time.monotonic() > self.deadline
+        return time.process_time() > self.deadline or time.monotonic() > self.latest
 
     # ---- runs ----
 
@@ -168,7 +170,9 @@ class Subject:
     def first_gradients(self) -> dict[str, Tensor | None]:
         """The gradients of the first backward of all, at the example as given; none if it fails."""
         try:
-            grads = self.pull(self.given)
+            called = self.first_run or self.run(self.given)
+            self.first_run = None
+            grads = called.pull(self.cotangents(called))
         except (ForwardRefusedError, BackwardFailedError):
             return {}
         return {name: None if g is None else g.detach().clone() for name, g in grads.items()}

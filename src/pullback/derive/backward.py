@@ -194,6 +194,7 @@ class _Derived:
             draws = draws_now() if recipe.is_random else None
             with autocast_off():
                 outputs, saved, numbers = recipe.run(tensors)
+            _take_apart(captured, outputs)
             inputs = captured.row(tensors)
             if self.keeps_inputs or _must_keep_inputs(captured):
                 saved += [x for x in inputs if not any(x is one for one in saved)]
@@ -294,6 +295,14 @@ def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Any]:
         for o in captured.outputs
         if o.index is not None and o.kind == "tensor" and not o.differentiable
     ]
+
+
+def _take_apart(captured: Capture, outputs: list[Any]) -> None:
+    """Let a tensor that is returned both with a gradient and without be two, as in the program."""
+    live = {id(y) for y in _differentiable(captured, outputs)}
+    for o in captured.outputs:
+        if o.index is not None and not o.differentiable and id(outputs[o.index]) in live:
+            outputs[o.index] = outputs[o.index].detach()
 
 
 def _differentiable(captured: Capture, values: Sequence[Any]) -> list[Any]:

@@ -34,7 +34,7 @@ from pullback.function.isolation import isolated
 
 _UNDIFFERENTIABLE = "is not differentiable with respect to argument"  # as PyTorch says it
 KINDS, CALLS = 64, 1024  # how many kinds of calls, and how many calls of each, are kept
-_FIXED = (bool, int, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
+_FIXED = (bool, int, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
 
 @dataclass
@@ -231,8 +231,8 @@ def _shielded() -> Iterator[None]:
 
 def _key(leaf: Any) -> Any:
     """A plain value, such that what is equal is also the same to a program."""
-    if isinstance(leaf, float):
-        return float, repr(leaf)  # 0.0 and -0.0 are equal, and not the same; NaN is not equal
+    if isinstance(leaf, (float, complex)):
+        return type(leaf), repr(leaf)  # 0.0 and -0.0 are equal, and not the same; NaN is not equal
     if isinstance(leaf, slice):
         return slice, _key(leaf.start), _key(leaf.stop), _key(leaf.step)
     return type(leaf), leaf if isinstance(leaf, _FIXED) else state_around(leaf)

@@ -49,7 +49,8 @@ class Nodes:
 
     def find(self, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
         """The node for a row of tensors; None where only the general way is right."""
-        if recipe.is_random or not recipe.has_contiguous_cotangents or not _is_live(recipe):
+        is_usual = _is_live(recipe) and not _is_shadowed(recipe)
+        if recipe.is_random or not recipe.has_contiguous_cotangents or not is_usual:
             return None
         if any(x.is_neg() for x in row):
             return None  # its memory holds the negative (`z.conj().imag`), which code does not see
@@ -125,6 +126,14 @@ def _is_live(recipe: Recipe) -> bool:
     return any(o.differentiable for o in captured.outputs) and any(i.needs for i in captured.inputs)
 
 
+def _is_shadowed(recipe: Recipe) -> bool:
+    """Whether one value is returned both with a gradient and without: `return y, y.detach()`."""
+    captured = recipe.captured
+    row = captured.joint.outputs
+    live = [row[o.index] for o in captured.outputs if o.differentiable and o.index is not None]
+    return any(one in live for one in silent_among(captured, row))
+
+
 # ---- specs ----
 
 
@@ -137,7 +146,7 @@ def _any(nodes: Nodes, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
         return _text(lean(parts.backward), "backward", recipe)
 
     run = _text(Lean(forward.graph, _made(forward)), "forward", recipe)
-    return _spec(nodes, recipe, row, forward.sources, run, backward, ANY, ())
+    return _spec(nodes, recipe, row, forward.sources, run, backward, ANY, (), None)
 
 
 def _dense(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
@@ -157,7 +166,7 @@ def _dense(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) ->
                 nodes.note(error)
         return _text(one, "backward", recipe)
 
-    return _spec(nodes, recipe, row, forward.sources, run, backward, DENSE, ())
+    return _spec(nodes, recipe, row, forward.sources, run, backward, DENSE, (), made)
 
 
 def _exact(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
@@ -179,7 +188,7 @@ def _exact(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) ->
             nodes.note(error)
         return _text(one, "backward", recipe)
 
-    return _spec(nodes, recipe, row, forward.sources, run, backward, EXACT, numbers)
+    return _spec(nodes, recipe, row, forward.sources, run, backward, EXACT, numbers, made)
 
 
 def _spec(
@@ -191,10 +200,13 @@ def _spec(
     backward: Callable[[Sequence[Any]], Compiled],
     demands: str,
     numbers: Sequence[Any],
+    made: Sequence[Any] | None,
 ) -> NodeSpec:
+    """The spec; `made` is what forward made of `row`, where backward demands its layouts."""
     captured = recipe.captured
     count, end = captured.joint.output_count, captured.joint.output_count + recipe.saved_count
     saved = list(sources[count:end])
+    kept = [] if made is None else [(row if s.is_input else made)[s.place] for s in saved]
     saved += [s for i in range(len(row)) if (s := Source(True, i)) not in saved]
     places = [saved.index(Source(True, i)) for i in range(len(row))]
     needs = [one.needs for one in captured.inputs]
@@ -226,6 +238,7 @@ def _spec(
         cotangents=cotangents,
         backward=backward,
         general=general,
+        kept=tuple(Layout.of(x, needs=False) for x in kept),
     )
 
 

@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from pullback.errors import BackendError, CaptureError, ToolchainError
 from pullback.run import inductor, toolchain
 from pullback.run.lean import Lean
 from pullback.run.lean import whole as whole_in_python
-from pullback.run.node import MISS, Compiled, Layout, NodeSpec, Source
+from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
 
 _NAME = "pullback_node"
@@ -165,7 +166,15 @@ def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, list[Any]
     """The first backward: its compiled graph, and the layouts of what it reads."""
 
     def begin(row: Sequence[Any]) -> tuple[Any, list[Any]]:
-        layouts = [_row(Layout.of(tensor)) for tensor in row[: spec.read]]
-        return spec.backward(row), layouts
+        found = [Layout.of(tensor, needs=False) for tensor in row[: spec.read]]
+        kept = spec.kept or found
+        if spec.demands == EXACT and list(kept) != found:  # hooks gave them back in another layout
+            row = [*map(_like, kept), *row[spec.read :]]
+        return spec.backward(row), [_row(one) for one in kept]
 
     return begin
+
+
+def _like(layout: Layout) -> Tensor:
+    shape, stride, kind = layout.shape, layout.stride, (layout.dtype, layout.device)
+    return torch.empty_strided(shape, stride, dtype=kind[0], device=kind[1])

@@ -89,6 +89,8 @@ class NodeSpec:
             the numbers, the cotangents. It gives one gradient per input that needs one.
         general: gives one gradient per input, by whatever way is right, from the saved tensors, the
             numbers, and a cotangent or None for each output that carries a gradient.
+        kept: the layouts of the saved tensors that the backward graph reads, where it demands any:
+            hooks may give them back in another one.
     """
 
     name: str
@@ -105,6 +107,7 @@ class NodeSpec:
     cotangents: tuple[Layout, ...]
     backward: Callable[[Sequence[Any]], Compiled]
     general: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+    kept: tuple[Layout, ...] = ()
 
 
 def make_node(spec: NodeSpec) -> Callable[..., Any]:
@@ -115,7 +118,9 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     space: dict[str, Any] = {
         "run": spec.forward,
         "general": spec.general,
-        "begin": _beginning(spec),
+        "begin": spec.backward,
+        "layouts": tuple((one.shape, one.stride, one.dtype, False, False) for one in spec.kept),
+        "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
         "empty_strided": torch.empty_strided,
         "materialize": set_materialize,
@@ -154,7 +159,7 @@ def _forward(spec: NodeSpec) -> list[str]:
 
 
 def _backward(spec: NodeSpec) -> list[str]:
-    """The text of backward; `compiled` and the layouts of what is read come with its first run."""
+    """The text of backward; `compiled` comes with its first run."""
     live = spec.live
     given = [f"g{live.index(i)}" if i in live else f"_{i}" for i in range(len(spec.outputs))]
     cotangents = [f"g{i}" for i in range(len(live))]
@@ -162,20 +167,21 @@ def _backward(spec: NodeSpec) -> list[str]:
     numbers = [f"n{i}" if isinstance(n, Source) else repr(n) for i, n in enumerate(spec.numbers)]
     later = [n for n, one in zip(numbers, spec.numbers, strict=True) if isinstance(one, Source)]
     lines = ["compiled = None", f"def backward(ctx, {', '.join(given)}):"]
-    lines.append("    global compiled, layouts")
+    lines.append("    global compiled")
     lines += [f"    {_tuple(kept)} = ctx.saved_tensors"] if kept else []
     lines += [f"    {_tuple(later)} = ctx.numbers"] if later else []
     undefined = [f"{g} is None" for g in cotangents]
-    lines.append(f"    if {' or '.join(['is_grad_enabled()', *undefined])}:")
+    read = kept[: spec.read]
+    unfit = [_unfit(spec, read)] if spec.kept else []
+    lines.append(f"    if {' or '.join(['is_grad_enabled()', *undefined, *unfit])}:")
     lines.append(f"        {_to_general(kept, numbers, cotangents)}")
     for g in cotangents:
+        lines.append(
+            f"    if {g}.is_neg() or {g}.is_conj(): {g} = {g}.resolve_conj().resolve_neg()"
+        )
         lines.append(f"    {_fitting(spec, g)}")
-    read = kept[: spec.read]
     lines.append(f"    row = [{', '.join([*read, *numbers, *cotangents])}]")
-    lines.append("    if compiled is None: compiled, layouts = begin(row)")
-    if read and spec.demands != ANY:
-        lines.append(f"    elif {_unfit(spec, read)}:")
-        lines.append(f"        {_to_general(kept, numbers, cotangents)}")
+    lines.append("    if compiled is None: compiled = begin(row)")
     return [*lines, "    made = compiled(row)", f"    return {_gradients(spec)}"]
 
 
@@ -194,8 +200,19 @@ def _fitting(spec: NodeSpec, g: str) -> str:
 def _unfit(spec: NodeSpec, read: Sequence[str]) -> str:
     """Whether hooks on saved tensors gave one of them back in another layout."""
     if spec.demands == DENSE:
-        return " or ".join(f"not {s}.is_contiguous()" for s in read)
-    return f"{_tuple(f'({s}.shape, {s}.stride(), {s}.dtype)' for s in read)} != layouts"
+        dtypes = f"{_tuple(f'{s}.dtype' for s in read)} != dtypes"
+        return " or ".join([dtypes, *(f"not {s}.is_contiguous() or {_is_lazy(s)}" for s in read)])
+    return (
+        f"{_tuple(f'({s}.shape, {s}.stride(), {s}.dtype, {_flags(s)})' for s in read)} != layouts"
+    )
+
+
+def _is_lazy(s: str) -> str:
+    return f"{s}.is_neg() or {s}.is_conj()"
+
+
+def _flags(s: str) -> str:
+    return f"{s}.is_neg(), {s}.is_conj()"
 
 
 def _gradients(spec: NodeSpec) -> str:
@@ -212,13 +229,3 @@ def _value(source: Source) -> str:
 
 def _tuple(values: Any) -> str:
     return "(" + "".join(f"{value}, " for value in values) + ")"
-
-
-def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Compiled, tuple[Any, ...]]]:
-    """The first backward of a node: its compiled graph, and the layouts of what it reads."""
-
-    def begin(row: Sequence[Any]) -> tuple[Compiled, tuple[Any, ...]]:
-        layouts = tuple((t.shape, t.stride(), t.dtype) for t in row[: spec.read])
-        return spec.backward(row), layouts
-
-    return begin
