@@ -1,12 +1,15 @@
-"""What pullback does, in a minute: `python -m examples.demo`.
+"""What pullback does, in two minutes: `python -m examples.demo`.
 
 Exits with 0 when every right Function agrees with PyTorch's own derivative, `pb.check` finds both
 published mistakes with their reasons and nothing on the others, else with 1.
 """
 
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -29,6 +32,7 @@ from examples import (
     roi_align,
 )
 from examples.compare import Difference, Inputs, compare, pull, text_of, worst_of
+from pullback.emit.build import has_compiler
 from pullback.report import text
 
 # Rounding of float64 stays far below the first; the published mistakes are far above the second.
@@ -327,6 +331,40 @@ def show_planned(console: Console) -> bool:
     return agrees
 
 
+def show_emitted(console: Console) -> bool:
+    """Show the right MyComplexOp as C++, built where there is a compiler; whether it agrees."""
+    say(
+        console,
+        "[bold]8. The right one as C++ that needs nothing of ours: pb.emit, pb.build[/]",
+        "   A torch::autograd::Function behind an op, for Python and for pure C++.",
+        "",
+    )
+    inputs = my_complex_op.inputs()
+    with tempfile.TemporaryDirectory() as folder:
+        given = tuple(inputs.values())
+        pb.emit(my_complex_op.MyComplexOp, "cpp", examples=given, path=folder)
+        (file,) = (path for path in Path(folder).glob("*.cpp") if path.name != "main.cpp")
+        source = file.read_text("utf-8")
+        body = source.partition("  static variable_list backward")[2].partition("\n  }\n")[0]
+        lines = ["static variable_list backward" + body, "}"]
+        say(console, *(escape(f"   {line}") for line in "\n".join(lines).splitlines()), "")
+        if not has_compiler():
+            say(console, "   There is no C++ compiler here, so it is not built.", "")
+            return True
+        start = time.perf_counter()
+        op = pb.build(file)
+        seconds = time.perf_counter() - start
+        size = worst_of(compare(op, my_complex_op.plain, inputs)).size
+    agrees = size < AGREES
+    told = "[green]agrees[/]" if agrees else "[red]DIFFERS[/]"
+    say(
+        console,
+        f"   Built in {seconds:.1f} s. The op {told} with PyTorch, difference {text_of(size)}",
+        "",
+    )
+    return agrees
+
+
 def _row(row) -> str:
     how = f"{row.candidate.backend} {row.candidate.save}".strip() or "as written"
     return f"{row.label:<38}{how:<20}{row.speedup:6.2f} times as fast"
@@ -354,6 +392,7 @@ def main(console: Console | None = None) -> int:
         show_in_place,
         show_operator,
         show_planned,
+        show_emitted,
     )
     results = [show(console) for show in shows]
     ok = all(results)

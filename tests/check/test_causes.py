@@ -72,6 +72,13 @@ def test_memory_that_only_differs_is_an_echo():
     assert names(by_cause([memory, history])) == ["result-depends-on-history"]
 
 
+def test_cause_is_as_bad_as_it_shows():
+    kept = finding("tensor-on-ctx", "memory", "`ctx.y`", severity=Severity.FRAGILE)
+    (found,) = by_cause([finding("stale-after-edit", "memory"), kept])
+
+    assert (found.rule.name, found.weight) == ("tensor-on-ctx", Severity.WRONG)
+
+
 def test_one_remedy_for_two_inputs_is_one():
     one = finding("flipped-sign", fix="negate the gradient of `x`")
     two = finding("flipped-sign", at="gradient of `res` at [1]", fix="negate the gradient of `res`")

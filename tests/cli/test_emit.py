@@ -106,7 +106,7 @@ def test_cpp_fills_a_folder(ops):
 @pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_built_op_is_named(ops, monkeypatch):
-    monkeypatch.setenv("PULLBACK_CACHE", str(ops / "cache"))
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(ops / "cache"))
     result = run("ops_to_emit:Square", "--to", "cpp", "-o", "square.cpp", "--build")
 
     assert result.exit_code == 0, result.output

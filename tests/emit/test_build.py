@@ -94,7 +94,7 @@ def test_two_processes_compile_once(source, compiler, tmp_path):
 
 def test_folder_for_libraries_can_be_named(source, compiler, tmp_path, monkeypatch):
     compiler()
-    monkeypatch.setenv("PULLBACK_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "kept"))
 
     assert (tmp_path / "kept") in compiled(source, FILE).parents
 
@@ -209,7 +209,7 @@ class BuiltRelu(my_relu.MyReLU):
 
 @pytest.mark.needs_compiler
 def test_emitted_folder_is_built_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("PULLBACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))
     x = torch.tensor([-1.0, 2.0, 3.0], requires_grad=True)
     pb.emit(BuiltRelu, "cpp", examples=(x,), path=tmp_path / "relu")
     op = module_door(tmp_path / "relu")

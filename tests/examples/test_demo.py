@@ -17,6 +17,7 @@ def eager():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PULLBACK_BACKENDS", "eager")
         patch.setattr(planned, "BUDGET", 1.0)
+        patch.setattr(demo, "has_compiler", lambda: False)
         yield
 
 
@@ -76,6 +77,23 @@ def test_wrong_plan_makes_it_fail(monkeypatch):
     monkeypatch.setattr(planned, "make_plan", lambda: tilted)
 
     assert demo.show_planned(Console(file=io.StringIO(), width=80)) is False
+
+
+def test_emitted_backward_is_shown(shown):
+    _, text = shown
+
+    assert "auto grad_x = x.sin() * 2 * x.cos() * grad_out;" in text
+    assert "There is no C++ compiler here, so it is not built." in text
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+def test_emitted_op_is_built_and_agrees(monkeypatch):
+    monkeypatch.setattr(demo, "has_compiler", lambda: True)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+
+    assert demo.show_emitted(console)
+    assert "The op agrees with PyTorch" in console.file.getvalue()
 
 
 def test_text_to_a_pipe_has_no_colour(shown):

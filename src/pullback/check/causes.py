@@ -18,7 +18,7 @@ Test = Callable[[Finding], bool]
 
 ALSO = "also"  # the label of what is folded into a finding
 
-_NAME = re.compile(r"`[^`]*`")
+_NAME = re.compile(r"`[^`]*`|the cotangent(?: of output \d+)?")
 _RAISED = re.compile(r"^[A-Za-z_.]*(?:Error|Exception|Interrupt)\b")
 
 # Groups and rules that compare numbers: of one call with another, or with what they must be.
@@ -40,6 +40,7 @@ REPEATING = frozenset(
         *("checkpoint-differs", "compiled-differs"),
     }
 )
+UNWATCHED = frozenset({"stale-after-edit", "leaked-graph", "freed-storage"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Cause:
     since: str
     holds: Test = lambda finding: True
     is_partial: bool = False  # whether a gradient may be wrong for a reason of its own besides
+    weighs: bool = False  # whether it is as bad as the worst of what it explains
     raising: str = ""  # what an explained finding may raise; otherwise it compares numbers
 
     def is_behind(self, cause: Finding, other: Finding) -> bool:
@@ -140,6 +142,32 @@ CAUSES = (
         raising="single memory location|modified by an inplace operation",
     ),
     Cause(
+        "touched-grad",
+        frozenset({"checkpoint-differs", "hooks-bypassed", "cut-gradient"}),
+        "what is in `.grad` is none of what backward returns",
+        raising=".",
+    ),
+    Cause(
+        "wrong-for-subset",
+        frozenset({"wrong-under-no-grad"}),
+        "forward does something else where no gradient is asked for",
+        holds=lambda finding: finding.at.startswith("forward when no input"),
+        raising=".",
+    ),
+    Cause(
+        "tensor-on-ctx",
+        UNWATCHED | {"detached-double-backward"},
+        "autograd neither watches nor follows what is on ctx and not saved",
+        holds=lambda finding: finding.got.startswith(("output", "input")),
+        weighs=True,
+    ),
+    Cause(
+        "tensor-on-ctx",
+        UNWATCHED,
+        "autograd does not watch what is on ctx and not saved",
+        weighs=True,
+    ),
+    Cause(
         "wrong-gradient",
         frozenset({"linearity"}),
         "the same edit mends that too",
@@ -169,6 +197,9 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
         if echoes:
             told = f"seen as {_names(echoes)}, since {cause.since}"
             left = [f for f in left if f not in echoes and f not in own]
+            if cause.weighs:
+                worst = min((f.weight for f in (own[0], *echoes)), key=order.index)
+                own[0] = replace(own[0], severity=worst)
             causes += _grouped([_with(own[0], told), *own[1:]])
     return [*causes, *_grouped(left)]
 

@@ -19,7 +19,7 @@ from pullback.check.finding import Finding
 from pullback.check.repros import gradients, linear, lives, orders, ways
 from pullback.check.repros.naming import with_names
 from pullback.check.repros.scene import Form, Scene, scenes
-from pullback.check.repros.speech import of_change, of_mismatch, of_names
+from pullback.check.repros.speech import of_change, of_mismatch, of_names, of_slope
 from pullback.check.repros.trying import executed, is_failure
 from pullback.check.spelling import UnspeakableError, imported
 
@@ -112,6 +112,8 @@ def _spoken(finding: Finding, form: Form, scene: Scene, body: str, made: dict[st
     if form in (gradients.slope, gradients.number):
         shown = gradients.mismatch_of(scene)
         return finding if shown is None else of_mismatch(finding, shown)
+    if form is orders.second:
+        return of_slope(finding, made)
     if "before" in made:
         return of_change(finding, body, made)
     return of_names(finding, scene, body, made)

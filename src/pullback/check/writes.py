@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pullback.check.example import Example, tensors_in
+from pullback.check.registration import schema_of
 from pullback.check.run import run
 from pullback.check.snapshot import Change, Snapshot, share_memory
 from pullback.check.spy import Marks, marking_of
@@ -31,7 +32,7 @@ def written_inputs(
     """The inputs that one call of forward changes behind the caller's back.
 
     Raises `ForwardRefusedError` where forward does. A plain program that writes with PyTorch's own
-    operators hides nothing: autograd sees those.
+    operators hides nothing: autograd sees those. An op says in its schema what it writes into.
     """
     target = subject.target
     marking = marking_of(target) if target.is_function else None
@@ -48,9 +49,21 @@ def written_inputs(
     for change in snapshot.changes():
         position, tensor = named[int(change.name)]
         is_seen = tensor._version != versions[int(change.name)]
-        if position in marks.dirty or (not target.is_function and is_seen):
+        if position in marks.dirty or (is_seen and _is_open(subject, position)):
             continue
         told = replace(change, name=subject.names[position])
         is_returned = any(share_memory(tensor, output) for output in called.outputs)
         found.append(Written(told, is_returned, is_seen))
     return found
+
+
+def _is_open(subject: Subject, position: int) -> bool:
+    """Whether a write that the version counter shows is behind nobody's back."""
+    target = subject.target
+    if not target.is_op:
+        return not target.is_function
+    arguments = getattr(schema_of(target.thing), "arguments", ())
+    if position >= len(arguments):
+        return True
+    alias = arguments[position].alias_info
+    return alias is not None and bool(alias.is_write)

@@ -26,6 +26,7 @@ from filelock import FileLock
 
 from pullback.emit.headers import has_headers, include_folder, language_standard
 from pullback.errors import BuildError
+from pullback.run.cache import root
 
 COMPILERS = ("c++", "g++", "clang++")
 SHOWN = 3
@@ -50,7 +51,7 @@ def build(
         path: a C++ file with `TORCH_LIBRARY` or `TORCH_LIBRARY_FRAGMENT`, such as `emit` writes; or
             a folder with one of them.
         flags: more options for the compiler.
-        cache: the folder to keep libraries in; by default `$PULLBACK_CACHE`, else a folder for this
+        cache: the folder to keep libraries in; by default one in `$PULLBACK_CACHE_DIR`, else in this
             user's caches.
 
     Returns the op, `torch.ops.<ns>.<name>`; of a file with several, the namespace `torch.ops.<ns>`;
@@ -139,18 +140,14 @@ def compiled(
         raise BuildError(
             f"`{folder}` must be a folder that libraries can be kept in",
             got=error.strerror or str(error),
-            fix="name another one: build(..., cache=...), or $PULLBACK_CACHE",
+            fix="name another one: build(..., cache=...), or $PULLBACK_CACHE_DIR",
         ) from None
     return library
 
 
 def cache_folder() -> Path:
-    """The folder that libraries are kept in."""
-    named = os.environ.get("PULLBACK_CACHE")
-    if named:
-        return Path(named)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "pullback" / "build"
+    """The folder that libraries are kept in, beside what the backends keep."""
+    return root().with_name("build")
 
 
 def has_compiler() -> bool:

@@ -22,7 +22,6 @@ _NUMBER = re.compile(rf"^[-+]?{_REAL}(?:[-+]{_REAL}j)?(?=$|,)")
 _ENTRY = re.compile(r" at \[[\d, ]*\]")
 _SHARE = re.compile(r", wrong in \d+ of \d+ entries")
 _CHANGED = re.compile(r"torch\.equal\(([\w\[\]]+), before\)")
-_OUTPUTS = re.compile(r"\[out\b|\bheld\b")  # a body that compares outputs too
 _WHERE = re.compile(r"^gradient of `[^`]+`(?: at \[[\d, ]*\])?(?:, wrong in \d+ of \d+ entries)?")
 
 
@@ -40,6 +39,17 @@ def of_change(finding: Finding, body: str, made: dict[str, Any]) -> Finding:
     if changed is None or not isinstance(made.get("before"), Tensor):
         return finding
     return _told(finding, made["before"], eval(changed.group(1), made))
+
+
+def of_slope(finding: Finding, made: dict[str, Any]) -> Finding:
+    """The finding, told of the numbers that its repro has for the entry that the finding names."""
+    told = {"expected": made.get("slope"), "got": made.get("got")}
+    for label, value in told.items():
+        fact = getattr(finding, label)
+        if value is not None and not isinstance(value, complex) and _NUMBER.match(fact):
+            shown = number(float(value))
+            finding = replace(finding, **{label: _NUMBER.sub(shown, fact, count=1)})
+    return finding
 
 
 def of_names(finding: Finding, scene: Scene, body: str, made: dict[str, Any]) -> Finding:
@@ -84,4 +94,6 @@ def _is_about(scene: Scene, got: Tensor, body: str) -> bool:
     own = scene.example.args[scene.position].shape
     if got.shape != own or shapes.count(own) != 1:
         return False
-    return own not in [o.shape for o in scene.run.outputs] or not _OUTPUTS.search(body)
+    if own not in [output.shape for output in scene.run.outputs]:
+        return True
+    return not got.requires_grad and "held" not in body  # an output is compared there too

@@ -1,8 +1,8 @@
 """A gradient must keep its digits where all values lie far from zero.
 
 What it checks
-    Each input in turn shifted by 1000, in float32: where forward's output and PyTorch's own
-    gradient keep their digits, and the function's gradient in float64 is right, its gradient in
+    Each input in turn shifted by 1000 and by 4000, in float32: where forward's output and PyTorch's
+    own gradient keep their digits, and the function's gradient in float64 is right, its gradient in
     float32 is no more than a few times as far off as PyTorch's.
 
 Why it matters
@@ -22,6 +22,7 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ from pullback.check.trials import Trial, reported
 
 RULE = Rule(code="V612", name="far-from-zero", group="domain", profile="quick")
 
-SHIFT = 1000.0
+SHIFTS = (1000.0, 4000.0)
 LOST = 0.02  # of the largest entry
 TIMES = 30  # as far off as PyTorch's own gradient
 EXACT = 1e-2  # how far forward in float32 may be off
@@ -56,9 +57,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     if any(start.args[i].dtype != torch.float64 for i in start.differentiable):
         return
-    for i in each(sorted(start.needs), subject):
-        shifted = start.args[i].float() + SHIFT
-        example = start.to(torch.float32).put(i, shifted, f"`{subject.names[i]}` around {SHIFT:g}")
+    for i, shift in each(product(sorted(start.needs), SHIFTS), subject):
+        label = f"`{subject.names[i]}` around {shift:g}"
+        example = start.to(torch.float32).put(i, start.args[i].float() + shift, label)
         found = tuple(_lost(subject, example, i))
         if found:
             yield from reported(subject, RULE, [Trial(example, found)], FIX)

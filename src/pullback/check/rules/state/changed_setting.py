@@ -53,6 +53,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     usual = _settings()
     for dtype, example in product(DTYPES, _examples(subject)):
         torch.set_default_dtype(dtype)  # an earlier call may have set it to what it sets it to
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
         before = _settings()
         phase = "forward"
         try:
