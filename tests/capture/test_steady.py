@@ -214,3 +214,30 @@ def test_equal_number_bound_anew_is_left_to_a_look(monkeypatch):
 
     assert not holds()
     assert state_around(by_global) == state
+
+
+def test_module_inside_a_module_is_looked_at(tmp_path, monkeypatch):
+    folder = tmp_path / "a_package_of_mine"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from a_package_of_mine import conf\n")
+    (folder / "conf.py").write_text("scale = 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = __import__("a_package_of_mine")
+    program = eval("lambda x: x * package.conf.scale", {"package": package})
+    program.__code__ = program.__code__.replace(co_filename=__file__)
+    state, holds = steady_state(program)
+    package.conf.scale = 3.0
+
+    assert not holds()
+    assert state_around(program) != state
+
+
+def test_object_that_answers_for_itself_is_no_error():
+    class Odd:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+    odd = Odd()
+    program = lambda x: (x, odd)  # noqa: E731
+
+    assert state_around(program) == state_around(program)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pullback as pb
 from pullback.compose.light import Light, key_of
+from pullback.errors import CaptureError
 
 light = import_module("pullback.compose.light")
 
@@ -306,3 +307,80 @@ def test_calls_with_changing_sizes_leave_nothing_behind():
     work(range(12, 60))
 
     assert alive() == before
+
+
+# ---- what must not be lost on the short way ----
+
+
+def test_second_derivative_survives_a_change_in_between():
+    layers = [nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh()]
+    module = nn.Sequential(*layers).double()
+    a, _ = pair(2, 3)
+
+    def penalty(call):
+        module.train()
+        out = call(a)
+        module.eval()
+        (g,) = torch.autograd.grad(out.sum(), a, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), a)[0]
+
+    combined = pb.combine(module, a)
+    penalty(combined.apply)
+
+    torch.testing.assert_close(penalty(combined.apply), penalty(module))
+
+
+def test_handwritten_rules_are_not_differentiated_by_the_text():
+    a, _ = pair()
+    factor = [2.0]
+    combined = pb.combine(lambda x: Doubled.apply(x).exp() * factor[0], a)
+    combined.apply(a)
+    out = combined.apply(a)
+    factor[0] = 3.0
+
+    with pytest.raises(CaptureError) as caught:
+        torch.autograd.grad(out.sum(), a, create_graph=True)
+    assert "must be differentiated twice while all that it reads" in str(caught.value)
+
+
+def test_tangent_of_a_closure_is_kept():
+    weight = torch.ones(3)
+
+    def program(x):
+        return x * weight
+
+    combined = pb.combine(program, x[0])
+    combined.apply(x[0])
+    with torch.autograd.forward_ad.dual_level():
+        weight = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.full((3,), 5.0))
+        out = torch.autograd.forward_ad.unpack_dual(combined.apply(x[0]))
+
+    assert out.tangent.tolist() == [5.0] * 3
+
+
+def test_batches_of_cotangents_are_pulled():
+    a, _ = pair()
+    combined = pb.combine(lambda x: x.sin() * x, a)
+    combined.apply(a)
+    got = torch.autograd.functional.jacobian(combined.apply, a, vectorize=True)
+
+    torch.testing.assert_close(got, torch.diag(a.cos() * a + a.sin()).detach())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (torch.eye(3).to_sparse_csr(),),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),),
+        (torch.ones(3, device="meta"),),
+        (torch.ones(3, dtype=torch.complex64).conj(),),
+    ],
+    ids=["csr", "nested", "meta", "conjugate"],
+)
+def test_unusual_tensors_run_as_written(args):
+    combined = pb.combine(lambda x: x * 2, x)
+    for _ in range(2):
+        got = combined.apply(*args)
+
+        assert got.layout is args[0].layout
+        assert got.device == args[0].device

@@ -97,7 +97,8 @@ class _Look:
         self.places = Places()
         self.is_whole = True
         self.names = set(_CALLED)  # that the code which was met mentions
-        self.classes: dict[type, set[str]] = {}  # of the user, and which attributes were met
+        # Classes and modules of the user, and which of their attributes were met.
+        self.classes: dict[type | ModuleType, set[str]] = {}
 
     def state(self) -> State:
         """What is found."""
@@ -239,11 +240,13 @@ class _Look:
             name, module = value.__module__, _module_of(value)
         else:
             name, module = value.__name__, value
+            if _is_users(value):
+                self.classes.setdefault(value, set())
         self.is_whole &= name.split(".")[0] in _PURE or _is_users(module)
 
     def _of_classes(self) -> Iterator[Any]:
-        """The attributes of the user's classes that the code mentions."""
-        for cls, met in self.classes.items():
+        """The attributes of the user's classes and modules that the code mentions."""
+        for cls, met in list(self.classes.items()):
             found = [n for n in vars(cls) if n in self.names and n not in met]
             met.update(found)
             self.places.size(vars(cls))
@@ -350,10 +353,13 @@ def _slots_of(kind: type) -> list[str]:
 
 def _values_of(value: Any) -> bytes | None:
     """The values of a small array of another library; None for other things."""
-    if not isinstance(getattr(value, "nbytes", None), int) or value.nbytes > _BYTES:
+    try:
+        if not isinstance(getattr(value, "nbytes", None), int) or value.nbytes > _BYTES:
+            return None
+        make = getattr(value, "tobytes", None)
+        return None if make is None else bytes(make())
+    except Exception:  # an object that answers for its attributes itself may raise anything
         return None
-    make = getattr(value, "tobytes", None)
-    return None if make is None else bytes(make())
 
 
 def _key_of(key: Any) -> Any:

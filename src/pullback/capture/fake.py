@@ -166,6 +166,12 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def is_odd(tensor: Tensor) -> bool:
+    """Whether a tensor has no strided memory of its own: fake, meta, sparse or nested ones."""
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    return not is_strided or tensor.is_meta or is_fake(tensor)
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether `tensor` is a fake one, of any trace."""
     return isinstance(tensor, fake_tensor.FakeTensor)

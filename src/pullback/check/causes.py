@@ -135,7 +135,7 @@ CAUSES = (
     ),
     Cause(
         "mutated-saved",
-        REPEATING | {"gradient-aliases-input", "layout", "same-tensor-twice"},
+        REPEATING | {"gradient-aliases-input", "layout", "same-tensor-twice", "reused-buffer"},
         "the next backward, and whoever shares that memory, sees other numbers",
         holds=lambda finding: not _repeats(finding),
         is_partial=True,

@@ -14,6 +14,9 @@ _dump: Any = getattr(torch._C, "_dispatch_dump", lambda name: "")
 _LINE = r": registered at (.+?):(\d+)\b"
 
 
+TORCH = str(Path(str(torch.__file__)).parent)
+
+
 def schema_of(thing: Any) -> Any:
     """The schema of an op, of the first overload where it has several; None for anything else."""
     thing = overload_of(thing)
@@ -29,7 +32,7 @@ def overload_of(thing: Any) -> Any:
 
 
 def place_of_op(thing: Any) -> str:
-    """`file:line` where the op's autograd, or else the op, is registered in C++.
+    """`file:line` where the op's autograd, or else the op, is registered in C++ or Python.
 
     C++ keeps no line of a backward: that of `TORCH_LIBRARY` or `TORCH_LIBRARY_IMPL` is the nearest.
     Empty for what is no op, and where the file is not on this machine.
@@ -41,8 +44,23 @@ def place_of_op(thing: Any) -> str:
     told = _dump(name)
     for kind in ("Autograd[^:]*", "debug"):
         found = re.search(f"^{kind}{_LINE}", told, re.MULTILINE)
-        if found and Path(found.group(1)).is_file():
+        if found and Path(found.group(1)).is_file() and not found.group(1).startswith(TORCH):
             return f"{near(found.group(1))}:{found.group(2)}"
+    return _place_in_python(schema.name)
+
+
+def _place_in_python(name: str) -> str:
+    """`file:line` of the backward, or else of the function, of an op that is made in Python."""
+    try:
+        from torch._library.custom_ops import OPDEFS
+
+        made = OPDEFS.get(name)
+    except ImportError:  # another version of PyTorch
+        return ""
+    for attribute in ("_backward_fn", "_init_fn"):
+        code = getattr(getattr(made, attribute, None), "__code__", None)
+        if code is not None and not code.co_filename.startswith(TORCH):
+            return f"{near(code.co_filename)}:{code.co_firstlineno}"
     return ""
 
 

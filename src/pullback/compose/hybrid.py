@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import is_fake
+from pullback.capture.fake import is_odd
 from pullback.capture.trees import map_leaves, tensors_in
 from pullback.compose.combined import policy_of, require_examples
 from pullback.compose.flow import Flow, flow_of, recorded, skeleton
@@ -113,7 +113,7 @@ class _Flows:
             not torch.is_grad_enabled()
             or transforms_active()
             or has_tangent(tensors)
-            or any(map(is_fake, tensors))
+            or any(map(is_odd, tensors))
         ):
             return self.program(*args, **kwargs)
         flow = self._find(args, kwargs)

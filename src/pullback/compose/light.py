@@ -37,7 +37,11 @@ def key_of(args: tuple[Any, ...]) -> Any:
     for arg in args:
         kind = arg.__class__
         if kind in _TENSORS:
-            key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad, arg.device, arg.is_neg())
+            try:
+                key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad, arg.device)
+            except RuntimeError:  # nested and sparse tensors have no strides
+                return None
+            key += (arg.is_neg(), arg.is_conj())
         elif kind is float:
             key += (float, arg, math.copysign(1.0, arg))  # 0.0 and -0.0 are not the same
         elif kind in _PLAIN:

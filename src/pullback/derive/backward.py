@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.fake import is_fake
+from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_as, autocast_now, autocast_off
 from pullback.capture.patch import announce
@@ -46,7 +46,13 @@ from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
-from pullback.function.slots import has_tangent, new_class, transforms_active, version_of
+from pullback.function.slots import (
+    has_tangent,
+    in_forward_mode,
+    new_class,
+    transforms_active,
+    version_of,
+)
 from pullback.graph.cut import Point, require_policy
 
 
@@ -159,12 +165,13 @@ class _Derived:
             given = args
             args, keywords = _placed(signature, args, kwargs)
             tensors = tensors_in(args)
-            tangents = has_tangent(tensors)
-            if tangents or transforms_active():
+            if transforms_active() or in_forward_mode():
+                around = [one.tensor for one in self.general.captured.closures]
+                tangents = has_tangent([*tensors, *around])
                 return self.transformed(args, keywords, tangents=tangents)
             if not torch.is_grad_enabled():
                 return self.recipes.program_with(keywords, len(args))(*args)
-            if any(map(is_fake, tensors)):
+            if any(map(is_odd, tensors)):
                 return announce(cls, self.recipes.program_with(keywords, len(args)), args, {})
 
             def node(*args: Any, **kwargs: Any) -> Any:
@@ -227,6 +234,8 @@ class _Derived:
         gradients = self._pulled_again(call, saved, given, wanted)
         if gradients is None:
             with autocast_off():
+                if call.is_bare and torch.is_grad_enabled():
+                    saved = _with_history(call, saved)
                 gradients = _pulled(call, saved, given, wanted)
         return gradients
 
@@ -365,7 +374,8 @@ class Call:
     """One call of a derived Function, as its backward sees it.
 
     `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
-    carries a gradient. `autocast` and `draws` are how these stood when the program ran.
+    carries a gradient. `autocast` and `draws` are how these stood when the program ran. `is_bare`
+    says that what was saved comes back without its history.
     """
 
     recipe: Recipe
@@ -374,6 +384,7 @@ class Call:
     kinds: Callable[[], Sequence[Any]]
     autocast: Any
     draws: Any
+    is_bare: bool = False
 
 
 # ---- gradients ----
@@ -396,6 +407,23 @@ def _pulled(
         saved[: recipe.saved_count], call.numbers, given, wanted
     )
     return pulled
+
+
+def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
+    """What was saved, computed again from the inputs, to be differentiated.
+
+    The text knows no hand-written rule of a second derivative: only the program does.
+    """
+    captured, row = call.recipe.captured, call.inputs.find(saved)
+    if row is None or captured.is_handwritten:
+        raise CaptureError(
+            f"`{captured.name}`, which holds hand-written backwards, must be differentiated twice "
+            "while all that it reads from around it is as it was",
+            got="something around it that has changed since forward",
+            fix="call it again, or pass what changes as an argument",
+        )
+    count = sum(one.kind == "argument" for one in captured.inputs)
+    return call.recipe.run(row[:count])[1]
 
 
 def _partial(captured: Capture) -> CaptureError:

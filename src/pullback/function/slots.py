@@ -102,6 +102,20 @@ def is_traced(tensors: Iterable[torch.Tensor]) -> bool:
     return _modes() > 0 or any(type(t) not in plain or t.is_meta for t in tensors)
 
 
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open."""
+    return forward_ad._current_level >= 0
+
+
+_is_batched: Any = torch._C._functorch.is_batchedtensor
+_is_legacy_batched: Any = torch._C._functorch.is_legacy_batchedtensor
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` stands for many under a vmap, so that it has no memory of its own."""
+    return bool(_is_batched(tensor) or _is_legacy_batched(tensor))
+
+
 def has_tangent(args: Iterable[Any]) -> bool:
     """Whether forward-mode differentiation comes with `args`, so that a jvp follows forward."""
     if forward_ad._current_level < 0:

@@ -52,7 +52,7 @@ class Nodes:
         is_usual = _is_live(recipe) and not _is_shadowed(recipe)
         if recipe.is_random or not recipe.has_contiguous_cotangents or not is_usual:
             return None
-        if any(x.is_neg() for x in row):
+        if any(x.is_neg() or x.is_conj() or x.is_meta for x in row):
             return None  # its memory holds the negative (`z.conj().imag`), which code does not see
         with self._lock:
             key = recipe, sum(x.numel() for x in row).bit_length()
@@ -217,7 +217,15 @@ def _spec(
     cotangents = tuple(_contiguous(outputs[place]) for place in live)
 
     def general(kept: Sequence[Any], numbers: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        call = Call(recipe, numbers, Inputs(places), lambda: _kinds(recipe, row_of(kept)), (), None)
+        call = Call(
+            recipe,
+            numbers,
+            Inputs(places),
+            lambda: _kinds(recipe, row_of(kept)),
+            (),
+            None,
+            is_bare=True,
+        )
         return tuple(nodes.derived.pull(call, kept, cotangents, needs))
 
     def row_of(kept: Sequence[Any]) -> list[Tensor]:

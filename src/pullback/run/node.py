@@ -6,7 +6,8 @@ whose forward and backward are written out for this very spec. `native.make_node
 C++, and checks for itself that a call fits.
 
 What backward meets and the spec does not cover goes to `general`: a backward that is to be
-differentiated, an output without cotangent, a saved tensor that hooks gave back in another layout.
+differentiated, an output without cotangent or with a batch of them, a saved tensor that hooks gave
+back in another layout.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.function.slots import (
     c_apply,
     hidden,
+    is_batched,
     new_class,
     set_materialize,
     set_non_differentiable,
@@ -122,6 +124,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "layouts": tuple((one.shape, one.stride, one.dtype, False, False) for one in spec.kept),
         "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
+        "is_batched": is_batched,
         "empty_strided": torch.empty_strided,
         "materialize": set_materialize,
         "save": set_to_save,
@@ -170,7 +173,7 @@ def _backward(spec: NodeSpec) -> list[str]:
     lines.append("    global compiled")
     lines += [f"    {_tuple(kept)} = ctx.saved_tensors"] if kept else []
     lines += [f"    {_tuple(later)} = ctx.numbers"] if later else []
-    undefined = [f"{g} is None" for g in cotangents]
+    undefined = [f"{g} is None or is_batched({g})" for g in cotangents]
     read = kept[: spec.read]
     unfit = [_unfit(spec, read)] if spec.kept else []
     lines.append(f"    if {' or '.join(['is_grad_enabled()', *undefined, *unfit])}:")

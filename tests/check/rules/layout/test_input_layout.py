@@ -57,6 +57,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "offset in float32": (
+        made(lambda x: x**3, lambda x, g: 3 * g * x.as_strided(x.shape, x.stride(), 0) ** 2),
+        lambda: (normal(4, 3).float().detach().requires_grad_(),),
+        "gradient of `args[0]`",
+    ),
     "strides": (
         made(lambda x: x * x, lambda x, g: 2 * torch.as_strided(x, x.shape, (5, 1)) * g),
         lambda: (normal(4, 5),),

@@ -116,3 +116,17 @@ def test_buffer_is_less_at_risk(name, weight):
     target, args, _ = PLANTED[name]
 
     assert [str(finding.weight) for finding in findings(check, target, *args)] == [weight]
+
+
+@torch.library.custom_op("pullback_tests::halve_and_clear", mutates_args=())
+def halve_and_clear(x: torch.Tensor) -> torch.Tensor:
+    half = x / 2
+    x.zero_()
+    return half
+
+
+def test_op_must_name_what_it_writes():
+    (finding,) = findings(check, torch.ops.pullback_tests.halve_and_clear, normal(4))
+
+    assert finding.at.startswith("input `x` at ")
+    assert finding.fix == "work on a clone of `x`, or name it in `mutates_args`"

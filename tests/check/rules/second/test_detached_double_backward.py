@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from pullback.check.rules.second.detached_double_backward import check
 from tests.check.subjects import findings, normal, skips
@@ -81,7 +82,24 @@ class CutCotangent(Square):
         return 2 * x * g.detach()
 
 
+class OnceUnderAutocast(Function):
+    """Another decorator stands above `once_differentiable`."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    @once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * g * x * x
+
+
 SOUND = {
+    "once": (OnceUnderAutocast, lambda: (normal(5),)),
     "square": (Square, lambda: (normal(5),)),
     "linear": (Linear, lambda: (normal(5),)),
     "refuses": (Raises, lambda: (normal(5),)),

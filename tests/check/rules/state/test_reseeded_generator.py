@@ -1,5 +1,6 @@
 """Sound functions pass `reseeded-generator`; planted faults are caught, and named."""
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import Function
@@ -62,11 +63,26 @@ class ResetsLate(Function):
         return grad * ctx.saved_tensors[0].cos()
 
 
+class ResetsNumpy(Function):
+    """Gives everybody NumPy's same numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        np.random.seed(0)
+        ctx.scale = float(np.random.rand())
+        return x * ctx.scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.scale
+
+
 SOUND = {
     "own": (Own, lambda: (normal(4, 3),)),
     "draws": (Draws, lambda: (normal(4, 3),)),
 }
 PLANTED = {
+    "numpy": (ResetsNumpy, lambda: (normal(4, 3),), "forward: the generator of NumPy"),
     "forward": (Resets, lambda: (normal(4, 3),), "forward"),
     "backward": (ResetsLate, lambda: (normal(4, 3),), "backward"),
 }

@@ -53,6 +53,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _finding(subject: Subject, example: Example, written: Written) -> Finding:
     change = written.change
+    is_op = subject.target.is_op
+    said = "name it in `mutates_args`" if is_op else "call ctx.mark_dirty and return it"
     is_at_risk = subject.names.index(change.name) in subject.given.needs
     return subject.finding(
         RULE,
@@ -61,5 +63,5 @@ def _finding(subject: Subject, example: Example, written: Written) -> Finding:
         at=f"input `{change.name}` at {list(change.index)}, after forward",
         expected=f"{change.before}, as before forward",
         got=change.after,
-        fix=f"work on a clone of `{change.name}`, or call ctx.mark_dirty and return it",
+        fix=f"work on a clone of `{change.name}`, or {said}",
     )

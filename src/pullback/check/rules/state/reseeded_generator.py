@@ -1,8 +1,8 @@
 """The random numbers of others must not be reset.
 
 What it checks
-    Forward and backward run after two different seeds: PyTorch's and Python's generators are not in
-    the same state afterwards, and what was moved in backward was moved on, not set.
+    Forward and backward run after two different seeds: PyTorch's, Python's and NumPy's generators
+    are not in the same state afterwards.
 
 Why it matters
     `torch.manual_seed(0)` in a forward makes its dropout repeatable, and gives the whole program
@@ -21,7 +21,9 @@ Cannot see
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -51,21 +53,24 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for forward, or else one for backward."""
     if subject.fails_at_base:
         return
-    state, other = torch.get_rng_state(), random.getstate()
+    usual = _states()
     try:
-        after = [_states(subject, seed) for seed in SEEDS]
+        after = [_run(subject, seed) for seed in SEEDS]
     except (ForwardRefusedError, BackwardFailedError) as error:
         yield Skip(RULE, f"the function raised: {error}")
         return
     finally:
-        torch.set_rng_state(state)
-        random.setstate(other)
+        torch.set_rng_state(usual["PyTorch"])
+        random.setstate(usual["Python"])
+        if "NumPy" in usual:
+            _numpy().set_state(usual["NumPy"])
     for phase, one, two in zip(("forward", "backward"), *after, strict=True):
-        if torch.equal(one[0], two[0]) or one[1] == two[1]:
+        same = [name for name in one if name in two and _is_same(one[name], two[name])]
+        if same:
             yield subject.finding(
                 RULE,
                 example=subject.small,
-                at=phase,
+                at=f"{phase}: the generator of {same[0]}",
                 expected="other random numbers afterwards for every seed before",
                 got="the same ones, whatever the seed was",
                 fix="draw from a torch.Generator of your own, or inside torch.random.fork_rng()",
@@ -73,7 +78,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             return
 
 
-def _states(subject: Subject, seed: int) -> list[tuple[torch.Tensor, object]]:
+def _run(subject: Subject, seed: int) -> list[dict[str, Any]]:
     """The states of the generators after forward, and after backward."""
     args = subject.small.fresh()
     if subject.writes_inputs:
@@ -83,13 +88,37 @@ def _states(subject: Subject, seed: int) -> list[tuple[torch.Tensor, object]]:
         result = subject.target.call(*args)
     except Exception as error:
         raise ForwardRefusedError(error) from error
-    found = [(torch.get_rng_state(), random.getstate())]
+    found = _states()
     run = Run(subject.small, subject.names, args, args, result)
     _seed(seed + 7)
     run.pull(subject.cotangents(run))
-    return [*found, (torch.get_rng_state(), random.getstate())]
+    return [found, _states()]
+
+
+def _states() -> dict[str, Any]:
+    """The state of each generator that a whole program shares."""
+    found = {"PyTorch": torch.get_rng_state(), "Python": random.getstate()}
+    return found if _numpy() is None else {**found, "NumPy": _numpy().get_state()}
+
+
+def _numpy() -> Any:
+    """NumPy's generator, where the program has loaded NumPy."""
+    return getattr(sys.modules.get("numpy"), "random", None)
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    return _parts(one) == _parts(two)
+
+
+def _parts(state: Any) -> list[Any]:
+    """A state as values that can be compared."""
+    return [part.tolist() if hasattr(part, "tolist") else part for part in state]
 
 
 def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
+    if _numpy() is not None:
+        _numpy().seed(seed)
