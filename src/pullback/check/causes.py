@@ -21,6 +21,8 @@ ALSO = "also"  # the label of what is folded into a finding
 _NAME = re.compile(r"`[^`]*`|the cotangent(?: of output \d+)?")
 _RAISED = re.compile(r"^[A-Za-z_.]*(?:Error|Exception|Interrupt)\b")
 
+AGAIN = "second backward"  # a finding that says no more than that it differs from the first
+
 # Groups and rules that compare numbers: of one call with another, or with what they must be.
 GROUPS = (
     *("gradient", "linearity", "layout", "shape", "dtype", "domain", "second", "compile"),
@@ -31,11 +33,12 @@ CALLS = (
     *("wrong-in-threads", "wrong-under-no-grad"),
 )
 STATES = ("two-live-calls", "stale-cache", "result-depends-on-history")
-COMPARING = frozenset({*GROUPS, *CALLS, *STATES})
+COMPARING = frozenset({*GROUPS, *CALLS, *STATES, AGAIN})
 # What a backward shows that finds other numbers at its second call, or in another thread.
 REPEATING = frozenset(
     {
         *CALLS,
+        AGAIN,
         *("detached-double-backward", "wrong-double-backward", "hessian-asymmetry"),
         *("checkpoint-differs", "compiled-differs"),
     }
@@ -61,7 +64,8 @@ class Cause:
             return False
         if self.is_partial and other.rule.group == "gradient" and other.why:
             return False  # it has a reason of its own
-        if not _repeats(other) and not {other.rule.name, other.rule.group} & self.explains:
+        words = {other.rule.name, other.rule.group} | ({AGAIN} if _repeats(other) else set())
+        if not words & self.explains:
             return False
         if _RAISED.match(other.got):
             return bool(self.raising) and re.search(self.raising, other.got) is not None
@@ -100,11 +104,6 @@ CAUSES = (
         COMPARING | {"uninitialised-memory"},
         "no two calls give the same",
     ),
-    Cause(
-        "reused-buffer",
-        COMPARING,
-        "what is kept from one call changes with the next",
-    ),
     Cause("stale-cache", COMPARING, "a call is served with the numbers of an earlier one"),
     Cause(
         "two-live-calls",
@@ -142,8 +141,13 @@ CAUSES = (
         raising="single memory location|modified by an inplace operation",
     ),
     Cause(
+        "reused-buffer",
+        COMPARING,
+        "what is kept from one call changes with the next",
+    ),
+    Cause(
         "touched-grad",
-        frozenset({"checkpoint-differs", "hooks-bypassed", "cut-gradient"}),
+        frozenset({"checkpoint-differs", "hooks-bypassed", "cut-gradient", AGAIN}),
         "what is in `.grad` is none of what backward returns",
         raising=".",
     ),

@@ -29,7 +29,7 @@ from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Sub
 
 RULE = Rule(code="K807", name="output-cut-at-size", group="contract", profile="quick")
 
-MOST = 24  # variants, of which each costs a forward
+MOST = 10  # variants, of which each costs a forward
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
