@@ -8,7 +8,7 @@ from pullback.run.node import Source
 
 
 def returning(pick):
-    """A graph of `a` and `b` that returns what `pick` takes of them, their sum and their product."""
+    """A graph that returns what `pick` takes of `a`, `b`, their sum and their product."""
     graph = fx.Graph()
     a, b = graph.placeholder("a"), graph.placeholder("b")
     total = graph.call_function(torch.add, (a, b))

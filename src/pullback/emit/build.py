@@ -51,8 +51,8 @@ def build(
         path: a C++ file with `TORCH_LIBRARY` or `TORCH_LIBRARY_FRAGMENT`, such as `emit` writes; or
             a folder with one of them.
         flags: more options for the compiler.
-        cache: the folder to keep libraries in; by default one in `$PULLBACK_CACHE_DIR`, else in this
-            user's caches.
+        cache: the folder to keep libraries in; by default one in `$PULLBACK_CACHE_DIR`, else in
+            this user's caches.
 
     Returns the op, `torch.ops.<ns>.<name>`; of a file with several, the namespace `torch.ops.<ns>`;
     `torch.ops` if they are in several. The compiler is `$CXX` if that is set.
