@@ -65,6 +65,7 @@ from pullback.check.inputs.dtypes import LOW as LOW
 from pullback.check.inputs.dtypes import coarser_of as coarser_of
 from pullback.check.inputs.dtypes import dtype_of as dtype_of
 from pullback.check.inputs.dtypes import in_dtype as in_dtype
+from pullback.check.inputs.layouts import FILL as FILL
 from pullback.check.inputs.layouts import LAYOUTS as LAYOUTS
 from pullback.check.inputs.layouts import dense as dense
 from pullback.check.inputs.layouts import is_expanded as is_expanded
@@ -83,7 +84,10 @@ from pullback.check.inputs.shapes import ranks_of as ranks_of
 from pullback.check.inputs.shapes import resized as resized
 from pullback.check.inputs.shapes import sizes_of as sizes_of
 from pullback.check.inputs.shapes import symbols_of as symbols_of
+from pullback.check.inputs.values import is_index as is_index
+from pullback.check.inputs.values import is_permutation as is_permutation
 from pullback.check.inputs.values import resampled as resampled
+from pullback.check.intermediates import keeps_intermediate as keeps_intermediate
 from pullback.check.mismatch import Mismatch as Mismatch
 from pullback.check.mismatch import index_of as index_of
 from pullback.check.mismatch import number as number
@@ -95,8 +99,14 @@ from pullback.check.patterns import SIGN as SIGN
 from pullback.check.patterns import SWAPPED as SWAPPED
 from pullback.check.patterns import VALUES as VALUES
 from pullback.check.precision import precisions as precisions
+from pullback.check.reference import FINEST as FINEST
 from pullback.check.reference import Precision as Precision
+from pullback.check.registration import overload_of as overload_of
+from pullback.check.retrial import by_shape as by_shape
+from pullback.check.retrial import by_ties as by_ties
+from pullback.check.retrial import set_aside as set_aside
 from pullback.check.run import Run as Run
+from pullback.check.run import copies_of as copies_of
 from pullback.check.run import cotangent_of as cotangent_of
 from pullback.check.run import cotangents_of as cotangents_of
 from pullback.check.run import run as run
@@ -122,6 +132,7 @@ from pullback.check.target import Intent as Intent
 from pullback.check.target import Target as Target
 from pullback.check.target import target_of as target_of
 from pullback.check.trials import Trial as Trial
+from pullback.check.trials import failed as failed
 from pullback.check.trials import is_finite as is_finite
 from pullback.check.trials import is_new as is_new
 from pullback.check.trials import reported as reported

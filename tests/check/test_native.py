@@ -121,12 +121,10 @@ def test_wrong_factor_is_named(ops):
 
 
 def test_layout_finding_names_each_input(ops):
-    findings = pb.check(ops.product, inputs(2), select=["layout"]).findings
+    (finding,) = pb.check(ops.product, inputs(2), select=["layout"]).findings
 
-    assert [finding.at.partition(" at ")[0] for finding in findings] == [
-        "gradient of `a`",
-        "gradient of `b`",
-    ]
+    assert finding.at.startswith("gradient of `a` at ")
+    assert "for `b`" in str(finding)
 
 
 def test_leak_is_of_the_output(ops):
@@ -192,7 +190,7 @@ def test_repro_of_op_fails_without_this_library(library, run_python, tmp_path):
     (tmp_path / "repro.py").write_text(repro, encoding="utf-8")
     done = run_python(str(tmp_path / "repro.py"))
     assert "pullback" not in repro
-    assert "AssertionError: got=" in done.stderr
+    assert "AssertionError: expected 8.72, got 4.36" in done.stderr
 
 
 def test_library_that_cannot_be_loaded_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from importlib import import_module
 
 import pytest
@@ -293,20 +294,16 @@ def test_calls_with_changing_sizes_leave_nothing_behind():
     a, b = pair()
     combined = pb.combine(lambda x, y: x.sin() * y, a, b)
 
-    def alive():
-        gc.collect()
-        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+    seen = []
+    for size in range(2, 60):
+        x, y = pair(size)
+        out = combined.apply(x, y)
+        out.sum().backward()
+        seen += [weakref.ref(one) for one in (x, y, out)]
+    del x, y, out
+    gc.collect()
 
-    def work(sizes):
-        for size in sizes:
-            x, y = pair(size)
-            combined.apply(x, y).sum().backward()
-
-    work(range(2, 12))
-    before = alive()
-    work(range(12, 60))
-
-    assert alive() == before
+    assert [ref() for ref in seen if ref() is not None] == []
 
 
 # ---- what must not be lost on the short way ----

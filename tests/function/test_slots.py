@@ -479,6 +479,33 @@ def test_every_private_name_is_in_this_file():
     assert [name for name in sorted(wanted) if f"slots.{name}" not in text] == []
 
 
+def test_moment_is_plain_unless_something_is_around():
+    around = {
+        "no gradients": torch.no_grad(),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+        "a mode of functions": torch.device("cpu"),
+        "forward mode": torch.autograd.forward_ad.dual_level(),
+    }
+
+    assert slots.is_plain_moment()
+    assert not slots.in_forward_mode()
+    for name, context in around.items():
+        with context:
+            assert not slots.is_plain_moment(), name
+            assert slots.in_forward_mode() == (name == "forward mode")
+
+
+def test_tensor_under_vmap_is_batched():
+    seen = []
+    torch.func.vmap(lambda x: (seen.append(slots.is_batched(x)), x)[1])(torch.ones(2))
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: seen.append(slots.is_batched(g)))
+    torch.autograd.grad(x * 2, x, torch.eye(2), is_grads_batched=True)
+
+    assert seen == [True, True]
+    assert not slots.is_batched(torch.ones(2))
+
+
 def test_dispatch_mode_sees_every_op():
     seen = []
 

@@ -48,7 +48,8 @@ def of_slope(finding: Finding, made: dict[str, Any]) -> Finding:
         fact = getattr(finding, label)
         if value is not None and not isinstance(value, complex) and _NUMBER.match(fact):
             shown = number(float(value))
-            finding = replace(finding, **{label: _NUMBER.sub(shown, fact, count=1)})
+            told_anew: dict[str, Any] = {label: _NUMBER.sub(shown, fact, count=1)}
+            finding = replace(finding, **told_anew)
     return finding
 
 
