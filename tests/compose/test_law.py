@@ -2,8 +2,8 @@
 
 import pytest
 
+from pullback import combine, hybrid, nest
 from pullback.capture.units import record
-from pullback.compose import combine, hybrid, nest
 from pullback.compose.grouping import groups_of
 from tests.compose.law import assert_same, derivatives_of, intervals, is_possible, partitions
 from tests.compose.pipelines import PIPELINES

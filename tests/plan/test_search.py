@@ -275,3 +275,10 @@ def test_forgotten_interrupt_stops_at_the_next_step():
 
     assert found.stopped
     assert len(seen) == 3
+
+
+def test_groups_are_built_after_a_hybrid_was_made(run_python):
+    """The module `compose.hybrid`, once imported, stands in the place of the function."""
+    made = "import pullback.compose.hybrid, pullback.plan.build as b; print(callable(b.hybrid))"
+
+    assert run_python("-c", made).stdout == "True\n"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pullback.compose import combine, hybrid, nest
+from pullback.compose.combined import combine
+from pullback.compose.hybrid import hybrid
+from pullback.compose.nested import nest
 from pullback.plan.rows import COMBINED, NESTED, Candidate
 
 
