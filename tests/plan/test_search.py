@@ -279,6 +279,6 @@ def test_forgotten_interrupt_stops_at_the_next_step():
 
 def test_groups_are_built_after_a_hybrid_was_made(run_python):
     """The module `compose.hybrid`, once imported, stands in the place of the function."""
-    made = "import pullback.compose.hybrid, pullback.plan.build as b; print(callable(b.hybrid))"
+    text = "import pullback.compose.hybrid; from pullback.plan.build import hybrid; hybrid.__call__"
 
-    assert run_python("-c", made).stdout == "True\n"
+    assert run_python("-c", text).returncode == 0
