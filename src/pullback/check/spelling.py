@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import sysconfig
 from pathlib import Path
@@ -104,7 +105,8 @@ def imported(target: Target) -> tuple[str, str]:
     """The lines that bring `target` in, and the expression to call it by."""
     call = ".apply" if target.is_function else ""
     if type(target.thing).__name__ in ("OpOverload", "OpOverloadPacket"):
-        loads = [f'torch.ops.load_library("{near(path)}")' for path in torch.ops.loaded_libraries]
+        paths = _libraries_of(str(target.thing))
+        loads = [f'torch.ops.load_library("{near(path)}")' for path in paths]
         return "\n".join(sorted(loads)), f"torch.ops.{target.thing}"
     thing = target.function if target.is_function else target.thing
     module, name = _whereabouts(thing)
@@ -113,6 +115,18 @@ def imported(target: Target) -> tuple[str, str]:
         lost = f"# `{target.name}` ({place or 'no file'}) is no name of a module: put it here"
         return lost, f"{target.name.rpartition('.')[2]}{call}"
     return "\n".join([*_path(thing, module), f"from {module} import {name}"]), f"{name}{call}"
+
+
+def _libraries_of(op: str) -> list[str]:
+    """Of the libraries that are loaded, those that hold the names of an op; else all of them."""
+    space, name = (part.encode() for part in op.split(".")[:2])
+    loaded = sorted(map(str, torch.ops.loaded_libraries))
+    found = []
+    for path in loaded:
+        with contextlib.suppress(OSError):
+            content = Path(path).read_bytes()
+            found += [path] if space in content and name in content else []
+    return found or loaded
 
 
 def _whereabouts(thing: Any) -> tuple[str, str]:

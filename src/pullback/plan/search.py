@@ -177,7 +177,9 @@ class Search:
         known = {pair: known.get(pair, math.inf) for pair in self.pairs}
         best = min(known.values())
         hopeful = [pair for pair in self.pairs if known[pair] <= best * PROMISING]
-        for backend, save in set(self.pairs) - set(hopeful):
+        for backend, save in self.pairs:
+            if (backend, save) in hopeful or math.isinf(known[backend, save]):
+                continue  # what was not measured is said elsewhere
             self._note(
                 f'no grouping was built with backend "{backend}" and save "{save}": '
                 "combined with them, the program is far from the best"
