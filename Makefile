@@ -13,8 +13,10 @@ STAMP := .venv/.stamp
 # One thread per process: two test processes then use two cores, and sums are repeatable.
 # One inductor compile thread: no pool of compile processes behind each test process.
 # loadfile: a file's tests stay in one process, so they share what they compiled.
+# A test that hangs, or crashes its process, ends as a failure: xdist would start the file anew
+# for ever.
 PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 1 --timeout 600
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint bench docs clean compiler

@@ -114,7 +114,7 @@ def command(
     console = Console(highlight=False)
     is_text = not (is_json or is_github)
     reports: list[Report] = []
-    errors: list[str] = []
+    errors: list[Failure] = []
     for name, target in _found(targets, errors):
         report = _checked(name, target, options, errors)
         if report is not None:
@@ -127,26 +127,26 @@ def command(
     if is_json:
         click.echo(json.render(reports, errors))
     elif is_github:
-        click.echo(github.render(reports, errors))
+        click.echo(github.render(reports, [str(error) for _, error in errors]))
     elif len(reports) + len(errors) > 1 and reports:
         click.echo(_total(reports, errors))
-    for error in errors:
-        click.echo(error, err=True)
+    for _, error in errors:
+        click.echo(str(error), err=True)
     click.get_current_context().exit(_code(reports, errors))
 
 
-def _code(reports: Sequence[Report], errors: Sequence[str]) -> int:
+def _code(reports: Sequence[Report], errors: Sequence[Failure]) -> int:
     if any(report.findings for report in reports):
         return FOUND
     is_cut = any(report.interrupted for report in reports)
     return COULD_NOT_RUN if errors or is_cut or not reports else 0
 
 
-def _total(reports: Sequence[Report], errors: Sequence[str]) -> str:
+def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
     wrong = [report.subject for report in reports if not report.ok]
     told = f": {', '.join(wrong)}" if wrong else ""
     count = f"{len(reports)} Function{'s' if len(reports) > 1 else ''}"
-    names = (re.search(r"`([^`]+)`", error) for error in errors)
+    names = (re.search(r"`([^`]+)`", str(error)) for _, error in errors)
     lost = ", ".join(found.group(1).rpartition(":")[2] for found in names if found)
     left = f"; {len(errors)} could not be checked: {lost}" if errors else ""
     return f"{count} checked, {len(wrong)} with findings{told}{left}."
@@ -167,13 +167,13 @@ def _load(library: str) -> None:
         ) from None
 
 
-def _found(targets: Sequence[str], errors: list[str]) -> Iterator[tuple[str, Target]]:
+def _found(targets: Sequence[str], errors: list[Failure]) -> Iterator[tuple[str, Target]]:
     """Each target with its name; what cannot be found goes to `errors`."""
     for name in targets:
         try:
             yield from _of_name(name)
         except PullbackError as error:
-            errors.append(str(error))
+            errors.append((name, error))
 
 
 def _of_name(name: str) -> Iterator[tuple[str, Target]]:
@@ -206,7 +206,7 @@ def functions_in(module: ModuleType) -> Iterator[Any]:
 # ---- one target ----
 
 
-def _checked(name: str, target: Target, options: Options, errors: list[str]) -> Report | None:
+def _checked(name: str, target: Target, options: Options, errors: list[Failure]) -> Report | None:
     """The report on one target; what keeps it from being checked goes to `errors`."""
     try:
         inputs, note = _inputs(name, target, options)
@@ -220,7 +220,7 @@ def _checked(name: str, target: Target, options: Options, errors: list[str]) -> 
                 progress=progress,
             )
     except PullbackError as error:
-        errors.append(str(error))
+        errors.append((name, error))
         return None
     return report.with_notes(note) if note else report
 

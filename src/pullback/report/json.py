@@ -12,6 +12,7 @@ from typing import Any
 
 from pullback.check.finding import PROFILES, Finding, Rule, Severity
 from pullback.check.report import Report
+from pullback.errors import PullbackError
 
 SUFFIX = ".json"
 VERSION = "pullback.check/1"
@@ -62,6 +63,13 @@ _REPORT = _object(
     notes=_TEXTS,
     blind=_TEXTS,
 )
+_ERROR = _object(
+    target=_TEXT,
+    code=_TEXT,
+    name=_TEXT,
+    rule=_TEXT,
+    facts={"type": "object", "additionalProperties": _TEXT},
+)
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "What `pullback check --json` prints",
@@ -69,24 +77,34 @@ SCHEMA: dict[str, Any] = {
         schema={"const": VERSION},
         ok={"type": "boolean"},
         reports={"type": "array", "items": _REPORT},
-        errors=_TEXTS,
+        errors={"type": "array", "items": _ERROR},
     ),
 }
 
 
-def render(reports: Sequence[Report], errors: Sequence[str] = ()) -> str:
-    """The document as text; `errors` are targets that could not be checked, in words."""
+Errors = Sequence[tuple[str, PullbackError]]
+
+
+def render(reports: Sequence[Report], errors: Errors = ()) -> str:
+    """The document as text; `errors` are targets that could not be checked, and why."""
     return json.dumps(document(reports, errors), indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def document(reports: Sequence[Report], errors: Sequence[str] = ()) -> dict[str, Any]:
+def document(reports: Sequence[Report], errors: Errors = ()) -> dict[str, Any]:
     """The document as plain values."""
     return {
         "schema": VERSION,
         "ok": all(report.ok and not report.interrupted for report in reports) and not errors,
         "reports": [_report(report) for report in reports],
-        "errors": list(errors),
+        "errors": [_error(target, error) for target, error in errors],
     }
+
+
+def _error(target: str, error: PullbackError) -> dict[str, Any]:
+    """Why a target could not be checked: the error, the rule it broke, and what is known of it."""
+    facts = {label: fact for label, fact in error.facts.items() if fact}
+    about = {"target": target, "code": error.code, "name": error.name}
+    return {**about, "rule": error.rule, "facts": facts}
 
 
 def _report(report: Report) -> dict[str, Any]:

@@ -187,22 +187,6 @@ def load(
         return call
 
 
-# Headers take longer to precompile than one graph to compile, and between kernels nothing is slow.
-_AHEAD: Mapping[str, Any] = {
-    "aot_inductor.precompile_headers": False,
-    "cpp_cache_precompile_headers": False,
-    "aot_inductor.compile_wrapper_opt_level": "O0",
-}
-
-
-def lower_ahead(module: torch.fx.GraphModule, arguments: Sequence[Any], folder: Path) -> Path:
-    """Compile a graph ahead of time: the path of a library in `folder` that needs no Python."""
-    from torch._inductor import aot_compile  # heavy, as all of Inductor
-
-    with _inside(folder), _trusting_the_compiler(), _settings(**_AHEAD):
-        return Path(str(aot_compile(module, tuple(arguments))))
-
-
 # ---- around Inductor ----
 
 

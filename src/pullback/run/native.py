@@ -6,8 +6,7 @@ torch and Python, which takes a C++ compiler about half a minute, and is kept in
 
 What the node calls is compiled by Inductor as for backend "inductor". Where the Python around the
 kernels can be read (`wrapper.py`), neither forward nor backward runs Python or holds its lock;
-otherwise each is one call of it. `ahead.py` compiles graphs ahead of time, which takes longer and
-can do more.
+otherwise each is one call of it.
 
 What a native node is called with, it checks itself: it returns `MISS` for a call that the spec does
 not cover, and has then done nothing.
