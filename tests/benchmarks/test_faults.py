@@ -111,7 +111,7 @@ def test_unknown_case_is_named():
 
 # ---- the scorer ----
 
-LIMITS = {"profile": "standard", "seconds": 30.0, "gigabytes": 4.0}
+LIMITS = {"seconds": 30.0, "gigabytes": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,7 @@ def hoards(*_):
 def test_hostile_case_does_not_stop_scorer(call, text):
     case = Case("hostile", call, lambda: (normal(2),))
 
-    result = run_apart(
-        "gradcheck-slow", "planted", case, profile="quick", seconds=3.0, gigabytes=2.0
-    )
+    result = run_apart("gradcheck-slow", "planted", case, seconds=3.0, gigabytes=2.0)
 
     assert result.verdict == "found"
     assert text in result.text
@@ -181,9 +179,9 @@ def test_clean_answer_never_counts():
 def test_tools_together_find_what_one_finds():
     facts = ("planted", "A", "leak", "wrong", False)
     results = [
-        Result("one", *facts, "clean", 0.1),
-        Result("two", *facts, "found", 0.1),
-        Result("three", *facts, "absent", 0.1),
+        Result("one", *facts, "clean", 0.1, 0.1),
+        Result("two", *facts, "found", 0.1, 0.1),
+        Result("three", *facts, "absent", 0.1, 0.1),
     ]
 
     assert [result.tool for result in together(results, ["one", "two", "three"])] == ["two"]
@@ -194,9 +192,9 @@ def test_report_counts_detections_and_alarms():
     console = Console(width=200, file=io.StringIO())
     report(
         [
-            Result("one", "planted", "A", "leak", "wrong", False, "found", 1.0),
-            Result("one", "planted", "B", "leak", "wrong", True, "clean", 3.0),
-            Result("one", "sound", "C", "", "wrong", False, "clean", 2.0),
+            Result("one", "planted", "A", "leak", "wrong", False, "found", 1.0, 0.5),
+            Result("one", "planted", "B", "leak", "wrong", True, "clean", 3.0, 0.5),
+            Result("one", "sound", "C", "", "wrong", False, "clean", 2.0, 0.5),
         ],
         console,
     )
@@ -205,6 +203,7 @@ def test_report_counts_detections_and_alarms():
     assert "1/2 50%" in text
     assert "0/1 0%" in text
     assert "2.00" in text
+    assert "0.50" in text
 
 
 @pytest.mark.slow
@@ -218,7 +217,30 @@ def test_scorer_writes_every_result(tmp_path, capsys):
     rows = json.loads(file.read_text())
     assert code == 0
     assert {row["fault"] for row in rows} == {"wrong-value", "leak"}
-    assert "Detected, per class" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Detected, per class" in printed
+
+    main(["--show", str(file)])
+
+    assert capsys.readouterr().out == printed
+
+
+def test_parts_cover_every_case(tmp_path):
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    for number, file in enumerate(files, 1):
+        chosen = ["--tools", "gradcheck-fast", "--groups", "planted", "--only", "leak"]
+        main([*chosen, "--part", f"{number}/2", "--json", str(file)])
+    names = [row["case"] for file in files for row in json.loads(file.read_text())]
+
+    assert sorted(names) == sorted(case.name for case in planted() if case.fault == "leak")
+
+
+@pytest.mark.parametrize("part", ["3/2", "0/2", "half"])
+def test_impossible_part_is_refused(part, capsys):
+    with pytest.raises(SystemExit):
+        main(["--part", part])
+
+    assert f"not '{part}'" in capsys.readouterr().err
 
 
 def test_unknown_tool_is_refused(capsys):
