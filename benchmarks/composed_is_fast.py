@@ -16,7 +16,8 @@ With `--first-call`, the seconds of the first call in fresh processes with empty
 that of a combined function takes no longer than that of `torch.compile`.
 
 Run it with `python -m benchmarks.composed_is_fast`; `--device cuda`, `--sizes`, `--pipelines`,
-`--threads`, `--dtype` and `--json` choose what is run and where the numbers go.
+`--threads`, `--dtype` and `--json` choose what is run and where the numbers go. A row in the file
+is replaced when it is measured anew; with `--missing` only those are that are not there.
 """
 
 from __future__ import annotations
@@ -67,9 +68,21 @@ class Row:
     chosen: str
     limit: float | None = None
 
+    @property
+    def key(self) -> tuple[str, int, int, str, str]:
+        """What is measured."""
+        return self.pipeline, self.size, self.threads, self.device, self.dtype
+
 
 def measure(
-    name: str, size: int, *, device: str, dtype: torch.dtype, budget: float, rounds: int
+    name: str,
+    size: int,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    budget: float,
+    rounds: int,
+    limit: int = LIMIT,
 ) -> Row:
     """Every candidate of one pipeline at one size."""
     pipeline, args = PIPELINES[name], make_inputs(name, size, dtype, device)
@@ -78,7 +91,7 @@ def measure(
         runs["by hand"] = pipeline.by_hand
     torch.compiler.reset()
     compiled = torch.compile(pipeline.nested, fullgraph=True)
-    if _runs_within(compiled, args, LIMIT):
+    if limit and _runs_within(compiled, args, limit):
         runs["compile"] = compiled
     runs["combined"] = pb.combine(pipeline.nested, *args, backend="inductor").apply
     plan = pb.plan(pipeline.nested, *args, budget=budget)
@@ -159,6 +172,25 @@ def _limit(args: tuple[Any, ...], calls: Any, device: str) -> float | None:
     inputs = sum(x.nbytes for x in args)
     gradients = sum(x.nbytes for x in args if x.requires_grad)
     return (2 * inputs + gradients + 2 * large.nbytes) / speed * 1e6
+
+
+# ---- keeping ----
+
+
+def kept_in(path: Path | None) -> list[Row]:
+    """The rows in a file, one a line; none if there is no file."""
+    if path is None or not path.exists():
+        return []
+    return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def keep(row: Row, path: Path) -> None:
+    """Add a row to a file, in the place of the one that was measured before."""
+    rows = {one.key: one for one in kept_in(path)} | {row.key: row}
+    lines = [json.dumps(asdict(rows[key])) + "\n" for key in sorted(rows)]
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text("".join(lines))
+    fresh.replace(path)
 
 
 # ---- showing ----
@@ -274,7 +306,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=41, help="few, to see that it runs")
     parser.add_argument("--first-call", action="store_true", help="time first calls instead")
     parser.add_argument("--show", nargs="*", type=Path, help="print rows kept with --json")
-    parser.add_argument("--json", type=Path, help="append the rows to this file, one a line")
+    parser.add_argument("--json", type=Path, help="keep the rows in this file, one a line")
+    parser.add_argument("--missing", action="store_true", help="only rows not kept there yet")
+    parser.add_argument(
+        "--compile-limit", type=int, default=LIMIT, help="seconds for torch.compile; 0: without it"
+    )
     options = parser.parse_args()
     if options.rounds < 5:
         options.pipelines, options.sizes, options.threads = ["sqsin"], [4], [1]
@@ -282,36 +318,48 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="torch")
     logging.disable(logging.WARNING)
     if options.show:
-        lines = [line for path in options.show for line in path.read_text().splitlines()]
-        rows = [Row(**json.loads(line)) for line in lines]
+        rows = [row for path in options.show for row in kept_in(path)]
         print(markdown(sorted(rows, key=lambda r: (r.pipeline, r.dtype, r.size, r.threads))))
         return
     if options.first_call:
         Console(width=140).print(first_calls(options.pipelines, options.device))
         return
+    rows = _measured(options)
+    if not rows:
+        print("no row was measured")
+        return
+    console = Console(width=140)
+    console.print(shown(rows))
+    for text, value, holds in claims(rows):
+        console.print(f"{'holds' if holds else 'FAILS':5}  {value:6.2f}  {text}")
+
+
+def _measured(options: argparse.Namespace) -> list[Row]:
+    """Measure what the options ask for, and keep it as they say."""
+    known = {row.key for row in kept_in(options.json)} if options.missing else set()
     rows = []
     for threads in options.threads if options.device == "cpu" else [torch.get_num_threads()]:
         torch.set_num_threads(threads)
         for name in options.pipelines:
             for size in options.sizes:
-                dtype = getattr(torch, options.dtype)
+                if (name, size, threads, options.device, options.dtype) in known:
+                    continue
+                start = time.perf_counter()
                 row = measure(
                     name,
                     size,
                     device=options.device,
-                    dtype=dtype,
+                    dtype=getattr(torch, options.dtype),
                     budget=options.budget,
                     rounds=options.rounds if size <= 1_000_000 else min(options.rounds, 15),
+                    limit=options.compile_limit,
                 )
                 rows.append(row)
-                print(f"{name} {size} {threads}: {row.chosen}", flush=True)
+                seconds = time.perf_counter() - start
+                print(f"{name} {size} {threads}: {row.chosen} ({seconds:.0f} s)", flush=True)
                 if options.json:
-                    with options.json.open("a") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
-    console = Console(width=140)
-    console.print(shown(rows))
-    for text, value, holds in claims(rows):
-        console.print(f"{'holds' if holds else 'FAILS':5}  {value:6.2f}  {text}")
+                    keep(row, options.json)
+    return rows
 
 
 if __name__ == "__main__":

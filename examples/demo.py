@@ -32,7 +32,7 @@ from examples import (
     roi_align,
 )
 from examples.compare import Difference, Inputs, compare, pull, text_of, worst_of
-from pullback.emit.build import has_compiler
+from pullback.emit.compiled import has_compiler
 from pullback.report import text
 
 # Rounding of float64 stays far below the first; the published mistakes are far above the second.

@@ -76,7 +76,7 @@ class Audit:
         if item.get_closest_marker("no_pullback") or "torch" not in sys.modules:
             return (yield)
         if self.recorded is None:
-            from pullback.check.recording import Recording
+            from pullback.check.recorded import Recording
 
             self.recorded = Recording()
         with self.recorded.watching():

@@ -349,16 +349,30 @@ class BackendError(PullbackError, ValueError):
     name = "backend"
 
 
-class ToolchainError(PullbackError, RuntimeError):
-    """A C++ library cannot be built here.
+# ---- planning ----
 
-    That takes a C++ compiler (`g++`, `clang++`, or the one that the variable CXX names) and the
-    headers of Python; those of PyTorch come with it. If the compiler refuses, `got` is the first
-    thing that it says is wrong.
+
+class PlanError(PullbackError, ValueError):
+    """What `plan` was asked for cannot be planned.
+
+    It needs examples of the program's arguments, of one size or of several different ones; an
+    objective ("time", "memory", or a number from 0 to 1 between them); and a budget in seconds.
     """
 
-    code = "E503"
-    name = "toolchain"
+    code = "E510"
+    name = "plan"
+
+
+class PlanFileError(PullbackError, ValueError):
+    """The file of a plan cannot be used for this program.
+
+    A plan holds for the program that it was measured with. Where the program, or a Function that it
+    calls, was written anew, where the program makes other calls, or where the file is not what
+    `save` wrote, plan again: `pb.plan(program, *examples).save(path)`.
+    """
+
+    code = "E511"
+    name = "plan-file"
 
 
 # ---- emitting ----
@@ -389,7 +403,7 @@ class EmitPathError(PullbackError, OSError):
 class BuildError(PullbackError, RuntimeError):
     """A C++ file cannot be compiled or loaded.
 
-    `pb.build` calls the C++ compiler (`$CXX`, else `c++`, `g++` or `clang++`) with the headers that
+    `pb.build` calls the C++ compiler (`$CXX`, else `g++`, `clang++` or `c++`) with the headers that
     came with torch. The first errors of the compiler are shown with the lines that they are about;
     all that it said is in the file that `fix:` names.
     """
@@ -399,29 +413,6 @@ class BuildError(PullbackError, RuntimeError):
 
 
 # ---- of our own ----
-
-
-class PlanError(PullbackError, ValueError):
-    """What `plan` was asked for cannot be planned.
-
-    It needs examples of the program's arguments, of one size or of several different ones; an
-    objective ("time", "memory", or a number from 0 to 1 between them); and a budget in seconds.
-    """
-
-    code = "E510"
-    name = "plan"
-
-
-class PlanFileError(PullbackError, ValueError):
-    """The file of a plan cannot be used for this program.
-
-    A plan holds for the program that it was measured with. Where the program, or a Function that it
-    calls, was written anew, where the program makes other calls, or where the file is not what
-    `save` wrote, plan again: `pb.plan(program, *examples).save(path)`.
-    """
-
-    code = "E511"
-    name = "plan-file"
 
 
 class InternalError(PullbackError, AssertionError):

@@ -29,6 +29,8 @@ from pullback.check.elsewhere import is_repeatable as is_repeatable
 from pullback.check.elsewhere import positions_of as positions_of
 from pullback.check.elsewhere import results_of as results_of
 from pullback.check.elsewhere import wrapped as wrapped
+from pullback.check.entries import common_shape as common_shape
+from pullback.check.entries import is_by_entry as is_by_entry
 from pullback.check.example import Example as Example
 from pullback.check.example import can_differ as can_differ
 from pullback.check.example import copy_of as copy_of
@@ -112,6 +114,7 @@ from pullback.check.run import cotangents_of as cotangents_of
 from pullback.check.run import run as run
 from pullback.check.run import seeded as seeded
 from pullback.check.second_order import second_order as second_order
+from pullback.check.saving import saving as saving
 from pullback.check.snapshot import Snapshot as Snapshot
 from pullback.check.snapshot import share_memory as share_memory
 from pullback.check.spy import marking_of as marking_of

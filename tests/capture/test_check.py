@@ -76,6 +76,23 @@ def test_double_precision_is_tried():
     assert dtypes.count(torch.float64) == 2  # captured, then compared
 
 
+def test_large_example_is_compared_once():
+    sizes = []
+
+    def program(x, y):
+        sizes.append(x.numel())
+        return x.sin() * y
+
+    x = torch.ones(300, 400, requires_grad=True)
+    captured = capture(program, (x, x.detach()))
+    sizes.clear()
+    verify(captured, program, (x, x.detach()))
+
+    assert len(sizes) == 6  # as it is, drawn, of two other sizes, and captured and run in double
+    assert sizes.count(x.numel()) == 2
+    assert sorted(sizes)[3] < x.numel() / 10
+
+
 def test_single_precision_only_is_fine():
     weight = normal(3, 3, seed=1)
 

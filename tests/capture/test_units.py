@@ -253,11 +253,20 @@ def pipeline(x, y):
 def test_part_needs_what_comes_before():
     found = record(pipeline, normal(4, 3), normal(4, 3))
 
-    part = part_of(found, 1, 3)
+    part = part_of(found, (1, 2))
 
     assert [unit.name for unit in part.units] == ["SavedMiddle", "mul"]
     assert part.inputs == (2, 4)
     assert part.outputs == (5,)
+
+
+def test_part_may_leave_out_units_between():
+    found = record(pipeline, normal(4, 3), normal(4, 3))
+
+    part = part_of(found, (0, 4))
+
+    assert [unit.name for unit in part.units] == ["SavedInput", "add"]
+    assert (part.inputs, part.outputs) == ((0, 6), (2, 7))
 
 
 @pytest.mark.parametrize("cut", range(6))
@@ -267,7 +276,7 @@ def test_parts_in_order_are_the_program(cut):
     values = {0: x, 1: y} | {c.number: c.tensor for c in found.closures}
 
     for first, last in ((0, cut), (cut, len(found.units))):
-        part = part_of(found, first, last)
+        part = part_of(found, range(first, last))
         made = part.call(*(values[number] for number in part.inputs))
         values.update(zip(part.outputs, made, strict=True))
 
@@ -277,7 +286,7 @@ def test_parts_in_order_are_the_program(cut):
 
 def test_part_can_be_captured():
     found = record(pipeline, normal(4, 3), normal(4, 3))
-    part = part_of(found, 1, 4)
+    part = part_of(found, (1, 2, 3))
     values = found.values(normal(4, 3), normal(4, 3))
 
     captured = capture(part.call, [values[number] for number in part.inputs])
@@ -293,7 +302,7 @@ def test_changed_values_cross_parts():
         return y + 1
 
     found = record(program, normal(3, 2))
-    first, second = part_of(found, 0, 2), part_of(found, 2, 4)
+    first, second = part_of(found, (0, 1)), part_of(found, (2, 3))
 
     assert first.outputs == (1, 2)
     assert second.inputs == (2, 1)

@@ -230,3 +230,12 @@ class Surrogate(Function):
     @staticmethod
     def backward(ctx, g):
         return g
+
+
+class ReadsMemory(Square):
+    """Right, with a kernel that reads the memory of its input, be there any or not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_dlpack(x.detach()) ** 2

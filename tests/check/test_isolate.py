@@ -98,6 +98,15 @@ def test_slow_function_gets_more_time(impatient):
     assert report.notes == ()
 
 
+def test_crash_on_our_wrapper_is_no_finding():
+    report = pb.check(f.ReadsMemory, (X,), select=["subclass-input", "wrong-factor"])
+
+    (skip,) = report.skips
+    assert report.ok
+    assert skip.rule.name == "subclass-input"
+    assert skip.reason.startswith("tensors without memory of their own cannot be read")
+
+
 def test_error_of_the_function_is_not_ours():
     report = pb.check(f.FailingWithoutGrad, (X,))
 

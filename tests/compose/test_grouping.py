@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.capture.units import record
-from pullback.compose.grouping import crossings, groups_of, is_in_order, part_of_group, waits
+from pullback.compose.grouping import crossings, groups_of, is_in_order, waits
 from pullback.errors import GroupingError
 from tests.compose.law import intervals, partitions
 
@@ -55,12 +55,6 @@ def test_reader_runs_before_the_change():
         return read + y
 
     assert waits(record(program, torch.ones(3)))[2] == {0, 1}
-
-
-def test_part_takes_and_gives_what_is_needed(units):
-    part = part_of_group(units, (1, 2))
-
-    assert (part.inputs, part.outputs) == ((1,), (2, 3))
 
 
 def test_change_inside_a_group_crosses_nothing():

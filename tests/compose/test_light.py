@@ -15,6 +15,7 @@ from pullback.compose.light import Light, key_of
 from pullback.errors import CaptureError
 
 light = import_module("pullback.compose.light")
+node = import_module("pullback.run.node")
 
 
 def pair(*shape, dtype=torch.float64):
@@ -381,3 +382,71 @@ def test_unusual_tensors_run_as_written(args):
 
         assert got.layout is args[0].layout
         assert got.device == args[0].device
+
+
+# ---- gradients of some inputs ----
+
+
+class Ops(TorchDispatchMode):
+    """Counts the ops that run under it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **kwargs or {})
+
+
+def branches(x, y):
+    return x.sin().exp() * (y.cos().exp() + 1)
+
+
+def ops_of(out, **options):
+    """How many ops a backward of `out` takes."""
+    with Ops() as ops:
+        out.backward(torch.ones_like(out), **options)
+    return ops.count
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_backward_of_some_inputs_does_less(is_leaf):
+    leaves = pair()
+    given = leaves if is_leaf else [leaf * 2 for leaf in leaves]
+    for first in (0, 1):
+        call = pb.combine(branches, *leaves, backend="eager").apply
+        g = torch.ones_like(given[0])
+        outs = call(*given), call(*given)
+        with Ops() as part:
+            got = torch.autograd.grad(outs[0], given[first], g)
+        with Ops() as whole:
+            pulled = torch.autograd.grad(outs[1], given, g)
+
+        assert part.count < whole.count
+        assert torch.equal(got[0], pulled[first])
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_accumulating_some_gradients_does_less(record):
+    x, y = pair()
+    call = pb.combine(branches, x, y, backend="eager").apply
+    whole = ops_of(call(x, y), create_graph=record)
+    want, x.grad, y.grad = y.grad, None, None
+    part = ops_of(call(x, y), create_graph=record, inputs=[y])
+
+    assert part < whole
+    assert x.grad is None
+    assert torch.equal(y.grad, want)
+
+
+def test_dear_question_is_asked_seldom(monkeypatch):
+    x, y = pair()
+    asked = []
+    runs = node.engine_runs
+    monkeypatch.setattr(node, "engine_runs", lambda one: asked.append(one) or runs(one))
+    call = pb.combine(branches, x, y, backend="eager").apply
+    for _ in range(node.PATIENCE + 1):
+        torch.autograd.grad(call(x, y).sum(), (x, y))
+
+    assert len(asked) == 2
+    torch.autograd.grad(call(x, y).sum(), (x, y))
+    assert len(asked) == 4

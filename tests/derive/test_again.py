@@ -5,6 +5,7 @@ import torch
 
 from pullback.derive.again import again_of, between
 from pullback.derive.backward import derive
+from pullback.derive.likes import likes_of
 from pullback.derive.source import function_source, readable_parts
 
 
@@ -18,10 +19,10 @@ def dropped(x):
     return torch.dropout(x, 0.5, True) * x
 
 
-def loaded(program, *examples, again, save="everything"):
+def loaded(program, *examples, save="everything"):
     captured = derive(program, *examples, save=save)._pb_derived.general.captured
-    source = function_source(captured, save, "Printed", program, again=again)
-    text = "\n".join(["import torch", *source.imports, *source.constants, *source.lines])
+    source = function_source(captured, save, "Printed", program, likes_of(examples))
+    text = "\n".join(["import torch", *source.constants, *source.lines])
     space = {}
     exec(text, space)
     return space["Printed"], text
@@ -34,7 +35,7 @@ def inputs():
 
 
 def test_second_derivative_is_right(inputs):
-    printed, text = loaded(chain, *inputs, again=True)
+    printed, text = loaded(chain, *inputs)
 
     assert "if torch.is_grad_enabled():" in text
     assert torch.autograd.gradcheck(printed.apply, inputs)
@@ -61,15 +62,51 @@ def test_nothing_between_needs_nothing(inputs):
 
 def test_what_was_drawn_is_refused_again(inputs):
     x, _ = inputs
-    printed, _ = loaded(dropped, x, again=True)
+    printed, _ = loaded(dropped, x)
     printed.apply(x).sum().backward()
 
     with pytest.raises(RuntimeError, match="`Printed` is differentiable once"):
         torch.autograd.grad(printed.apply(x).sum(), x, create_graph=True)
 
 
-def test_source_of_derived_is_marked_once(inputs):
-    _, text = loaded(chain, *inputs, again=False)
+def detached(x, y):
+    return (x * x).detach() * y + x.sin()
 
-    assert "@once_differentiable" in text
-    assert "is_grad_enabled" not in text
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def quantized(x, y):
+    return Rounded.apply(x) ** 2 * y
+
+
+@pytest.mark.parametrize("program", [detached, quantized])
+def test_ops_that_do_not_tell_are_refused(program, inputs):
+    """Differentiating the ops again would not be what the program does."""
+    printed, _ = loaded(program, *inputs)
+    found = torch.autograd.grad(printed.apply(*inputs).sum(), inputs)
+    expected = torch.autograd.grad(program(*inputs).sum(), inputs)
+
+    assert all(map(torch.allclose, found, expected))
+    with pytest.raises(RuntimeError, match="its ops do not tell its second derivative"):
+        torch.autograd.grad(printed.apply(*inputs).sum(), inputs, create_graph=True)
+
+
+def test_cotangent_without_history_loses_nothing(inputs):
+    """`once_differentiable` gives gradients without history there, and says nothing."""
+    x, y = inputs
+    source = derive(chain, x, y, save="everything").source()
+    space = {}
+    exec(source, space)
+    (first,) = torch.autograd.grad(space["Chain"].apply(x, y).sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(chain(x, y).sum(), x, create_graph=True)
+
+    assert "once_differentiable" not in source
+    assert torch.allclose(*(torch.autograd.grad(g.sum(), x)[0] for g in (first, expected)))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pullback.derive.fitting import fits, make_fitted, zeros
+from pullback.derive.fitting import make_fitted, zeros
+from pullback.function.gradients import fits
 from tests.derive import faulty
 from tests.derive.faulty import row
 

@@ -3,7 +3,7 @@
 The nine of the text that this project started from come first, with the right backwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from examples import (
     nested,
     roi_align,
 )
-from pullback.emit.cpp import emit_together
+from pullback.emit.cpp import function_of
+from pullback.emit.cpp_library import library_text
 from pullback.emit.subject import Subject, subject_of
 from tests.derive import sound
 
@@ -66,9 +67,10 @@ class Case:
         given = [tensors[0].clone(), *tensors[1:]] if self.changes else list(tensors)
         return call(*given, *self.plain)
 
-    def emitted(self, op: Any) -> Callable[..., Any]:
-        """The same by an op."""
-        return lambda *ts: op(*([ts[0].clone(), *ts[1:]] if self.changes else ts))
+    def emitted(self, op: Any, plain: tuple[Any, ...] | None = None) -> Callable[..., Any]:
+        """The same by an op, with other `plain` arguments behind the tensors if they are given."""
+        rest = self.plain if plain is None else plain
+        return lambda *ts: op(*([ts[0].clone(), *ts[1:]] if self.changes else ts), *rest)
 
     def subject(self) -> Subject:
         """What is emitted."""
@@ -136,6 +138,26 @@ class Scaled(torch.autograd.Function):
         x, scale = ctx.saved_tensors
         by_scale = None if scale is None else g * x
         return g * 1 if scale is None else g * scale, by_scale, g * 1 if ctx.has_shift else None
+
+
+class Leaky(torch.autograd.Function):
+    """x, or a part of it where it is negative; with plain arguments of every kind."""
+
+    @staticmethod
+    def forward(ctx, x, slope=0.1, times=3, mode="product", dims=(0,), keep=False):
+        if slope < 0:
+            raise ValueError("slope must not be negative")
+        ctx.save_for_backward(x)
+        ctx.slope, ctx.times = slope, times
+        out = torch.where(x > 0, x, slope * x)
+        return out * times if mode == "product" else out + times
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        part = 1 - ctx.slope
+        by_x = (g - part * g * (x <= 0)) * ctx.times
+        return by_x, None, None, None, None, None
 
 
 class Rounded(torch.autograd.Function):
@@ -214,6 +236,7 @@ CASES = {
     ),
     "halves": Case(halves, ((3, 4),), (((2, 6),),)),
     "scaled": Case(Scaled, ((5,), (5,), (5,)), (((2, 3),) * 3,)),
+    "leaky": Case(Leaky, ROW, OTHER_ROWS, plain=(0.25, 3, "product", (0,), False)),
     "detached": Case(detached, PAIR, OTHER_PAIRS, is_once=True),
     "quantized": Case(quantized, ROW, OTHER_ROWS, is_once=True),
 }
@@ -223,6 +246,11 @@ CASES = {
 def class_name(name: str) -> str:
     """The name of the class in C++: `CaseMyRelu`."""
     return "Case" + "".join(part.capitalize() for part in name.split("_"))
+
+
+def emit_together(subjects: Sequence[Subject]) -> str:
+    """One C++ file with the ops of several subjects: it takes hardly longer to compile."""
+    return library_text(["Many ops at once."], [function_of(subject) for subject in subjects])
 
 
 def library_source() -> str:

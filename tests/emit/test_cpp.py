@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pullback as pb
 from examples import my_relu, roi_align
-from pullback.emit.build import build
+from pullback.emit.compiled import build
 from pullback.emit.cpp import emit_cpp
 from pullback.emit.python import snake
 from tests.emit.cpp_cases import (
@@ -93,7 +93,7 @@ def test_emitted_python_agrees_with_emitted_cpp(name, ops):
     space = {"__name__": "emitted"}
     exec(compile(text, f"<{name}>", "exec"), space)
     called = eval(re.search(r"got, expected = called\((.+?), given\),", text)[1], space)
-    python = case.emitted(called)
+    python = case.emitted(called, ())
     cpp = case.emitted(ops[name])
 
     assert differences(tensors_of(cpp(*tensors)), tensors_of(python(*tensors))) == []
@@ -174,6 +174,58 @@ def test_optional_tensors_are_so_in_the_schema(ops):
     assert ops["scaled"](torch.ones(2)).tolist() == [1, 1]
 
 
+# ---- plain arguments ----
+
+
+@pytest.mark.parametrize("given", [(0.5, -2), (0.0, 1), (0.125,)])
+def test_free_arguments_may_be_others(given, ops):
+    (x,) = CASES["leaky"].tensors(seed=4)
+
+    def op(x):
+        return ops["leaky"](x, *given)
+
+    def original(x):
+        return CASES["leaky"].thing.apply(x, *given)
+
+    assert differences([op(x)], [original(x)]) == []
+    assert differences(pulled(op, [x]), pulled(original, [x])) == []
+
+
+def test_eps_of_layer_norm_is_free(ops):
+    tensors = CASES["layer_norm"].tensors(seed=4)
+
+    def op(*ts):
+        return ops["layer_norm"](*ts, eps=0.5)
+
+    def original(*ts):
+        return CASES["layer_norm"].thing.apply(*ts, 0.5)
+
+    assert differences(pulled(op, tensors), pulled(original, tensors)) == []
+
+
+def test_plain_arguments_are_so_in_the_schema(ops):
+    assert str(ops["leaky"].default._schema) == (
+        "emitted::case_leaky(Tensor x, float slope=0.10000000000000001, int times=3, "
+        'str mode="product", int[] dims=[0], bool keep=False) -> Tensor'
+    )
+
+
+OTHER_PLAIN = {
+    "way": ((-0.5,), "emitted for arguments with slope >= 0"),
+    "word": ((0.25, 3, "sum"), "emitted for mode = 'product' alone, got sum"),
+    "list": ((0.25, 3, "product", [1]), "emitted for dims = (0,) alone, got [1]"),
+    "truth": ((0.25, 3, "product", [0], True), "emitted for keep = False alone, got 1"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_PLAIN)
+def test_fixed_argument_is_refused_in_words(kind, ops):
+    given, said = OTHER_PLAIN[kind]
+
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        ops["leaky"](*CASES["leaky"].tensors(), *given)
+
+
 # ---- against what people write by hand ----
 
 
@@ -202,7 +254,8 @@ def test_roi_align_agrees_with_handwritten_cpp(ops):
 
 @pytest.mark.parametrize("name", FEW_THEN_ALL)
 def test_op_passes_checks_of_torch(name, ops):
-    results = torch.library.opcheck(ops[name].default, tuple(CASES[name].tensors()))
+    given = (*CASES[name].tensors(), *CASES[name].plain)
+    results = torch.library.opcheck(ops[name].default, given)
 
     assert set(results.values()) == {"SUCCESS"}
 
@@ -211,7 +264,8 @@ def test_op_passes_checks_of_torch(name, ops):
 def test_op_is_traced_in_one_graph(name, ops):
     case = CASES[name]
     tensors = case.tensors()
-    compiled = torch.compile(lambda *ts: ops[name](*ts), backend="aot_eager", fullgraph=True)
+    call = case.emitted(ops[name])
+    compiled = torch.compile(lambda *ts: call(*ts), backend="aot_eager", fullgraph=True)
 
     assert differences(pulled(compiled, tensors), pulled(case.original, tensors)) == []
 
@@ -286,9 +340,9 @@ def test_threads_give_the_same_gradients(ops):
 def test_op_runs_without_gradient_recording(name, ops):
     tensors = CASES[name].tensors()
     with torch.no_grad():
-        quiet = tensors_of(ops[name](*tensors))
+        quiet = tensors_of(CASES[name].emitted(ops[name])(*tensors))
     with torch.inference_mode():
-        inferred = tensors_of(ops[name](*tensors))
+        inferred = tensors_of(CASES[name].emitted(ops[name])(*tensors))
 
     assert not any(y.requires_grad for y in quiet)
     assert all(y.is_inference() for y in inferred)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from pullback.capture.trees import flatten, tensors_in
-from pullback.emit.build import build
-from pullback.emit.cpp import emit_together
+from pullback.emit.compiled import build
 from pullback.emit.python import snake
 from pullback.emit.subject import subject_of
 from tests.derive.functions import CASES, differences, pulled, pulled_twice, tensors_of
 from tests.emit.cpp_cases import differences as near
+from tests.emit.cpp_cases import emit_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_compiler]
 

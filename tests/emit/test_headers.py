@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pullback.emit import cpp_values, headers
-from pullback.emit.headers import include_folder, language_standard, split_types, ways_of
+from pullback.emit.headers import split_types, ways_of
+from pullback.run.toolchain import include_folder
 
 # Arguments that no captured op has, but for their defaults.
 NEVER = {"at::Generator", "at::Storage", "at::Stream", "at::DeviceIndex"}
@@ -64,10 +65,6 @@ def test_every_aten_op_can_be_called():
 
     assert missing == []
     assert unwritable == set()
-
-
-def test_language_is_that_of_the_headers():
-    assert language_standard() in (17, 20)
 
 
 @pytest.mark.parametrize("kind", ["const at::Tensor &", "at::Tensor &", "at::Tensor"])

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -176,6 +177,23 @@ def test_spent_budget_still_knows_whole_programs():
     assert any("the budget was spent" in note for note in found.notes)
 
 
+def test_few_groupings_are_known_before_compiling(monkeypatch):
+    meter = FakeMeter()
+
+    def made(program, candidate, args):
+        if candidate.backend == "native":
+            meter.clock += 1000.0  # a compiler that takes longer than there is time
+        return build(program, replace(candidate, backend="eager"), args)
+
+    monkeypatch.setattr(sys.modules[Search.__module__], "build", made)
+    native = ("native", "everything")
+    found = search(square_sine, meter, (leaf(), leaf()), budget=100.0, pairs=(native, PAIR))
+
+    hybrids = {row.candidate.groups for row in found.rows[8] if row.candidate.how == HYBRID}
+    assert hybrids == {((0, 1),), ((0, 2),), ((1, 2),)}
+    assert chosen(found) == Candidate(COMBINED, (), *native)
+
+
 def test_budget_that_ends_among_groups_is_said():
     meter = FakeMeter()
     steps = []
@@ -275,10 +293,3 @@ def test_forgotten_interrupt_stops_at_the_next_step():
 
     assert found.stopped
     assert len(seen) == 3
-
-
-def test_groups_are_built_after_a_hybrid_was_made(run_python):
-    """The module `compose.hybrid`, once imported, stands in the place of the function."""
-    text = "import pullback.compose.hybrid; from pullback.plan.build import hybrid; hybrid.__call__"
-
-    assert run_python("-c", text).returncode == 0

@@ -1,5 +1,6 @@
-"""`docs/layout.md` lists every folder and module of the package, and nothing that is not there."""
+"""`docs/layout.md` lists what is in the package; no module hides a function of its package."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -43,3 +44,28 @@ def test_planted_folder_is_seen(tmp_path):
 
 def test_rows_of_layout_are_read():
     assert listed("| folder | what |\n|---|---|\n| `src/a/` | uses `b` |\n") == ["src/a/"]
+
+
+# ---- names ----
+
+
+def hidden_functions(package):
+    """Functions of a package that are lost once the module of the same name is imported."""
+    text = (package / "__init__.py").read_text("utf-8")
+    functions = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    modules = {path.stem for path in package.iterdir() if path.suffix == ".py" or path.is_dir()}
+    return sorted(functions & modules)
+
+
+def test_no_module_hides_a_function():
+    packages = [path.parent for path in PACKAGE.rglob("__init__.py")]
+
+    assert len(packages) > 10
+    assert {str(p): hidden_functions(p) for p in packages if hidden_functions(p)} == {}
+
+
+def test_planted_module_hides_a_function(tmp_path):
+    (tmp_path / "__init__.py").write_text("def build(): ...\n\n\ndef plan(): ...\n")
+    (tmp_path / "build.py").touch()
+
+    assert hidden_functions(tmp_path) == ["build"]

@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from pullback.errors import TargetError
 from pullback.report.json import SCHEMA, VERSION, document, render
 from tests.report.reports import CUT, REPORT, SOUND
+
+
+UNFIT = ("ops:x", TargetError("`x` must be something that can be called", got="int"))
 
 
 def faults_of(value, schema, where="document"):
@@ -36,13 +40,13 @@ def faults_of(value, schema, where="document"):
 
 
 def test_document_keeps_the_schema():
-    text = render([REPORT, SOUND, CUT], ["E401 target: `x` must be"])
+    text = render([REPORT, SOUND, CUT], [UNFIT])
 
     assert faults_of(json.loads(text), SCHEMA) == []
 
 
 def test_document_is_stable(gold):
-    gold("check.json", render([REPORT, SOUND], ["E401 target: `x` must be"]) + "\n")
+    gold("check.json", render([REPORT, SOUND], [UNFIT]) + "\n")
 
 
 def test_every_field_is_documented():
@@ -59,7 +63,7 @@ def test_every_field_is_documented():
 
 @pytest.mark.parametrize(
     ("reports", "errors", "ok"),
-    [([SOUND], [], True), ([REPORT], [], False), ([SOUND], ["no"], False), ([CUT], [], False)],
+    [([SOUND], [], True), ([REPORT], [], False), ([SOUND], [UNFIT], False), ([CUT], [], False)],
 )
 def test_ok_means_all_was_checked(reports, errors, ok):
     assert document(reports, errors)["ok"] is ok
@@ -67,6 +71,18 @@ def test_ok_means_all_was_checked(reports, errors, ok):
 
 def test_version_is_in_the_document():
     assert document([])["schema"] == VERSION == "pullback.check/1"
+
+
+def test_error_is_told_in_parts():
+    (error,) = document([], [UNFIT])["errors"]
+
+    assert error == {
+        "target": "ops:x",
+        "code": "E401",
+        "name": "target",
+        "rule": "`x` must be something that can be called",
+        "facts": {"got": "int"},
+    }
 
 
 def test_place_is_split():

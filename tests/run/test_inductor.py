@@ -16,7 +16,7 @@ from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
 from pullback.derive.recipe import compiled, parts_of
 from pullback.errors import CaptureError
-from pullback.run import inductor, lower
+from pullback.run import inductor, lower, toolchain
 from pullback.run.inductor import absence, specialise
 
 pytestmark = pytest.mark.needs_compiler
@@ -338,14 +338,25 @@ def test_huge_graph_is_refused():
 
 
 def test_missing_compiler_is_said(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(lower.shutil, "which", lambda name: None)
     absence.cache_clear()
     said = absence()
     monkeypatch.undo()
     absence.cache_clear()
 
-    assert said == "no C++ compiler is installed (g++, clang++, or what CXX names)"
+    assert said == "no C++ compiler is installed (g++, clang++, c++, or what CXX names)"
     assert absence() is None
+
+
+def test_compiler_with_options_is_not_for_inductor(monkeypatch):
+    monkeypatch.setenv("CXX", f"{toolchain.compiler()[0]} -m64")
+    absence.cache_clear()
+    said = absence()
+    monkeypatch.undo()
+    absence.cache_clear()
+
+    assert said == "CXX must name one program, without options, for Inductor to compile with"
 
 
 def test_missing_triton_is_said(monkeypatch):

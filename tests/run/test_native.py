@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pullback as pb
 from pullback.errors import BackendError, CaptureError
-from pullback.run import native, toolchain
+from pullback.run import building, native
 from pullback.run.node import ANY, DENSE, EXACT, MISS, Layout, NodeSpec, Source
 
 pytestmark = pytest.mark.needs_compiler
@@ -645,7 +645,8 @@ def resident():
 def test_absence_of_a_compiler_is_one_line(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
 
-    assert native.absence() == "no C++ compiler is installed (g++, clang++, or what CXX names)"
+    said = "no C++ compiler is installed as `no-such-compiler`, which CXX names"
+    assert native.absence() == said
     assert not native.is_built()
 
 
@@ -655,11 +656,9 @@ def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(native, "_SOURCE", source)
     monkeypatch.setattr(native, "_failure", [])
-    toolchain_calls = []
+    builds = []
     monkeypatch.setattr(native, "_loaded", native._loaded.__wrapped__)
-    monkeypatch.setattr(
-        toolchain, "extension", lambda *row: toolchain_calls.append(1) or _extension(*row)
-    )
+    monkeypatch.setattr(building, "extension", lambda *row: builds.append(1) or _extension(*row))
     x, y = leaf(4), leaf(4)
     for _ in range(2):
         with pytest.raises(BackendError) as raised:
@@ -669,7 +668,7 @@ def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
     assert lines[0] == 'E502 backend: backend "native" must be able to build its node here'
     assert native.absence() in lines[1]
     assert native.absence().startswith("its node could not be built: ")
-    assert len(toolchain_calls) == 1
+    assert len(builds) == 1
 
 
-_extension = toolchain.extension
+_extension = building.extension

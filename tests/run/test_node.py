@@ -28,7 +28,7 @@ def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
 
         return run
 
-    def general(saved, numbers, cotangents):
+    def general(saved, numbers, cotangents, wanted):
         log.append("general")
         a, b = saved
         (g,) = cotangents

@@ -1,109 +1,80 @@
-"""Building C++ once: the cache, two at a time, damage, and a compiler that refuses or is absent."""
+"""Which compiler is found, why one is missing, and what it is told."""
 
-import ctypes
-import subprocess
+import sys
 
 import pytest
 
-from pullback.errors import ToolchainError
 from pullback.run import toolchain
-
-pytestmark = pytest.mark.needs_compiler
-
-SOURCE = 'extern "C" int answer() { return 42; }\n'
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))
-    # Nothing of torch is needed here, and linking with it takes a while.
-    monkeypatch.setattr(toolchain, "libraries", list)
 
 
 @pytest.fixture
-def builds(monkeypatch):
-    """The commands that were run."""
-    commands, run = [], subprocess.run
+def installed(monkeypatch):
+    """Programs that are there: no others are found."""
 
-    def noted(command, **options):
-        commands.append(command)
-        return run(command, **options)
+    def install(*names):
+        monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in names else None)
 
-    monkeypatch.setattr(subprocess, "run", noted)
-    return commands
+    monkeypatch.delenv("CXX", raising=False)
+    return install
 
 
-def answer(path):
-    return ctypes.CDLL(str(path)).answer()
+def test_compiler_is_looked_for_by_name(installed):
+    installed("clang++")
+
+    assert toolchain.compiler() == ("/bin/clang++",)
 
 
-def test_library_is_built_once(builds):
-    assert not toolchain.is_built("answer", SOURCE)
+def test_command_of_the_environment_is_used(installed, monkeypatch):
+    installed("ccache", "g++")
+    monkeypatch.setenv("CXX", "ccache clang++ -m64")
 
-    assert toolchain.build("answer", SOURCE, answer) == 42
-    assert toolchain.build("answer", SOURCE, answer) == 42
-    assert len(builds) == 1
-    assert toolchain.is_built("answer", SOURCE)
+    assert toolchain.compiler() == ("/bin/ccache", "clang++", "-m64")
 
 
-def test_other_source_or_flags_are_built_apart(builds):
-    toolchain.build("answer", SOURCE, answer)
-    other = SOURCE.replace("42", "43")
+@pytest.mark.parametrize("wish", ["", "  "])
+def test_empty_wish_is_none(installed, monkeypatch, wish):
+    installed("g++")
+    monkeypatch.setenv("CXX", wish)
 
-    assert toolchain.build("answer", other, answer) == 43
-    assert toolchain.build("answer", SOURCE, answer, extra=["-O0"]) == 42
-    assert len(builds) == 3
-
-
-def test_damaged_library_is_built_again(builds):
-    path = toolchain.build("answer", SOURCE, lambda path: path)
-    path.write_bytes(path.read_bytes()[:-100])
-
-    assert not toolchain.is_built("answer", SOURCE)
-    assert toolchain.build("answer", SOURCE, answer) == 42
-    assert len(builds) == 2
+    assert toolchain.compiler() == ("/bin/g++",)
 
 
-def test_library_that_does_not_load_is_built_again(builds):
-    toolchain.build("answer", SOURCE, lambda path: path)
-    tries = []
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ("", "no C++ compiler is installed (g++, clang++, c++, or what CXX names)"),
+        ("cxx'", "no C++ compiler is installed as `cxx'`, which CXX names"),
+    ],
+)
+def test_missing_compiler_is_one_line(installed, monkeypatch, wish, said):
+    installed()
+    monkeypatch.setenv("CXX", wish)
 
-    def load(path):
-        tries.append(path)
-        if len(tries) == 1:
-            raise OSError("made for another system")
-        return answer(path)
-
-    assert toolchain.build("answer", SOURCE, load) == 42
-    assert len(builds) == 2
-
-
-def test_refused_source_is_an_error():
-    with pytest.raises(ToolchainError) as raised:
-        toolchain.build("answer", "int answer( {\n", answer)
-
-    rule, got = str(raised.value).splitlines()
-    compiler = toolchain.compiler().rsplit("/", 1)[-1]
-    assert rule == f"E503 toolchain: `answer` must be C++ that `{compiler}` compiles"
-    assert got.startswith("  got:      ")
-    assert "error" in got
-    assert not toolchain.is_built("answer", "int answer( {\n")
+    assert toolchain.absence() == said
 
 
-def test_absent_compiler_is_an_error(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ToolchainError) as raised:
-        toolchain.build("answer", SOURCE, answer)
+def test_missing_headers_are_one_line(installed, monkeypatch, tmp_path):
+    installed("g++")
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
 
-    assert str(raised.value) == (
-        "E503 toolchain: `answer` must be built with a C++ compiler\n"
-        "  got:      no C++ compiler is installed (g++, clang++, or what CXX names)"
-    )
-
-
-def test_compiler_of_the_environment_is_used(monkeypatch):
-    found = toolchain.compiler()
-    monkeypatch.setenv("CXX", found)
-
-    assert toolchain.compiler() == found
     assert toolchain.absence() is None
+    assert toolchain.absence(python=True) == "the headers of Python are not installed (Python.h)"
+    monkeypatch.setattr(toolchain, "include_folder", lambda: tmp_path)
+    assert toolchain.absence() == "this torch came without its headers"
+
+
+def test_language_is_that_of_the_headers(monkeypatch, tmp_path):
+    assert f"-std=c++{toolchain.language_standard()}" in toolchain.options()
+    monkeypatch.setattr(toolchain, "include_folder", lambda: tmp_path)
+    (tmp_path / "ATen").mkdir()
+
+    assert toolchain.language_standard() == 17
+    (tmp_path / "ATen" / "ATen.h").write_text("#error C++20 or later compatible compiler")
+    assert toolchain.language_standard() == 20
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its linker has other options")
+def test_what_is_missing_is_known_when_linking():
+    assert "-Wl,--no-undefined" in toolchain.libraries()
+    assert "-Wl,--no-undefined" not in toolchain.libraries(python=True)
+    assert "-ltorch_python" in toolchain.libraries(python=True)

@@ -225,10 +225,10 @@ def resized(
         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
     }
     # What is not a symbol cannot grow, and neither may what equals it.
-    plain = [_number(size, {}) for shape in shapes for size in shape if not _is_open(size)]
+    plain = [size_with(size, {}) for shape in shapes for size in shape if not _is_open(size)]
     kept = {*plain, *(number for shape in fixed for number in numbers_of(shape))}
     values = {symbol: size if size in kept else grow(size) for symbol, size in hints.items()}
-    return [tuple(_number(size, values) for size in shape) for shape in shapes]
+    return [tuple(size_with(size, values) for size in shape) for shape in shapes]
 
 
 def _is_open(size: Any) -> bool:
@@ -236,7 +236,8 @@ def _is_open(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and bool(size.node.expr.free_symbols)
 
 
-def _number(size: Any, values: dict[Any, int]) -> int:
+def size_with(size: Any, values: dict[Any, int]) -> int:
+    """A size for these values of the symbols in it."""
     return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
 
 

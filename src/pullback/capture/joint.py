@@ -43,6 +43,11 @@ class Input:
     needs: bool
     free: bool
 
+    @property
+    def is_given(self) -> bool:
+        """Whether it is a parameter of what is written: a constant is a part of that."""
+        return self.kind != "constant"
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

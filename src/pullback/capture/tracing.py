@@ -33,7 +33,7 @@ from pullback.capture.refuse import (
     require_own_generator_free,
     require_strided,
 )
-from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
+from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
 from pullback.capture.watch import FUNCTION, OP, Call, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 from pullback.graph.parts import BACKWARD, FORWARD
@@ -114,7 +114,7 @@ class Tracing:
     def run(self, needs: Sequence[bool] | None, used: Sequence[bool] | None) -> Traced:
         """Trace the program; `needs` and `used` as in `capture`."""
         names = argument_names(self.program, self.examples)
-        tensors = [(n, x) for n, x in zip(names, self.leaves, strict=True) if _is_tensor(x)]
+        tensors = [(n, x) for n, x in zip(names, self.leaves, strict=True) if is_tensor(x)]
         flags = require_needs(self.name, tensors, needs)
         self.used = used
         for (name, tensor), need in zip(tensors, flags, strict=True):
@@ -166,7 +166,7 @@ class Tracing:
 
     def _ours(self, value: Any) -> Any:
         """`value`, or what stands in for it when it is a tensor from around the program."""
-        if not _is_tensor(value) or not self.stage.is_foreign(value):
+        if not is_tensor(value) or not self.stage.is_foreign(value):
             return value
         for held in self.held:
             if held.is_around(value):
@@ -235,7 +235,7 @@ class Tracing:
     def _forward(self) -> None:
         with no_torch_function():
             given = iter([self._give(held) for held in self.held])
-        filled = [next(given) if _is_tensor(leaf) else leaf for leaf in self.leaves]
+        filled = [next(given) if is_tensor(leaf) else leaf for leaf in self.leaves]
         returned = call_user(late_bound(self.program), *unflatten(filled, self.in_spec))
         leaves, self.out_spec = flatten(returned)
         with no_torch_function():
@@ -245,7 +245,7 @@ class Tracing:
         self.used = require_mask(self.name, sum(r.differentiable for r in self.results), self.used)
 
     def _result(self, leaf: Any) -> Result:
-        if not _is_tensor(leaf):
+        if not is_tensor(leaf):
             require_kept(self.name, leaf)
             return Result(leaf)
         leaf = self._ours(leaf)
@@ -309,10 +309,6 @@ class Tracing:
         """Make inputs of the real tensors that the history of `outputs` ends in."""
         for leaf in self.marks.leaves(outputs):
             self._ours(leaf)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def is_traced(value: Any) -> bool:

@@ -25,9 +25,14 @@ def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
+def is_tensor(leaf: Any) -> bool:
+    """Whether a leaf is a tensor."""
+    return isinstance(leaf, Tensor)
+
+
 def tensors_in(tree: Any) -> list[Tensor]:
     """The leaves of `tree` that are tensors."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if is_tensor(leaf)]
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -11,7 +11,7 @@ arguments are made as for the examples; decisions on values are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import CodeType
@@ -35,7 +35,7 @@ from pullback.capture.refuse import (
     unreadable,
     unseen_apply,
 )
-from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in, unflatten
+from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
 from pullback.capture.watch import FUNCTION, Call, Watcher, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 
@@ -74,6 +74,11 @@ class Unit:
     def needs(self) -> tuple[int, ...]:
         """The values that must be there before the call: its inputs, and what it changes."""
         return tuple(dict.fromkeys((*self.inputs, *(old for old, _ in self.changed))))
+
+    @property
+    def makes(self) -> tuple[int, ...]:
+        """The values that the call makes: what it gives back as it got it is not among them."""
+        return tuple(number for number in self.outputs if number not in self.needs)
 
     def run(self, values: dict[int, Tensor]) -> None:
         """Make the call on `values`, and put what comes out of it there."""
@@ -131,7 +136,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some consecutive units of a program, as a function of its own.
+    """Some units of a program, as a function of its own.
 
     `call` takes the values numbered `inputs` and returns a tuple of those numbered `outputs`:
     everything made here that other units or the program's caller need.
@@ -149,16 +154,16 @@ class Part:
         return tuple(values[number] for number in self.outputs)
 
 
-def part_of(program: Program, first: int, last: int) -> Part:
-    """The units of `program` from number `first` up to, but without, `last`."""
-    units = program.units[first:last]
-    made = {number for unit in units for number in unit.outputs}
-    before = [number for unit in units for number in unit.needs if number not in made]
+def part_of(program: Program, numbers: Collection[int]) -> Part:
+    """The units of `program` with these numbers, as a function of its own."""
+    units = tuple(program.units[number] for number in sorted(numbers))
+    made = {number for unit in units for number in unit.makes}
+    given = [number for unit in units for number in unit.needs if number not in made]
     needed = {output.number for output in program.outputs if isinstance(output, Ref)}
-    for unit in (*program.units[:first], *program.units[last:]):
-        needed |= set(unit.needs)
-    outputs = tuple(sorted(made & needed))
-    return Part(units, tuple(dict.fromkeys(before)), outputs)
+    for unit in program.units:
+        if unit.number not in numbers:
+            needed |= set(unit.needs)
+    return Part(units, tuple(dict.fromkeys(given)), tuple(sorted(made & needed)))
 
 
 def record(program: Callable[..., Any], *examples: Any) -> Program:
@@ -195,7 +200,7 @@ class _Recording:
     def run(self) -> Program:
         names = argument_names(self.program, self.examples)
         leaves, _ = flatten(self.examples)
-        pairs = [(leaf, n) for leaf, n in zip(leaves, names, strict=True) if _is_tensor(leaf)]
+        pairs = [(leaf, n) for leaf, n in zip(leaves, names, strict=True) if is_tensor(leaf)]
         inputs = tuple((self._add(tensor), name) for tensor, name in pairs)
         with watched(self._listen), Overhearing(self._overhear):
             returned = call_user(late_bound(self.program), *self.examples)
@@ -205,7 +210,7 @@ class _Recording:
         return Program(self.name, units, inputs, closures, outputs, spec)
 
     def _output(self, leaf: Any) -> Any:
-        if _is_tensor(leaf):
+        if is_tensor(leaf):
             return Ref(self._number(leaf))
         require_kept(self.name, leaf)
         return leaf
@@ -274,7 +279,7 @@ class _Recording:
     # ---- values ----
 
     def _ref(self, leaf: Any) -> Any:
-        return Ref(self._number(leaf)) if _is_tensor(leaf) else leaf
+        return Ref(self._number(leaf)) if is_tensor(leaf) else leaf
 
     def _number(self, tensor: Tensor) -> int:
         """The number of `tensor`; one that was never seen comes from around the program."""
@@ -305,15 +310,11 @@ class _Recording:
                 yield old, self._add(tensor)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
 def _require_plain_slices(name: str, call: Call) -> None:
     """Raise for a tensor as the bound of a slice: it is read, and nothing else tells of it."""
     leaves, _ = flatten((call.args, call.kwargs))
     for leaf in leaves:
-        if isinstance(leaf, slice) and any(map(_is_tensor, (leaf.start, leaf.stop, leaf.step))):
+        if isinstance(leaf, slice) and any(map(is_tensor, (leaf.start, leaf.stop, leaf.step))):
             raise unreadable(name, "index", call.place)
 
 

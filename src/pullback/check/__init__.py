@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pullback.check.recording import Recording
+    from pullback.check.recorded import Recording
     from pullback.check.report import Report
     from pullback.check.runner import Progress
 
@@ -55,7 +55,7 @@ def assert_sound(
 
 
 def recording(**options: int) -> AbstractContextManager[Recording]:
-    """A context that records the Functions called in it: see `check.recording`."""
-    from pullback.check.recording import recording as record  # it imports the checker
+    """A context that records the Functions called in it: see `check.recorded`."""
+    from pullback.check.recorded import recording as record  # it imports the checker
 
     return record(**options)

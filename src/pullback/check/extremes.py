@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pullback.check.example import Example, can_differ
 from pullback.check.mismatch import Mismatch, index_of
+from pullback.check.reference import STEP
 from pullback.check.run import (
     BackwardFailedError,
     ForwardRefusedError,
@@ -30,6 +31,7 @@ Cotangents = Sequence["Tensor | None"]
 STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
 FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
 SINGULAR = "_LinAlgError"  # what PyTorch raises for a matrix without an inverse
+STEPS = (STEP, 1e-7, 1e-10)  # of differences: as usual, and below the guards of divisions
 LOOKS = 4  # so many entries that are not finite are looked at
 
 
@@ -149,7 +151,7 @@ def not_finite(
                 if not _is_inside(subject, exact, wide):
                     break
                 truth = _smooth(subject, exact, wide, position, flat)
-            elif _jumps(subject, exact, wide, position, flat):
+            elif _jumps(subject, exact, wide, position, flat, truth):
                 truth = None
             if truth is None or abs(truth) > min(most, torch.finfo(grad.dtype).max / 16):
                 continue
@@ -194,14 +196,26 @@ def _finite(grad: Tensor | None, flat: int) -> complex | float | None:
 
 
 def _jumps(
-    subject: Subject, example: Example, cotangents: Cotangents, position: int, flat: int
+    subject: Subject,
+    example: Example,
+    cotangents: Cotangents,
+    position: int,
+    flat: int,
+    truth: complex | float,
 ) -> bool:
-    """Whether forward has no slope at an entry, with a jump there or a pole to both sides."""
+    """Whether forward has no slope at an entry, with a jump there or a pole to both sides.
+
+    Next to a guard against zero it is smooth in steps of the guard's size only, with that slope.
+    """
     unit = torch.zeros(example.args[position].shape, dtype=_wide(example.args[position]).dtype)
     unit.view(-1)[flat] = 1
-    left, right = subject.reference.sides(example, cotangents, {position: unit})
-    if left.is_known and right.is_known:
-        return False
+    for step in STEPS:
+        left, right = subject.reference.sides(example, cotangents, {position: unit}, step)
+        if left.is_known and right.is_known:
+            slack = 0.01 * abs(truth)
+            said = complex(truth).real
+            if step == STEPS[0] or (left.agrees(said, slack) and right.agrees(said, slack)):
+                return False
     curve = subject.reference.curve(example, cotangents, {position: unit})
     near = [math.isfinite(curve(step)) for step in (1e-3, -1e-3)]
     return near[0] == near[1]

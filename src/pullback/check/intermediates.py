@@ -5,10 +5,10 @@ Such a tensor has no history: to a second backward it is a constant.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ, tensors_in
+from pullback.check.saving import saving
 from pullback.check.subject import Subject
 
 
@@ -22,7 +22,7 @@ def keeps_intermediate(subject: Subject) -> bool:
         packed.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saving(subject.target, pack):
         called = subject.run(subject.small)
     for node in {id(o.grad_fn): o.grad_fn for o in called.outputs}.values():
         packed += tensors_in(list(getattr(node, "__dict__", {}).values()))

@@ -22,9 +22,10 @@ from pullback.check.mismatch import (
     index_of,
     tolerance_for,
 )
-from pullback.check.reference import STEP, Reference, inner
+from pullback.check.reference import STEP, Reference
 from pullback.check.run import Run
 from pullback.check.slopes import DIRECTIONS, Slopes, wide_of
+from pullback.derive.slopes import inner
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 COORDINATES = 48

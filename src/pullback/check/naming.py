@@ -6,15 +6,20 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from pullback.capture.places import is_users_file
 from pullback.errors import TargetError
 
 OPS = "torch.ops."
+LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
+MOST = 8  # names that are told
 
 
 def load(target: str) -> Any:
@@ -32,10 +37,9 @@ def load(target: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            public = [n for n in vars(module) if not n.startswith("_")]
             raise TargetError(
                 f"`{where}` must have `{name}`",
-                got=f"names such as {', '.join(sorted(public)[:8])}",
+                got=f"names such as {', '.join(_like(name, _own_names(module)))}",
             )
         found = getattr(found, part)
     return found
@@ -43,40 +47,129 @@ def load(target: str) -> Any:
 
 def module_of(where: str) -> ModuleType:
     """The module that `where` names, be it by its file."""
+    path = Path(where)
     if where.endswith(".py"):
-        path = Path(where)
         if not path.is_file():
-            raise TargetError(f"`{where}` must be a file", got="no such file")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise TargetError(f"`{where}` must be a Python file", got="a file that is none")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        sys.path.insert(0, str(path.parent.resolve()))
-        spec.loader.exec_module(module)
-        return module
-    sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as error:
+            raise TargetError(f"`{where}` must be a file", got="no such file", fix=_meant(path))
+        return _of_file(path)
+    if where.endswith(LIBRARIES) and path.is_file():
         raise TargetError(
-            f"`{where}` must be a module that Python finds from here",
-            got=str(error),
-            fix="run from the folder that holds it, or name a file: path/to/file.py:name",
-        ) from None
+            f"`{where}` must be a Python file or module",
+            got="a library",
+            fix=f"name an op that it registers: pullback check torch.ops.NAMESPACE.OP --load {where}",
+        )
+    if path.is_dir() and (os.sep in where or not (path / "__init__.py").is_file()):
+        raise TargetError(
+            f"`{where}` must be a file or a module",
+            got="a folder",
+            fix=f"name its files: {path / '*.py'}",
+        )
+    sys.path.insert(0, os.getcwd())
+    return _executed(where, lambda: importlib.import_module(where))
+
+
+def _of_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"`{path}` must be a Python file", got="a file that is none")
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    _executed(str(path), lambda: loader.exec_module(module))
+    return module
+
+
+def _executed(where: str, execute: Callable[[], Any]) -> Any:
+    """What `execute` gives, which runs the module `where`; what it raises becomes `TargetError`."""
+    try:
+        return execute()
+    except ModuleNotFoundError as error:
+        if error.name and f"{where}.".startswith(f"{error.name}."):
+            raise TargetError(
+                f"`{where}` must be a module that Python finds from here",
+                got=str(error),
+                fix="run from the folder that holds it, or name a file: path/to/file.py:name",
+            ) from None
+        raise _broken(where, error) from None
+    except (Exception, SystemExit) as error:
+        raise _broken(where, error) from None
+
+
+def _broken(where: str, error: BaseException) -> TargetError:
+    """The error for a module that raises while it is imported."""
+    said = f"{error.msg}: {error.text}" if isinstance(error, SyntaxError) else str(error)
+    fix = ""
+    if isinstance(error, ModuleNotFoundError):
+        fix = "install it, or run pullback in the environment of your project"
+    if isinstance(error, SystemExit):
+        fix = 'put what is to run only as a program under `if __name__ == "__main__":`'
+    return TargetError(
+        f"`{where}` must be something that Python can import",
+        at=_raised_at(error),
+        got=f"{type(error).__name__}: {said.strip()}".splitlines()[0].rstrip(": "),
+        fix=fix,
+    )
+
+
+def _raised_at(error: BaseException) -> str:
+    """The line of the user's that raised, or that cannot be read."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.relpath(error.filename)}:{error.lineno}"
+    place, entry = "", error.__traceback__
+    while entry is not None:
+        path = entry.tb_frame.f_code.co_filename
+        if is_users_file(path):
+            place = f"{os.path.relpath(path)}:{entry.tb_lineno}"
+        entry = entry.tb_next
+    return place
+
+
+# ---- what may have been meant ----
+
+
+def _own_names(module: ModuleType) -> list[str]:
+    """The public names of a module but for the modules that it imports."""
+    names = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+    return sorted(n for n, v in names.items() if not isinstance(v, ModuleType))
+
+
+def _like(name: str, known: Iterable[str]) -> list[str]:
+    """The names that are like `name`, else the first ones."""
+    known = list(known)
+    return get_close_matches(name, known, 3) or known[:MOST] or ["none"]
+
+
+def _meant(path: Path) -> str:
+    """The Python file beside `path` with a name like it."""
+    beside = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, beside, 1)
+    return f"did you mean {path.parent / near[0]}?" if near else ""
+
+
+# ---- ops ----
 
 
 def _op(target: str) -> Any:
     """The op of the dispatcher that `torch.ops.space.op` or `torch.ops.space.op.overload` names."""
-    found: Any = torch.ops
-    for part in target.removeprefix(OPS).split("."):
+    space, _, path = target.removeprefix(OPS).partition(".")
+    found: Any = getattr(torch.ops, space)
+    for part in path.split("."):
         try:
             found = getattr(found, part)
         except (AttributeError, RuntimeError):
+            known = ops_of(space)
+            near = ", ".join(f"{OPS}{space}.{name}" for name in _like(part, known))
             raise TargetError(
                 f"`{target}` must be an op that is registered",
-                expected="torch.ops.namespace.name, or with .overload after it",
-                got=f"no `{part}`",
-                fix="load the library that registers it first (--load lib.so)",
+                expected=near if known else "torch.ops.namespace.name, or with .overload after it",
+                got=f"no `{part}`" if known else f"no op in `{space}`",
+                fix="" if known else "load the library that registers it first (--load lib.so)",
             ) from None
     return found
+
+
+def ops_of(space: str) -> list[str]:
+    """The names of the ops in a namespace of the dispatcher, without their overloads."""
+    every = torch._C._dispatch_get_all_op_names()
+    own = (name.removeprefix(f"{space}::") for name in every if name.startswith(f"{space}::"))
+    return sorted({name.partition(".")[0] for name in own})

@@ -23,6 +23,7 @@ from pullback.check.run import seeded
 from pullback.check.tape import has_native_node, replayed
 from pullback.check.target import Target
 from pullback.derive.plain import program_of
+from pullback.derive.slopes import inner
 from pullback.function.slots import DispatchMode
 
 STEP = 1e-2
@@ -190,13 +191,6 @@ class Reference:
         """The relative rounding error of what forward gives for `example`."""
         coarse = [torch.finfo(example.args[i].dtype).eps for i in example.differentiable]
         return float(max([self.noise, *coarse]))
-
-
-def inner(cotangent: Tensor, other: Tensor) -> Tensor:
-    """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
-    wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
-    one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))
-    return (one.conj() * two).sum().real
 
 
 def _as_plain(

@@ -73,6 +73,8 @@ class Report:
         verdict = f"{len(self.findings)} findings ({found})" if found else "nothing found"
         if len(self.findings) == 1:
             verdict = f"1 finding ({found.removeprefix('1 ')})"
+        if self.interrupted:
+            verdict = f"interrupted, {verdict} so far"
         rules, runs = len(self.rules), self.tried.get("runs", 0)
         lines = [
             f"{self.subject}: {verdict}. {_counted(rules, 'rule')}, {_counted(runs, 'run')}, "

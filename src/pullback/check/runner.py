@@ -102,7 +102,8 @@ class _Collected:
                 return
             except Died as death:
                 self._died(death)
-                lost += 1.0 if death.is_hang else 0.25
+                is_ours = self.current >= 0 and self.job.rules[self.current].rule.wraps
+                lost += 1.0 if death.is_hang else 0.0 if is_ours else 0.25
                 if self.current < 0:
                     lost = ENOUGH + 1  # every rule begins with the example that it died at
                 first = max(self.current + 1, first + 1)
@@ -149,11 +150,15 @@ class _Collected:
     def _died(self, death: Died, *, is_here: bool = False) -> None:
         target = self.job.target
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
-        if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
-            self.results.append(Skip(rule, f"the process was lost here as well: {death.how}"))
-            return
         if rule.group == "compile" and "did not end" in death.how:
             self.results.append(Skip(rule, f"the compiler takes too long: {death.how}"))
+            return
+        if rule.wraps:
+            reason = f"tensors without memory of their own cannot be read: {death.how}"
+            self.results.append(Skip(rule, reason))
+            return
+        if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
+            self.results.append(Skip(rule, f"the process was lost here as well: {death.how}"))
             return
         cause = Cause() if death.is_hang or is_here else cause_of(self.job, self.current)
         first = self.job.examples[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import sysconfig
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,14 @@ def imported(target: Target) -> tuple[str, str]:
         place = place_of(thing)
         lost = f"# `{target.name}` ({place or 'no file'}) is no name of a module: put it here"
         return lost, f"{target.name.rpartition('.')[2]}{call}"
-    return "\n".join([*_path(thing, module), f"from {module} import {name}"]), f"{name}{call}"
+    return "\n".join([*_path(thing, module), _import(module, name)]), f"{name}{call}"
+
+
+def _import(module: str, name: str) -> str:
+    """The lines that import `name`; the file of a module may be called what no module can be."""
+    if all(part.isidentifier() and not iskeyword(part) for part in module.split(".")):
+        return f"from {module} import {name}"
+    return f"import importlib\n{name} = importlib.import_module({module!r}).{name}"
 
 
 def _libraries_of(op: str) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.capture.names import function_of
 from pullback.check.naming import load
 from pullback.check.registration import near, place_of_op, schema_of
 from pullback.errors import DeclarationError, TargetError
@@ -153,8 +154,8 @@ def target_of(thing: Any, name: str = "") -> Target:
     call = thing
     if isinstance(thing, type) and issubclass(thing, TorchFunction):
         function, call = thing, thing.apply
-    elif _function_behind(thing) is not None:
-        function = _function_behind(thing)
+    elif function_of(thing) is not None:
+        function = function_of(thing)
     elif not callable(thing):
         raise TargetError(
             f"`{name or thing!r}` must be something that can be called",
@@ -169,15 +170,6 @@ def target_of(thing: Any, name: str = "") -> Target:
     target = Target(thing, name, call, function)
     intent = _intent_of(function if function is not None else thing, target)
     return Target(thing, name, call, function, intent)
-
-
-def _function_behind(thing: Any) -> Any:
-    """The class of `Class.apply`, which is the same target as the class."""
-    owner = getattr(thing, "__self__", None)
-    is_apply = getattr(thing, "__name__", "") == "apply"
-    if is_apply and isinstance(owner, type) and issubclass(owner, TorchFunction):
-        return owner
-    return None
 
 
 def _parameters(target: Target) -> tuple[list[str], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,16 +19,19 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.check.finding import PROFILES
 from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
 from pullback.check.isolate import Died, answer_of, can_fork
-from pullback.check.naming import OPS, load, module_of
-from pullback.check.recording import Recording, load_recording
+from pullback.check.naming import OPS, load, module_of, ops_of
+from pullback.check.recorded import Recording, load_recording
 from pullback.check.report import Report
+from pullback.check.rules import selected
 from pullback.check.runner import check
 from pullback.check.target import Target, target_of
-from pullback.cli.target import value_of
-from pullback.errors import ExamplesError, PullbackError, TargetError
+from pullback.cli.target import example_option, value_of
+from pullback.errors import ExamplesError, PullbackError, RecordingError, TargetError
 from pullback.report import github, json, text
 
 FOUND, COULD_NOT_RUN = 1, 2
+
+Failure = tuple[str, PullbackError]  # a target, and what keeps it from being checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,7 @@ class Options:
 
 @click.command("check")
 @click.argument("targets", metavar="TARGET...", nargs=-1)
-@click.option(
-    "--example",
-    "expressions",
-    multiple=True,
-    metavar="EXPR",
-    help="A Python expression for one argument; repeat it for each.",
-)
+@example_option
 @click.option(
     "--inputs",
     "recording",
@@ -63,10 +59,10 @@ class Options:
     "libraries",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="A library with ops to load first (torch.ops.load_library).",
+    help="A library with ops to load first (torch.ops.load_library); may be repeated.",
 )
-@click.option("--select", multiple=True, metavar="RULE", help="Only these: name, code or group.")
-@click.option("--allow", multiple=True, metavar="RULE", help="Not these: name, code or group.")
+@click.option("--select", multiple=True, metavar="RULE", help="Only these: name, code or group; may be repeated.")
+@click.option("--allow", multiple=True, metavar="RULE", help="Not these: name, code or group; may be repeated.")
 @click.option(
     "--profile",
     type=click.Choice(PROFILES),
@@ -74,8 +70,8 @@ class Options:
     show_default=True,
     help="How much to try.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON document.")
-@click.option("--github", "is_github", is_flag=True, help="Print annotations of a workflow.")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON document, in the form of docs/check-schema.json.")
+@click.option("--github", "is_github", is_flag=True, help="Print annotations for a GitHub workflow.")
 def command(
     targets: tuple[str, ...],
     expressions: tuple[str, ...],
@@ -89,8 +85,8 @@ def command(
 ) -> None:
     """Check custom autograd functions: is every gradient right, everywhere it will be used?
 
-    A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name, or
-    torch.ops.namespace.op. Its inputs are those of --example, else those recorded in --inputs, else
+    A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name,
+    torch.ops.namespace.op, or torch.ops.namespace (every op in it). Its inputs are those of --example, else those recorded in --inputs, else
     what `examples()` on the class gives, else they are made from the type hints of forward.
 
     Exit code 0: nothing was found. 1: something was, also where something else could not be
@@ -106,7 +102,8 @@ def command(
     recorded = load_recording(recording) if recording else None
     if not targets and recorded is None:
         raise click.UsageError("Name a TARGET, or a recording with --inputs.")
-    targets = targets or tuple(recorded.names if recorded else ())
+    targets = targets or _recorded(recording, recorded)
+    selected(profile=profile, select=select, allow=allow)  # a mistake in these is told once
     given = tuple(value_of(expression) for expression in expressions) or None
     options = Options(select, allow, profile, given, recorded)
     for library in libraries:
@@ -146,13 +143,24 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
     wrong = [report.subject for report in reports if not report.ok]
     told = f": {', '.join(wrong)}" if wrong else ""
     count = f"{len(reports)} Function{'s' if len(reports) > 1 else ''}"
-    names = (re.search(r"`([^`]+)`", str(error)) for _, error in errors)
-    lost = ", ".join(found.group(1).rpartition(":")[2] for found in names if found)
+    lost = ", ".join(name.rpartition(":")[2] for name, _ in errors)
     left = f"; {len(errors)} could not be checked: {lost}" if errors else ""
     return f"{count} checked, {len(wrong)} with findings{told}{left}."
 
 
 # ---- targets ----
+
+
+def _recorded(path: str | None, recorded: Recording | None) -> tuple[str, ...]:
+    """The Functions of a recording, by their names."""
+    names = tuple(recorded.names if recorded else ())
+    if not names:
+        raise RecordingError(
+            f"`{path}` must hold the calls of a Function",
+            got="none",
+            fix="record a program that calls one: pullback record -- python train.py",
+        )
+    return names
 
 
 def _load(library: str) -> None:
@@ -177,6 +185,11 @@ def _found(targets: Sequence[str], errors: list[Failure]) -> Iterator[tuple[str,
 
 
 def _of_name(name: str) -> Iterator[tuple[str, Target]]:
+    space = name.removeprefix(OPS)
+    if name.startswith(OPS) and "." not in space and ops_of(space):
+        for op in ops_of(space):
+            yield f"{name}.{op}", target_of(load(f"{name}.{op}"))
+        return
     is_one = name.startswith(OPS) or (":" in name and not Path(name).exists())
     if is_one:
         yield name, target_of(load(name))
@@ -242,7 +255,8 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
             got=f"none, and every guess was refused: {refusal}",
             fix=f"pullback check {name} --example EXPR, once for each argument",
         )
-    return args, "the inputs are guessed, from the type hints of forward where there are any"
+    hints = "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
+    return args, f"the inputs are guessed, from {hints}"
 
 
 def _guessed(name: str, target: Target) -> tuple[tuple[Any, ...] | None, str]:

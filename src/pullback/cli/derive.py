@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import click
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.cli.target import examples_of, load
+from pullback.cli.mistakes import of_users_code, require_call
+from pullback.cli.target import example_option, examples_of, load
+from pullback.cli.waiting import waiting
 from pullback.derive.algebra.judge import PROVED, REFUTED
 from pullback.derive.backward import derive
 from pullback.derive.proof import prove
@@ -19,13 +20,7 @@ _UNDECIDED = 2
 
 @click.command("derive")
 @click.argument("target", metavar="MODULE:FUNCTION")
-@click.option(
-    "--example",
-    "expressions",
-    multiple=True,
-    metavar="EXPR",
-    help="A Python expression for one argument; repeat it for each.",
-)
+@example_option
 @click.option(
     "--save",
     default="auto",
@@ -67,11 +62,14 @@ def command(
     if is_proof:
         _require_class(program, target)
     arguments = examples_of(program, target, expressions)
+    require_call(program, target, arguments)
     if is_proof:
         _prove(program, arguments, seconds)
         return
-    derived = derive(program, *arguments, save=int(save) if save.isdigit() else save)
-    click.echo(derived.source(), nl=False)
+    with waiting(f"deriving {target}"):
+        derived = derive(program, *arguments, save=int(save) if save.isdigit() else save)
+        source = derived.source()
+    click.echo(source, nl=False)
 
 
 def _require_class(program: Any, target: str) -> None:
@@ -88,12 +86,14 @@ def _require_class(program: Any, target: str) -> None:
 
 def _prove(program: Any, arguments: tuple[Any, ...], seconds: float) -> None:
     try:
-        proof = prove(program, *arguments, seconds=seconds)
+        with waiting(f"proving {program.__name__}, for at most about {seconds:g} s"):
+            proof = prove(program, *arguments, seconds=seconds)
     except PullbackError:
         raise
     except Exception as error:  # of the class itself: a traceback would end in the code of refuted
-        traceback.print_exc()
-        click.echo(f"{program.__name__}: unknown\n  it raises {type(error).__name__}: {error}")
+        told = of_users_code(error)
+        place = f" ({told.facts['at']})" if told else ""
+        click.echo(f"{program.__name__}: unknown\n  it raises {type(error).__name__}: {error}{place}")
         click.get_current_context().exit(_UNDECIDED)
     click.echo(str(proof))
     code = {PROVED: 0, REFUTED: 1}.get(proof.verdict, _UNDECIDED)

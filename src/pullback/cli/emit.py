@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
+import torch
 
-from pullback.cli.target import load, value_of
+from pullback.cli.mistakes import require_call
+from pullback.cli.target import example_option, load, value_of
+from pullback.cli.waiting import waiting
 from pullback.emit import TARGETS, build, emit
 from pullback.errors import ExamplesError
 
@@ -25,17 +27,11 @@ from pullback.errors import ExamplesError
     show_default=True,
     help="The language to write.",
 )
-@click.option(
-    "--example",
-    "expressions",
-    multiple=True,
-    metavar="EXPR",
-    help="A Python expression for one argument; repeat it for each.",
-)
+@example_option
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="PATH",
     help="Where to write: a file, or a folder. Without it, the text is printed.",
 )
@@ -44,13 +40,14 @@ from pullback.errors import ExamplesError
     "--build",
     "is_built",
     is_flag=True,
-    help="Compile the C++ as well, and say how the op is called. Needs --to cpp and -o.",
+    help="Compile the C++ as well, and say what the op is called and where the library is. Needs "
+    "--to cpp and -o.",
 )
 def command(
     target: str,
     language: str,
     expressions: tuple[str, ...],
-    output: Path | None,
+    output: str | None,
     force: bool,
     is_built: bool,
 ) -> None:
@@ -62,6 +59,9 @@ def command(
     Python is one module that tests itself when it is run. C++ is an op of PyTorch; a folder as
     PATH also gets a CMake file and a small program that uses the op without Python.
 
+    Exit code 0: it was written. 2: the target, the examples or the path would not do, or what was
+    written does not compile here.
+
     \b
     Examples:
       pullback emit my_ops:swish --example "torch.randn(8)" > swish_function.py
@@ -72,8 +72,10 @@ def command(
         raise click.UsageError("--build needs --to cpp, and a path to write to: -o PATH")
     thing = load(target)
     given = tuple(value_of(expression) for expression in expressions) or None
+    if given is not None and callable(thing):
+        require_call(thing, target, given)
     try:
-        with _working(f"emitting {target}"):
+        with waiting(f"emitting {target}"), _folder(output):
             text = emit(thing, language, examples=given, path=output, force=force)
     except ExamplesError as error:
         raise _by_option(target, error, is_asked=given is None) from None
@@ -82,9 +84,26 @@ def command(
         return
     click.echo(f"written: {output}", err=True)
     if is_built:
-        with _working(f"compiling {output}"):
+        loaded = set(torch.ops.loaded_libraries)
+        with waiting(f"compiling {output}"):
             op = build(output)
-        click.echo(f"built: torch.ops.{op}", err=True)
+        where = "".join(f", in {one}" for one in torch.ops.loaded_libraries - loaded)
+        click.echo(f"built: torch.ops.{op}{where}", err=True)
+
+
+@contextmanager
+def _folder(output: str | None) -> Iterator[None]:
+    """A path that ends in a slash is a folder, and is made; it goes if nothing comes into it."""
+    path = Path(output or "")
+    if not (output or "").endswith(("/", os.sep)) or path.exists() or not path.parent.is_dir():
+        yield
+        return
+    path.mkdir()
+    try:
+        yield
+    except BaseException:
+        path.rmdir()
+        raise
 
 
 def _by_option(target: str, error: ExamplesError, *, is_asked: bool) -> ExamplesError:
@@ -97,14 +116,3 @@ def _by_option(target: str, error: ExamplesError, *, is_asked: bool) -> Examples
         got="neither" if error.facts["got"] == "none" else error.facts["got"],
         fix=f'pullback emit {target} --example "torch.randn(3)"',
     )
-
-
-@contextmanager
-def _working(what: str) -> Iterator[None]:
-    """A line that moves while something takes its time, on a terminal; gone when it is done."""
-    console = Console(stderr=True)
-    if not console.is_terminal or not sys.stdout.isatty():
-        yield
-        return
-    with console.status(what):
-        yield

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pullback.cli.mistakes import require_call
 from pullback.cli.target import examples_of, load, value_of
 from pullback.errors import TargetError
 from pullback.plan import figure, store
@@ -78,6 +79,8 @@ def command(
     The arguments come from --example, or from `examples`: an attribute of the program, or a
     function in its module. With --sizes, `examples(size)` is called for each size.
 
+    Exit code 0: there is a plan, be it to leave the program as it is. 2: there is none.
+
     \b
     Examples:
       pullback plan my_ops:block --sizes 1000,1000000 -o plan.json --figure plan.svg
@@ -89,9 +92,12 @@ def command(
     if figure_path:
         figure.require_svg(figure_path)
     program = load(target)
+    arguments = _arguments(program, target, expressions, _numbers(sizes))
+    for one in arguments:
+        require_call(program, target, one)
     planned = plan(
         program,
-        sizes=_arguments(program, target, expressions, _numbers(sizes)),
+        sizes=arguments,
         objective=_number(objective),
         backends=backends or None,
         budget=budget,

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
+import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 import click
 
-from pullback.check.recording import Recording
-from pullback.errors import TargetError
+from pullback.capture.places import is_users
+from pullback.check.recorded import Recording
+from pullback.errors import RecordingError, TargetError
 
 FILE = "pullback-recording.pt"
+INTERRUPTED = 130  # as shells count it
 
 
 @click.command("record", context_settings={"ignore_unknown_options": True})
 @click.option(
+    "-o",
+    "--output",
     "--out",
+    "output",
     default=FILE,
     show_default=True,
     type=click.Path(dir_okay=False),
+    metavar="FILE",
     help="Where to write the recording.",
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(out: str, program: tuple[str, ...]) -> None:
+def command(output: str, program: tuple[str, ...]) -> None:
     """Run a Python PROGRAM, and write the inputs of every custom Function that it calls.
 
-    A few calls of each Function are kept, those that differ in shape, dtype or plain arguments.
+    PROGRAM is `python train.py` with its options, `python -m train`, or the file alone. A few calls of each Function are kept, those that differ in shape, dtype or plain arguments.
     What runs in other threads or processes, or compiled, is not seen. The exit code is the
     program's.
 
@@ -38,14 +48,24 @@ def command(out: str, program: tuple[str, ...]) -> None:
       pullback check --inputs pullback-recording.pt
     """
     python, flags, rest = _parted(program)
-    this = [python, *flags, "-m", __name__, os.path.abspath(out), *rest]
-    code = subprocess.call(this)
-    click.get_current_context().exit(code)
+    _require_folder(output)
+    _require_program(rest)
+    _require_python(python, flags)
+    this = [python, *flags, "-m", __name__, os.path.abspath(output), *rest]
+    click.get_current_context().exit(_called(this))
+
+
+def _called(command: list[str]) -> int:
+    """The exit code of a command; Ctrl-C is for the command, which then writes what it has."""
+    try:
+        return subprocess.call(command)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _parted(program: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
     """The interpreter, its flags, and what it runs: a file, `-m module` or `-c code`."""
-    python, *rest = program
+    python, *rest = program if not program[0].endswith(".py") else (sys.executable, *program)
     if not Path(python).name.startswith("python") or not rest:
         raise TargetError(
             "what is recorded must be a Python program",
@@ -60,6 +80,43 @@ def _parted(program: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
     return python, flags, rest
 
 
+# ---- what would go wrong only after hours, or far from its cause ----
+
+
+def _require_folder(output: str) -> None:
+    """Raise unless the recording can be written: before the program runs, not after."""
+    folder = Path(output).resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RecordingError(
+            f"`{output}` must be a file that can be written",
+            got=f"a folder that is {'not writable' if folder.is_dir() else 'not there'}: {folder}",
+            fix="name another file: -o FILE",
+        )
+
+
+def _require_program(rest: list[str]) -> None:
+    if rest and rest[0] not in ("-m", "-c") and not Path(rest[0]).exists():
+        raise TargetError(f"`{rest[0]}` must be a Python program", got="no such file")
+
+
+def _require_python(python: str, flags: list[str]) -> None:
+    """Raise unless `python` is there, and has pullback to record with."""
+    found = shutil.which(python)
+    if found is None:
+        raise TargetError(f"`{python}` must be a Python interpreter", got="no such program")
+    if os.path.samefile(found, sys.executable):
+        return
+    names = "map(importlib.util.find_spec, ('pullback', 'torch'))"
+    asked = [python, *flags, "-c", f"import importlib.util; exit(not all({names}))"]
+    if subprocess.run(asked, capture_output=True, check=False).returncode:
+        raise TargetError(
+            f"`{python}` must be a Python that has pullback and torch",
+            expected=f"such as {sys.executable}, which runs this",
+            got=found,
+            fix="install pullback there, or name that Python",
+        )
+
+
 # ---- in the process that is recorded ----
 
 
@@ -69,10 +126,31 @@ def run(out: str, program: list[str]) -> None:
     try:
         with recorded.watching():
             _run(program)
+    except Exception as error:  # told as Python would, without the lines of ours that ran it
+        traceback.print_exception(error.with_traceback(_own_part(error)))
+        sys.exit(1)
     finally:
-        recorded.save(out)
-        told = f"{len(recorded.calls)} calls of {len(recorded.targets)} Functions"
-        click.echo(f"pullback: {told} written to {os.path.relpath(out)}", err=True)
+        click.echo(f"pullback: {_written(recorded, out)}", err=True)
+
+
+def _own_part(error: BaseException) -> TracebackType | None:
+    """The traceback of `error` from the first line of the program on."""
+    entry = error.__traceback__
+    while entry is not None and not is_users(entry.tb_frame):
+        entry = entry.tb_next
+    return entry or error.__traceback__
+
+
+def _written(recorded: Recording, out: str) -> str:
+    """Write a recording, unless it is empty; what to say of it."""
+    calls, functions = len(recorded.calls), len(recorded.targets)
+    if not calls:
+        reasons = "".join(f"\n  left out: {why}" for why in recorded.left_out)
+        return f"no call of a custom Function was seen, and nothing is written{reasons}"
+    recorded.save(out)
+    name = os.path.relpath(out)
+    counted = f"{calls} call{'s' * (calls != 1)} of {functions} Function{'s' * (functions != 1)}"
+    return f"{counted} written to {name}; next: pullback check --inputs {shlex.quote(name)}"
 
 
 def _run(program: list[str]) -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import torch
 
 from pullback.check.naming import load as load
 from pullback.errors import TargetError
+
+example_option = click.option(
+    "--example",
+    "expressions",
+    multiple=True,
+    metavar="EXPR",
+    help="A Python expression for one argument; repeat it for each.",
+)
 
 
 def examples_of(target: Any, name: str, expressions: tuple[str, ...]) -> tuple[Any, ...]:

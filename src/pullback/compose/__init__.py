@@ -36,7 +36,7 @@ def hybrid(
     backend: str = "auto",
     save: str | int | None = None,
 ) -> Any:
-    """A `Function` that runs `program` with some of its units combined: see `compose.hybrid`."""
-    from pullback.compose.hybrid import hybrid as make  # heavy
+    """A `Function` that runs `program` with some of its units combined: see `compose.grouped`."""
+    from pullback.compose.grouped import hybrid as make  # heavy
 
     return make(program, *examples, groups=groups, backend=backend, save=save)

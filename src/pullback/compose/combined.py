@@ -90,7 +90,6 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
     """`derived`, which runs the program as written for calls that it refuses."""
     reasons, known = Reasons(), derived._pb_derived
     node = vars(derived)["apply"].__func__
-    light, nodes = lightened(derived, lambda *args, **kwargs: general(*args, **kwargs), backend)
 
     def general(*args: Any, **kwargs: Any) -> Any:
         if reasons and _key(known.recipes, args, kwargs) in reasons:
@@ -101,9 +100,18 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
             if not is_refusal(error):
                 raise
             if not transforms_active():
-                key = _key(known.recipes, args, kwargs)
-                reasons.add(key, call_text((args, kwargs)), reason_of(error))
+                refuse(args, kwargs, error)
         return program(*args, **kwargs)
+
+    def refuse(args: Any, kwargs: Any, error: Exception) -> None:
+        key = _key(known.recipes, args, kwargs)
+        reasons.add(key, call_text((args, kwargs)), reason_of(error))
+
+    def failed(args: Any, error: Exception) -> None:
+        if is_refusal(error):  # others are raised by the general way
+            refuse(args, {}, error)
+
+    light, nodes = lightened(derived, general, backend, failed)
 
     def explain() -> str:
         count = len(known.general.captured.units)

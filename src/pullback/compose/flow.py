@@ -22,7 +22,7 @@ from pullback.capture.fake import apart
 from pullback.capture.names import identifier
 from pullback.capture.patch import watching
 from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
-from pullback.capture.units import Part, Program, Ref, Unit, record
+from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import Watcher
 from pullback.compose.grouping import (
     Crossing,
@@ -30,7 +30,6 @@ from pullback.compose.grouping import (
     crossings,
     groups_of,
     is_in_order,
-    part_of_group,
 )
 from pullback.compose.light import lightened
 from pullback.compose.reasons import REFUSALS, reason_of
@@ -156,14 +155,14 @@ def flow_of(
         for group in ordered:
             if group not in wanted or group in reasons:
                 continue
-            part = part_of_group(program, group)
+            part = part_of(program, group)
             try:
                 nodes[group] = node_of(part, values, save=save, backend=backend, module=module)
             except REFUSALS as error:
                 reasons[group] = reason_of(error)
     steps: list[Unit | Node] = []
     for group in ordered:
-        part = part_of_group(program, group)
+        part = part_of(program, group)
         if group in nodes:
             steps.append(Node(nodes[group].apply, part.inputs, part.outputs))
         else:

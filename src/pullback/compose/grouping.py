@@ -6,10 +6,10 @@ other: where what one group needs of another does not lead back to it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pullback.capture.units import Part, Program, Ref, Unit
+from pullback.capture.units import Program, Unit
 from pullback.errors import GroupingError
 
 Groups = tuple[tuple[int, ...], ...]
@@ -55,11 +55,6 @@ def _listed(units: Sequence[Unit]) -> str:
 # ---- order ----
 
 
-def made_by(unit: Unit) -> list[int]:
-    """The values that a unit makes: what it gives back as it got it is not among them."""
-    return [number for number in unit.outputs if number not in unit.needs]
-
-
 def waits(program: Program, drawing: Sequence[int] = ()) -> list[set[int]]:
     """For each unit, the units that must have run before it.
 
@@ -76,7 +71,7 @@ def waits(program: Program, drawing: Sequence[int] = ()) -> list[set[int]]:
         for old, _ in unit.changed:
             before |= readers.get(old, set())
         found.append(before - {unit.number})
-        maker |= dict.fromkeys(made_by(unit), unit.number)
+        maker |= dict.fromkeys(unit.makes, unit.number)
         for number in unit.needs:
             readers.setdefault(number, set()).add(unit.number)
     return found
@@ -121,19 +116,7 @@ def is_in_order(groups: Groups) -> bool:
     return row == sorted(row)
 
 
-# ---- groups as functions ----
-
-
-def part_of_group(program: Program, group: Collection[int]) -> Part:
-    """The units of a group as a function of its own."""
-    units = tuple(program.units[number] for number in sorted(group))
-    made = {number for unit in units for number in made_by(unit)}
-    given = [number for unit in units for number in unit.needs if number not in made]
-    needed = {output.number for output in program.outputs if isinstance(output, Ref)}
-    for unit in program.units:
-        if unit.number not in group:
-            needed |= set(unit.needs)
-    return Part(units, tuple(dict.fromkeys(given)), tuple(sorted(made & needed)))
+# ---- what groups share ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +130,7 @@ class Crossing:
 def crossings(program: Program, groups: Groups) -> list[Crossing]:
     """The units that change what another group made, or read through a view of it."""
     home = {number: group for group in groups for number in group}
-    maker = {number: unit.number for unit in program.units for number in made_by(unit)}
+    maker = {number: unit.number for unit in program.units for number in unit.makes}
     found = []
     for unit in program.units:
         olds = [old for old, _ in unit.changed]

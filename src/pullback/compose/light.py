@@ -125,17 +125,24 @@ class Light:
 
 
 def lightened(
-    derived: Any, general: Callable[..., Any], backend: str
+    derived: Any,
+    general: Callable[..., Any],
+    backend: str,
+    failed: Callable[[tuple[Any, ...], Exception], None] = lambda args, error: None,
 ) -> tuple[Callable[..., Any], Nodes]:
-    """The short way to a derived Function whose general way is `general`, and its nodes."""
+    """The short way to a derived Function whose general way is `general`, and its nodes.
+
+    Where a call cannot be captured, `failed` is told, and the general way is taken.
+    """
     known = derived._pb_derived
     nodes = Nodes(derived.__name__, derived.__module__, known, backends_of(backend))
 
     def make(args: tuple[Any, ...]) -> Entry | None:
         try:
             recipe, tensors = known.recipes.find(args)
-        except Exception:
-            return None  # which the general way meets again, and knows what to do with
+        except Exception as error:
+            failed(args, error)
+            return None
         row = recipe.captured.row(tensors)
         node = nodes.find(recipe, row)
         return None if node is None else _entry(recipe.captured, node, args, general)

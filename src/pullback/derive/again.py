@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
-
 from pullback.derive.recipe import Parts
 from pullback.graph.copies import copy_of
 from pullback.graph.cost import is_opaque, is_random
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.text import text_of
+from pullback.graph.values import is_smooth
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,7 @@ def again_of(parts: Parts, name: str) -> Again:
     wanted = tuple(returned[count + place] for place in places)
     taken = ancestors(wanted)
     if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
-        said = f"`{name}` is differentiable once: it keeps what it drew or what others computed"
-        return Again(lines=("if torch.is_grad_enabled():", f'    raise RuntimeError("{said}")'))
+        return refusing(name, "it keeps what it drew or what others computed")
     graph.output_node().args = (wanted,)
     text = text_of(graph, parts.names)
     inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
@@ -58,13 +56,16 @@ def again_of(parts: Parts, name: str) -> Again:
     )
 
 
+def refusing(name: str, why: str) -> Again:
+    """The lines with which the Function `name` refuses to be differentiated again."""
+    said = f"`{name}` is differentiable once: {why}"
+    raised = f'    raise RuntimeError("{said}")'
+    long = ("    raise RuntimeError(", f'        "{said}"', "    )")
+    return Again(lines=("if torch.is_grad_enabled():", *([raised] if len(raised) <= 80 else long)))
+
+
 def between(parts: Parts) -> list[int]:
     """The places of what is saved and is neither input nor output: PyTorch loses its history."""
     known = (*parts.joint.inputs, *parts.joint.outputs)
     saved = enumerate(parts.cut.saved)
-    return [place for place, node in saved if node not in known and _is_float(node)]
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return [place for place, node in saved if node not in known and is_smooth(node)]

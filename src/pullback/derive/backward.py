@@ -18,10 +18,8 @@ it. Hand-written Functions inside the program keep their backwards as written.
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,17 +28,17 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture
-from pullback.capture.modes import autocast_as, autocast_now, autocast_off
+from pullback.capture.modes import autocast_now, autocast_off
 from pullback.capture.patch import announce
-from pullback.capture.trees import flatten, tensors_in
+from pullback.capture.trees import tensors_in
+from pullback.derive.call import Call, Inputs, pull
 from pullback.derive.draws import draws_now
 from pullback.derive.lifted import is_kept_out, run_lifted
-from pullback.derive.likes import likes_of
+from pullback.derive.likes import like_of, likes_of
 from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
-from pullback.derive.second import pull_again
-from pullback.derive.source import module_source
+from pullback.derive.source import module_source, require_flat
 from pullback.derive.traced import traceable
 from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
@@ -51,7 +49,6 @@ from pullback.function.slots import (
     in_forward_mode,
     new_class,
     transforms_active,
-    version_of,
 )
 from pullback.graph.cut import Point, require_policy
 
@@ -148,8 +145,11 @@ class _Derived:
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
-        _require_flat(self.general.captured)
-        return module_source(self.general.captured, self.recipes.save, name, self.program)
+        require_flat(self.general.captured, to="printed")
+        captured = self.general.captured
+        held = [like_of(one.tensor) for one in captured.inputs if one.tensor is not None]
+        likes = [*self.likes, *held]
+        return module_source(captured, self.recipes.save, name, self.program, likes)
 
     def frontier(self, *args: Any) -> tuple[Point, ...]:
         """The best trades of memory against work for a call with `args`: see `derive.trade`."""
@@ -231,36 +231,8 @@ class _Derived:
         self, call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """One gradient per input of the capture, for what a call saved and its cotangents."""
-        gradients = self._pulled_again(call, saved, given, wanted)
-        if gradients is None:
-            with autocast_off():
-                if call.is_bare and torch.is_grad_enabled():
-                    saved = _with_history(call, saved)
-                gradients = _pulled(call, saved, given, wanted)
-        return gradients
-
-    def _pulled_again(
-        self, call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
-    ) -> list[Tensor | None] | None:
-        """The gradients by the program itself, run again; None where the text does it.
-
-        The text is not differentiated where the inputs are still there. And it has a cotangent for
-        every output: what a hand-written backward does without one, only the engine knows.
-        """
-        captured, record = call.recipe.captured, torch.is_grad_enabled()
-        is_partial = captured.is_handwritten and any(c is None for c in given)
-        if not record and not is_partial:
-            return None
-        row = call.inputs.find(saved)
-        if row is None or not self.recipes.is_current(call.recipe):
-            if is_partial:
-                raise _partial(captured)
-            return None
-        closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
-        program = _on_row(captured, call.recipe.program)
-        draws = call.draws.again() if call.draws else nullcontext()
-        with autocast_as(call.autocast), draws:
-            return pull_again(program, row, given, closures=closures, wanted=wanted, record=record)
+        can_repeat = partial(self.recipes.is_current, call.recipe)
+        return pull(call, saved, given, wanted, can_repeat=can_repeat)
 
 
 def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
@@ -281,20 +253,6 @@ def _placed(
         args, kwargs = bound.args, bound.kwargs
     names = tuple(sorted(kwargs))
     return (*args, *(kwargs[name] for name in names)), names
-
-
-def _require_flat(captured: Capture) -> None:
-    """Raise unless the program returns a tensor, or a tuple or list of tensors and values."""
-    spec = captured.out_spec
-    flat = spec.is_leaf() or (
-        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
-    )
-    if not flat:
-        raise CaptureError(
-            f"`{captured.name}` must return a tensor or a tuple of tensors to be printed",
-            got=f"a nested {spec.type.__name__}",
-            fix="return the tensors in one tuple, and nest them outside",
-        )
 
 
 def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Any]:
@@ -341,110 +299,3 @@ def _wanted(ctx: Any, captured: Capture) -> list[bool]:
 def _must_keep_inputs(captured: Capture) -> bool:
     """Whether backward may have to run the program again although nobody differentiates it."""
     return captured.is_handwritten and sum(o.differentiable for o in captured.outputs) > 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
-    """The inputs of one call: by their places among what was saved, else by weak references."""
-
-    places: Sequence[int | None]
-    refs: Sequence[Any] = ()
-    versions: Sequence[int] = ()
-
-    @classmethod
-    def of(cls, row: Sequence[Tensor], saved: Sequence[Tensor]) -> Inputs:
-        """Those of `row`, some of which are `saved`."""
-        at = {id(tensor): place for place, tensor in enumerate(saved)}
-        places = [at.get(id(tensor)) for tensor in row]
-        return cls(places, [weakref.ref(x) for x in row], [version_of(x) for x in row])
-
-    def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
-        """The inputs as forward saw them, or None when one is gone or changed."""
-        row = []
-        for i, place in enumerate(self.places):
-            tensor = self.refs[i]() if place is None or not saved else saved[place]
-            if tensor is None or (place is None and version_of(tensor) != self.versions[i]):
-                return None
-            row.append(tensor)
-        return row
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """One call of a derived Function, as its backward sees it.
-
-    `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
-    carries a gradient. `autocast` and `draws` are how these stood when the program ran. `is_bare`
-    says that what was saved comes back without its history.
-    """
-
-    recipe: Recipe
-    numbers: Sequence[Any]
-    inputs: Inputs
-    kinds: Callable[[], Sequence[Any]]
-    autocast: Any
-    draws: Any
-    is_bare: bool = False
-
-
-# ---- gradients ----
-
-
-def _pulled(
-    call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients by the text; None for an input that only outputs without cotangent reach."""
-    recipe = call.recipe
-    absent = {place for place, cotangent in enumerate(given) if cotangent is None}
-    if absent:
-        pairs = zip(wanted, recipe.sources, strict=True)
-        wanted = [want and not (flow and flow <= absent) for want, flow in pairs]
-        given = [
-            torch.zeros(shape, dtype=dtype, device=device) if cotangent is None else cotangent
-            for cotangent, (shape, dtype, device) in zip(given, call.kinds(), strict=True)
-        ]
-    pulled: list[Tensor | None] = recipe.pull(
-        saved[: recipe.saved_count], call.numbers, given, wanted
-    )
-    return pulled
-
-
-def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
-    """What was saved, computed again from the inputs, to be differentiated.
-
-    The text knows no hand-written rule of a second derivative: only the program does.
-    """
-    captured, row = call.recipe.captured, call.inputs.find(saved)
-    if row is None or captured.is_handwritten:
-        raise CaptureError(
-            f"`{captured.name}`, which holds hand-written backwards, must be differentiated twice "
-            "while all that it reads from around it is as it was",
-            got="something around it that has changed since forward",
-            fix="call it again, or pass what changes as an argument",
-        )
-    count = sum(one.kind == "argument" for one in captured.inputs)
-    return call.recipe.run(row[:count])[1]
-
-
-def _partial(captured: Capture) -> CaptureError:
-    return CaptureError(
-        f"`{captured.name}`, which holds hand-written backwards, must have a gradient for each of "
-        "its outputs",
-        got="an output that nobody uses, and no way to run it again: an input, or what it reads "
-        "from around it, has changed",
-        fix="add the unused output, times zero, to what is differentiated",
-    )
-
-
-def _on_row(
-    captured: Capture, program: Callable[..., Any]
-) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """The program on the row of a capture's inputs, giving its differentiable outputs."""
-    own = [i for i, one in enumerate(captured.inputs) if one.kind == "argument"]
-
-    def run(row: Sequence[Tensor]) -> list[Tensor]:
-        leaves = flatten(program(*captured.fill([row[i] for i in own])))[0]
-        returned = [output for output in captured.outputs if output.returned]
-        return [leaf for leaf, o in zip(leaves, returned, strict=True) if o.differentiable]
-
-    return run

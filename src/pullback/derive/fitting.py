@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.function.gradients import fits
 from pullback.function.signature import signature_of
 from pullback.function.slots import new_class, no_vjp
 
@@ -78,14 +79,6 @@ def _fit_one(fit: Fit, shapes: Sequence[Any], position: int, gradient: Any) -> A
     if shape is None or not isinstance(gradient, Tensor) or fits(gradient.shape, shape):
         return gradient
     return fit(position, gradient, shape)
-
-
-def fits(shape: Sequence[Any], target: Sequence[Any]) -> bool:
-    """Whether the engine takes a gradient of this shape: one that sums down to `target`."""
-    if len(shape) < len(target):
-        return False
-    pairs = zip(reversed(shape), reversed(target), strict=False)
-    return all(have == want or want == 1 for have, want in pairs)
 
 
 def zeros(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:

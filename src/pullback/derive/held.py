@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from pullback.capture.joint import Capture
 from pullback.derive.measured import Trial
 from pullback.graph.parts import FORWARD, JointGraph, calls, phase_of
-from pullback.graph.values import tensor_of
+from pullback.graph.values import is_smooth
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,14 @@ def held_in(
 
 def _suspects(joint: JointGraph) -> Iterator[Held]:
     """Each value of the forward, the last first; then each use of one that has several."""
-    forward = [n for n in calls(joint.graph) if phase_of(n) == FORWARD and _is_float(n)]
+    forward = [n for n in calls(joint.graph) if phase_of(n) == FORWARD and is_smooth(n)]
     outputs = {node for node in joint.outputs if isinstance(node, fx.Node)}
     inner = [node for node in reversed(forward) if node not in outputs]
     yield from (Held(node, None) for node in inner)
     for node in [*inner, *joint.inputs]:
         users = [user for user in node.users if user in forward]
-        if len(users) > 1 and _is_float(node):
+        if len(users) > 1 and is_smooth(node):
             yield from (Held(node, user) for user in users)
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = tensor_of(node)
-    return value is not None and (value.is_floating_point() or value.is_complex())
 
 
 def _explains(captured: Capture, trial: Trial, place: int, held: Held) -> bool:

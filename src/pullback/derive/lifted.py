@@ -20,6 +20,7 @@ from pullback.capture.trees import flatten, unflatten
 from pullback.derive.draws import draws_now
 from pullback.derive.second import pull_again, push
 from pullback.errors import BatchError, CaptureError
+from pullback.function.gradients import is_differentiable
 from pullback.function.signature import has_setup_context
 from pullback.function.slots import new_class, no_jvp, no_vmap
 
@@ -103,10 +104,8 @@ class _Lifted:
 
     def _forward(self, *row: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            given = [
-                self.around[i] if i in self.around else x.detach().requires_grad_(_is_smooth(x))
-                for i, x in enumerate(row)
-            ]
+            leaves = [x.detach().requires_grad_(is_differentiable(x)) for x in row]
+            given = [self.around.get(i, leaf) for i, leaf in enumerate(leaves)]
             outputs = self.program(given)
         self.is_tensor = [isinstance(y, Tensor) for y in outputs]
         self.plain = [None if isinstance(y, Tensor) else y for y in outputs]
@@ -216,10 +215,6 @@ def _require_known(outputs: Sequence[Tensor], row: Sequence[Tensor]) -> None:
                 fix="pass it as an argument",
             )
         left += [before for before, _ in maker.next_functions]
-
-
-def _is_smooth(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _apart(output: Tensor, row: Sequence[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pullback.derive.plain import forward_of
-from pullback.derive.unseen import silent_among, unseen_in
+from pullback.derive.unseen import unseen_in, without_history
 from pullback.errors import PullbackError
 from pullback.function.door import Door
 from pullback.function.forward import LIST
@@ -126,7 +126,7 @@ class _Calls:
 
     def _is_refused(self, args: Sequence[Any], outputs: Sequence[Any]) -> bool:
         """Whether no gradient could be right, since an output moves that has no history."""
-        silent = set(silent_among(outputs)) - self.cleared
+        silent = set(without_history(outputs)) - self.cleared
         if silent and not self.door.why:
             self.cleared |= silent
             self.door.why = unseen_in(self.door.cls, args, outputs)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.fitting import fits
+from pullback.capture.seeds import normal
 from pullback.derive.measured import Trial
 from pullback.derive.numerals import simplest
-from pullback.derive.samples import normal
 from pullback.derive.trials import Trials
+from pullback.function.gradients import fits
 
 CLOSE = 1e-6
 """How far the ratios of a constant factor may be apart."""

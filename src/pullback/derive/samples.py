@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
+from pullback.capture import seeds
 from pullback.capture.fake import numbers_of, resized
 from pullback.capture.joint import Capture
+from pullback.capture.seeds import normal, picked
+from pullback.function.gradients import is_differentiable
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.parts import calls
 
@@ -19,36 +20,17 @@ Shapes = list[tuple[int, ...]]
 
 
 def near(tensor: Tensor, seed: int) -> Tensor:
-    """`tensor` with each element moved by up to a tenth of itself: what was valid stays valid.
+    """`tensor` with each element moved a little: what was valid stays valid.
 
     A tensor of zeros says nothing about what is valid, and becomes one of normal numbers.
     """
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return tensor
-    if not bool(tensor.any()):
-        return normal(tensor, seed)
-    noise = torch.rand(tensor.shape, generator=_generator(tensor, seed), device=tensor.device)
-    return (tensor.detach() * (1 + 0.2 * (noise - 0.5))).to(tensor.dtype)
+    is_blank = is_differentiable(tensor) and not bool(tensor.any())
+    return normal(tensor, seed) if is_blank else seeds.near(tensor, seed)
 
 
 def drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """A tensor of some shape, its elements drawn from those of `tensor` and moved a little."""
-    flat = tensor.detach().reshape(-1)
-    flat = flat if flat.numel() else tensor.new_ones(1)
-    generator = _generator(tensor, seed)
-    count = math.prod(shape)
-    picks = torch.randint(flat.numel(), (count,), generator=generator, device=tensor.device)
-    return near(flat[picks].reshape(tuple(shape)), seed)
-
-
-def normal(like: Tensor, seed: int) -> Tensor:
-    """Normal numbers in the shape of `like`."""
-    generator = _generator(like, seed)
-    return torch.randn(like.shape, dtype=like.dtype, generator=generator, device=like.device)
-
-
-def _generator(tensor: Tensor, seed: int) -> torch.Generator:
-    return torch.Generator(tensor.device).manual_seed(seed)
+    return near(picked(tensor, shape, seed), seed)
 
 
 # ---- sizes ----

@@ -1,7 +1,8 @@
 """What a forward really does, by finite differences: for values that it hides from autograd.
 
 A forward that detaches, goes through NumPy or calls a kernel of its own gives autograd nothing to
-differentiate, or too little. Its slopes then decide whether the user's backward is right.
+differentiate, or too little. Its slopes then decide whether the user's backward is right. They are
+taken at many elements, so each takes three values only, and counts if both sides of it agree.
 """
 
 from __future__ import annotations
@@ -104,13 +105,15 @@ def _sides(
         row = [*trial.tensors[:position], moved, *trial.tensors[position + 1 :]]
         _, outputs = trials.forward(trials.program, row, trial.number)
         pairs = zip([outputs[i] for i in trials.used], trial.cotangents, strict=True)
-        values.append(sum(_product(c, o.detach()) for o, c in pairs))
+        values.append(sum(float(inner(c, o)) for o, c in pairs))
     return (values[1] - values[0]) / abs(width), (values[2] - values[1]) / abs(width)
 
 
-def _product(cotangent: Tensor, output: Tensor) -> float:
-    wide = torch.complex128 if cotangent.is_complex() else torch.float64
-    return float((cotangent.conj().to(wide) * output.to(wide)).real.sum())
+def inner(cotangent: Tensor, other: Tensor) -> Tensor:
+    """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
+    wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
+    one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))
+    return (one.conj() * two).sum().real
 
 
 def _spread(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, Input
 from pullback.capture.trees import unflatten
-from pullback.derive.again import Again, again_of, between
+from pullback.derive.again import Again, again_of, refusing
+from pullback.derive.likes import Like
 from pullback.derive.recipe import Parts, parts_of
-from pullback.errors import UnsupportedOpError
+from pullback.derive.twice import differs_twice
+from pullback.errors import CaptureError, UnsupportedOpError
 from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import text_of
@@ -26,46 +28,61 @@ LARGEST_CONSTANT = 64
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text of a Function in pieces: imports besides torch, constants, and the class.
+    """The text of a Function in pieces: constants, and the class.
 
     `parts` are the graphs that it was written from, with the names in it.
     """
 
     parts: Parts
-    imports: tuple[str, ...]
     constants: tuple[str, ...]
     lines: tuple[str, ...]
 
 
-def module_source(captured: Capture, save: str | int, name: str, program: Any) -> str:
+def module_source(
+    captured: Capture, save: str | int, name: str, program: Any, likes: Sequence[Like]
+) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
-    source = function_source(captured, save, name, program)
+    source = function_source(captured, save, name, program, likes)
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
-    head = [f'"""{said}"""', "", "import torch", *source.imports]
+    head = [f'"""{said}"""', "", "import torch"]
     head += ["", *source.constants] if source.constants else []
     return "\n".join([*head, "", "", *source.lines, ""])
 
 
 def function_source(
-    captured: Capture, save: str | int, name: str, program: Any, *, again: bool = False
+    captured: Capture,
+    save: str | int,
+    name: str,
+    program: Any,
+    likes: Sequence[Like],
+    *,
+    said: Any = None,
 ) -> Source:
-    """The Function `name` as text; `program` is where its docstring and arguments are read.
+    """The Function `name` as text, which can be differentiated again, or refuses it.
 
-    Where it saves what has no history then, it is marked to be differentiable once; with `again`,
-    it has what it takes to be differentiated again (`derive.again`).
+    `program` is what was captured, with inputs like `likes`; `said` is where its docstring and
+    arguments are read, if that is something else.
     """
     parts = readable_parts(captured, save)
-    once = bool(between(parts)) and not again
-    more = again_of(parts, name) if again else Again()
-    doc = _doc(captured, parts, program, more.extra)
-    lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
-    lines += [*_forward(captured, parts, more), "", *_backward(captured, parts, more, once=once)]
-    return Source(
-        parts=parts,
-        imports=("from torch.autograd.function import once_differentiable",) if once else (),
-        constants=tuple(_constant(one) for one in captured.inputs if one.kind == "constant"),
-        lines=tuple(lines),
-    )
+    constants = tuple(_constant(one) for one in captured.inputs if one.kind == "constant")
+
+    def made(more: Again) -> Source:
+        doc = _doc(captured, parts, program if said is None else said, more.extra)
+        lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
+        lines += [*_forward(captured, parts, more), "", *_backward(captured, parts, more)]
+        return Source(parts, constants, tuple(lines))
+
+    source = made(again_of(parts, name))
+    if differs_twice(_loaded(source, name), program, captured, likes):
+        source = made(refusing(name, "its ops do not tell its second derivative"))
+    return source
+
+
+def _loaded(source: Source, name: str) -> Any:
+    """What the text of a Function computes."""
+    space: dict[str, Any] = {}
+    exec("\n".join(["import torch", *source.constants, *source.lines]), space)
+    return space[name].apply
 
 
 def readable_parts(captured: Capture, save: str | int) -> Parts:
@@ -135,7 +152,7 @@ def _why(parts: Parts, node: fx.Node) -> str:
 
 def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     text = text_of(parts.forward, parts.names)
-    given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if _is_given(one)]
+    given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned, kept = text.returned[:count], text.returned[count : count + saved]
     body = [*text.statements]
@@ -153,7 +170,7 @@ def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     return _method("forward", ["ctx", *given], body)
 
 
-def _backward(captured: Capture, parts: Parts, more: Again, *, once: bool) -> list[str]:
+def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     text = text_of(parts.backward, parts.names)
     saved, numbers = len(parts.cut.saved), len(parts.cut.numbers)
     cotangents = list(text.parameters[saved + numbers :])
@@ -164,12 +181,12 @@ def _backward(captured: Capture, parts: Parts, more: Again, *, once: bool) -> li
     for name in text.parameters[saved : saved + numbers]:
         body.append(f"{name} = ctx.{name}")
     pulled = iter(text.returned)
-    gradients = [next(pulled) if one.needs else "None" for one in captured.inputs if _is_given(one)]
+    gradients = [next(pulled) if one.needs else "None" for one in captured.inputs if one.is_given]
     body += [*more.lines, *text.statements, f"return {', '.join(gradients)}"]
     every = iter(cotangents)
     returned = [o for o in captured.outputs if o.returned and o.index is not None]
     named = [next(every) if o.differentiable and o.used else "_" for o in returned]
-    return _method("backward", ["ctx", *_distinct(named)], body, once=once)
+    return _method("backward", ["ctx", *_distinct(named)], body)
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -177,14 +194,8 @@ def _distinct(names: list[str]) -> list[str]:
     return [name if name != "_" else f"_{i}" for i, name in enumerate(names)]
 
 
-def _is_given(one: Input) -> bool:
-    """Whether an input is a parameter of the printed forward: not a constant of the module."""
-    return one.kind != "constant"
-
-
-def _method(name: str, parameters: list[str], body: list[str], *, once: bool = False) -> list[str]:
-    lines = ["@staticmethod", *(["@once_differentiable"] if once else [])]
-    lines.append(f"def {name}({', '.join(parameters)}):")
+def _method(name: str, parameters: list[str], body: list[str]) -> list[str]:
+    lines = ["@staticmethod", f"def {name}({', '.join(parameters)}):"]
     lines += [f"    {line}" for statement in body for line in statement.splitlines()]
     return _indented(lines, 1)
 
@@ -194,12 +205,38 @@ def _indented(lines: list[str], level: int) -> list[str]:
 
 
 def _constant(one: Input) -> str:
+    tensor = small_constant(one, to="printed")
+    return f"{one.name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
+
+
+# ---- what has no text ----
+
+
+def require_flat(captured: Capture, *, to: str) -> None:
+    """Raise unless a program returns a tensor, or a tuple or list of tensors and values.
+
+    `to` says what for: "printed".
+    """
+    spec = captured.out_spec
+    flat = spec.is_leaf() or (
+        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
+    )
+    if not flat:
+        raise CaptureError(
+            f"`{captured.name}` must return a tensor or a tuple of tensors to be {to}",
+            got=f"a nested {spec.type.__name__}",
+            fix="return the tensors in one tuple, and nest them outside",
+        )
+
+
+def small_constant(one: Input, *, to: str) -> Tensor:
+    """The tensor that a program makes from numbers; raise if it is too large to be written out."""
     tensor = one.tensor
     if tensor is None or tensor.numel() > LARGEST_CONSTANT:
         raise UnsupportedOpError(
-            "a tensor that the program makes from numbers must be small to be printed",
+            f"a tensor that the program makes from numbers must be small to be {to}",
             expected=f"at most {LARGEST_CONSTANT} elements",
             got=f"`{one.name}` with {0 if tensor is None else tensor.numel()}",
             fix="pass it as an argument of the program",
         )
-    return f"{one.name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
+    return tensor

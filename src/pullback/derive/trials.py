@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
-from pullback.capture.trees import flatten, unflatten
+from pullback.capture.seeds import normal
+from pullback.capture.trees import flatten, is_tensor, unflatten
 from pullback.derive.fitting import make_fitted, zeros
 from pullback.derive.measured import PRECISE, Trial
 from pullback.derive.plain import program_of
@@ -27,7 +28,6 @@ from pullback.derive.samples import (
     Shapes,
     drawn,
     near,
-    normal,
     other_shapes,
     small_sizes,
     unlike_shapes,
@@ -63,7 +63,7 @@ class Trials:
         self.program = program_of(target)
         leaves, self.spec = flatten(tuple(examples))
         names = argument_names(target.apply, examples)
-        own = [(n, leaf) for n, leaf in zip(names, leaves, strict=True) if _is_tensor(leaf)]
+        own = [(n, leaf) for n, leaf in zip(names, leaves, strict=True) if is_tensor(leaf)]
         self.input_names = [name for name, _ in own]
         self.needs = _needs([tensor for _, tensor in own])
         self.places = [i for i, needed in enumerate(self.needs) if needed]
@@ -106,12 +106,12 @@ class Trials:
         return self.fill(self._given(self._own())[1])
 
     def _own(self) -> list[Tensor]:
-        return [leaf for leaf in self.leaves if _is_tensor(leaf)]
+        return [leaf for leaf in self.leaves if is_tensor(leaf)]
 
     def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The arguments, with these tensors in them."""
         rest = iter(tensors)
-        leaves = [next(rest) if _is_tensor(leaf) else leaf for leaf in self.leaves]
+        leaves = [next(rest) if is_tensor(leaf) else leaf for leaf in self.leaves]
         return tuple(unflatten(leaves, self.spec))
 
     # ---- fresh inputs ----
@@ -206,7 +206,7 @@ class Trials:
         """Cotangents for the outputs of a run: normal numbers, no two alike."""
         fitted = make_fitted(self.target, zeros)
         _, outputs = self.forward(fitted, tensors, number)
-        used = [i for i, out in enumerate(outputs) if _is_tensor(out) and out.requires_grad]
+        used = [i for i, out in enumerate(outputs) if is_tensor(out) and out.requires_grad]
         self.used = self.used or tuple(used)
         scale = 64 if number == STEEP else 1
         return [scale * normal(outputs[i], 100 * number + i) for i in used]
@@ -240,7 +240,7 @@ class Trials:
 
         def note(ctx: Any) -> None:
             values = (*ctx.saved_tensors, *vars(ctx).values())
-            found.extend(value.detach() for value in values if _is_tensor(value))
+            found.extend(value.detach() for value in values if is_tensor(value))
 
         trial = self.all[0]
         apply = make_fitted(self.target, zeros, note=note)
@@ -287,8 +287,8 @@ class Trials:
         seen = 0
         arguments = unflatten(self.leaves, self.spec)
         for position, argument in enumerate(arguments):
-            tensors = [leaf for leaf in flatten(argument)[0] if _is_tensor(leaf)]
-            if _is_tensor(argument):
+            tensors = [leaf for leaf in flatten(argument)[0] if is_tensor(leaf)]
+            if is_tensor(argument):
                 found[seen] = position
             seen += len(tensors)
         return found
@@ -337,10 +337,6 @@ class _Precision(TorchFunctionMode):
 def _seed(seed: int, position: int) -> int:
     """Another seed for each input: two that are equal in the examples are not in other trials."""
     return 1000 * seed + position
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _tensors(leaves: Sequence[Any]) -> list[Tensor]:

@@ -79,7 +79,7 @@ def build(
     flags: Sequence[str] = (),
     cache: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Compile an emitted C++ file and load its op: see `emit.build`."""
-    from pullback.emit.build import build as make
+    """Compile an emitted C++ file and load its op: see `emit.compiled`."""
+    from pullback.emit.compiled import build as make
 
     return make(path, flags=flags, cache=cache)

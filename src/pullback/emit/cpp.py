@@ -7,19 +7,20 @@ program that uses the op without Python.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pullback.derive.recipe import Parts
+from pullback.derive.source import require_flat
 from pullback.emit.cpp_function import CppFunction, write_function
 from pullback.emit.cpp_library import NAMESPACE, library_text
 from pullback.emit.cpp_project import cmake_text, main_text
 from pullback.emit.cpp_variants import variants_of
-from pullback.emit.headers import has_headers, language_standard
-from pullback.emit.python import require_flat, snake
+from pullback.emit.plain import opened
+from pullback.emit.python import snake
 from pullback.emit.reach import is_twice, reach_of
 from pullback.emit.subject import Subject
 from pullback.errors import BuildError
+from pullback.run.toolchain import has_headers, language_standard
 
 WIDTH = 92
 
@@ -32,14 +33,6 @@ def emit_cpp(subject: Subject) -> dict[str, str]:
         "CMakeLists.txt": cmake_text(function, language_standard()),
         "main.cpp": main_text(subject, function),
     }
-
-
-def emit_together(subjects: Sequence[Subject]) -> str:
-    """One C++ file with the ops of several subjects: it takes hardly longer to compile."""
-    functions = [function_of(subject) for subject in subjects]
-    names = ", ".join(function.op for function in functions)
-    head = textwrap.wrap(f"The ops {names} of torch.ops.{NAMESPACE}, written by pullback.", WIDTH)
-    return library_text(head, functions)
 
 
 def function_of(subject: Subject) -> CppFunction:
@@ -57,9 +50,10 @@ def function_of(subject: Subject) -> CppFunction:
 
 
 def _written(subject: Subject, op: str) -> CppFunction:
-    require_flat(subject.captured)
+    require_flat(subject.captured, to="emitted")
     parts = _chosen(subject)
-    return write_function(subject, parts, reach_of(subject, parts), op)
+    reach = reach_of(subject, parts)
+    return write_function(subject, parts, reach, opened(subject, parts), op)
 
 
 def _chosen(subject: Subject) -> Parts:

@@ -21,6 +21,7 @@ from pullback.graph.cost import is_opaque, is_random, op_of
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.dead import drop_dead
 from pullback.graph.names import Names
+from pullback.graph.text import uses_of
 
 WIDTH = 92
 """The longest statement, with room for its indentation."""
@@ -39,7 +40,7 @@ RESERVED = frozenset(
     nullptr operator or or_eq private protected public register reinterpret_cast requires
     return short signed sizeof static static_assert static_cast struct switch template this
     thread_local throw true try typedef typeid typename union unsigned using virtual void
-    volatile wchar_t while xor xor_eq at c10 std torch ctx guard saved cotangents number
+    volatile wchar_t while xor xor_eq at c10 std torch ctx guard saved cotangents number scalar
     call_op floor_div floor_mod floor_of power main forward backward apply check_inputs
     assert errno signbit isnan isinf NULL EOF stdin stdout stderr
     """,
@@ -67,18 +68,19 @@ class Body:
         given: Mapping[str, str],
         *,
         flags: Sequence[str] = (),
+        taken: Iterable[str] = (),
     ) -> None:
         """Write `graph`.
 
         `given` are the user's names of inputs, by those of their nodes; `flags` the conditions
-        under which each returned value is needed.
+        under which each returned value is needed; `taken` the names that mean something else.
         """
         self.graph = drop_dead(graph)
         self.flags = list(flags)
         self.wishes = {node.name: name for node, name in names.items()} | dict(given)
         named = names.given if isinstance(names, Names) else names.keys()
         self.given = {node.name for node in named}
-        self.taken: set[str] = set()
+        self.taken = set(taken)
         self.names: dict[fx.Node, str] = {}
         placeholders = self.graph.find_nodes(op="placeholder")
         for node in placeholders:
@@ -179,7 +181,7 @@ class Body:
         value = node.meta.get("val")
         if isinstance(value, SYMBOLIC):
             return len(expression.text) <= LONGEST
-        uses = list(_uses(node))
+        uses = list(uses_of(node))
         if len(uses) != 1 or self.needs[uses[0]] != self.needs[node]:
             return bool(uses) and node.target is operator.getitem and _is_name(expression.text)
         (user,) = uses
@@ -222,14 +224,6 @@ def _value(node: fx.Node) -> Any:
 
 def _is_name(text: str) -> bool:
     return re.fullmatch(r"\w+\.at\(\d+\)|std::get<\d+>\(\w+\)", text) is not None
-
-
-def _uses(node: fx.Node) -> Iterator[fx.Node]:
-    """The users of `node`, each as often as it uses it."""
-    for user in node.users:
-        found: list[fx.Node] = []
-        fx.map_arg((user.args, user.kwargs), found.append)
-        yield from [user] * found.count(node)
 
 
 def _takers(node: fx.Node) -> list[fx.Node | None]:

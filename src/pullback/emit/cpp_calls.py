@@ -146,6 +146,9 @@ def _with_options(
         texts += [options or "at::TensorOptions()", *rest]
     if is_method:
         head, texts = f"{texts[0]}.{callee.name}", texts[1:]
+    elif base == "full" and not given[0]:  # which is made in one step
+        writer.includes.add("ATen/ops/scalar_tensor.h")
+        head, texts = "at::scalar_tensor", texts[1:]
     else:
         writer.includes.add(f"ATen/ops/{base}.h")
         head = f"at::{callee.name}"

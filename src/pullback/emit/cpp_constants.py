@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from pullback.capture.joint import Input
+from pullback.derive.source import small_constant
 from pullback.emit.cpp_values import DTYPES, literal, unwritable
-from pullback.errors import UnsupportedOpError
-
-LARGEST_CONSTANT = 64
 
 
 def constant_line(one: Input, name: str, parameters: Sequence[str]) -> str:
@@ -18,14 +16,7 @@ def constant_line(one: Input, name: str, parameters: Sequence[str]) -> str:
 
     It is made by ops, so that it can be traced with everything else.
     """
-    tensor = one.tensor
-    if tensor is None or tensor.numel() > LARGEST_CONSTANT:
-        raise UnsupportedOpError(
-            "a tensor that the program makes from numbers must be small to be emitted",
-            expected=f"at most {LARGEST_CONSTANT} elements",
-            got=f"`{one.name}` with {0 if tensor is None else tensor.numel()}",
-            fix="pass it as an argument of the program",
-        )
+    tensor = small_constant(one, to="emitted")
     if tensor.dtype not in DTYPES:
         raise unwritable("a constant of this dtype", f"{tensor.dtype}")
     where = f"{parameters[0]}.options()" if parameters else "at::TensorOptions()"

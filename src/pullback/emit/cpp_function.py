@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from pullback.capture.joint import Capture, Input, Output
 from pullback.derive.recipe import Parts
 from pullback.emit.cpp_body import Body, legal, wrapped
 from pullback.emit.cpp_checks import checks_of
 from pullback.emit.cpp_constants import constant_line
+from pullback.emit.cpp_plain import check_of, condition_of, notes_of, used_in
 from pullback.emit.cpp_values import quoted, unwritable
+from pullback.emit.plain import Plain, PlainArgument
 from pullback.emit.reach import Reach
 from pullback.emit.subject import Subject
 from pullback.graph.cost import base_of, is_view
+from pullback.graph.values import is_smooth
 
 GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
 
@@ -27,13 +30,15 @@ GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
 class CppFunction:
     """One Function, written: its class, and what the registration needs to know of it.
 
-    `variants` are the Functions for calls without some of the `optional` parameters, each with the
-    names of those.
+    `tensors` are the parameters that are tensors, `plain` the others. `variants` are the Functions
+    for calls without some of the `optional` parameters, each with the names of those.
     """
 
     name: str
     op: str
     parameters: tuple[str, ...]
+    tensors: tuple[str, ...]
+    plain: tuple[PlainArgument, ...]
     changed: frozenset[int]
     aliases: tuple[int | None, ...]
     lines: tuple[str, ...]
@@ -52,6 +57,7 @@ class CppFunction:
         """The parameters of the op in C++."""
         kinds = dict.fromkeys(self.optional, "const std::optional<at::Tensor>&")
         kinds |= {self.parameters[place]: "at::Tensor" for place in self.changed}
+        kinds |= {one.name: one.kind[1] for one in self.plain}
         return ", ".join(f"{kinds.get(n, 'const at::Tensor&')} {n}" for n in self.parameters)
 
     @property
@@ -69,40 +75,57 @@ class CppFunction:
     def _declared(self, place: int) -> str:
         """A parameter in the schema."""
         name = self.parameters[place]
-        if name not in self.optional:
-            return f"Tensor {name}"
-        is_last = self.optional.issuperset(self.parameters[place:])
-        return f"Tensor? {name}" + ("=None" if is_last else "")
+        defaults = dict.fromkeys(self.optional, "None") | {p.name: p.given for p in self.plain}
+        is_last = all(defaults.get(other) for other in self.parameters[place:])
+        kinds = dict.fromkeys(self.optional, "Tensor?") | {p.name: p.kind[0] for p in self.plain}
+        default = f"={defaults[name]}" if is_last else ""
+        return f"{kinds.get(name, 'Tensor')} {name}{default}"
 
 
-def write_function(subject: Subject, parts: Parts, reach: Reach, op: str) -> CppFunction:
-    """The Function of `subject`, with the graphs `parts`."""
-    return _Function(subject, parts, reach, op).write()
+def write_function(
+    subject: Subject, parts: Parts, reach: Reach, plain: Plain, op: str
+) -> CppFunction:
+    """The Function of `subject`, with the graphs `parts` and the arguments `plain`."""
+    return _Function(subject, parts, reach, plain, op).write()
 
 
 class _Function:
     """A Function while it is written."""
 
-    def __init__(self, subject: Subject, parts: Parts, reach: Reach, op: str) -> None:
+    def __init__(self, subject: Subject, parts: Parts, reach: Reach, plain: Plain, op: str) -> None:
         self.subject = subject
         self.captured: Capture = subject.captured
         self.parts = parts
         self.reach = reach
+        self.plain = plain
         self.op = op
         self.outputs = _returned(self.captured)
         pairs = zip(parts.joint.inputs, self.captured.inputs, strict=True)
         inputs = {node.name: one.name for node, one in pairs}
-        self.forward = Body(parts.forward, parts.names, inputs)
-        self.given = [place for place, one in enumerate(self.captured.inputs) if _is_given(one)]
+        taken = [one.name for one in plain.arguments]
+        self.forward = Body(parts.forward, parts.names, inputs, taken=taken)
         self.names = [self.forward.names[node] for node in self.forward.placeholders]
-        self.parameters = [self.names[place] for place in self.given]
-        self.backward = Body(parts.backward, parts.names, inputs, flags=self._flags())
+        self.given = self._given()
+        self.tensors = [self.names[place] for place in self.given]
+        self.parameters = [
+            one.name if isinstance(one, PlainArgument) else self.names[self._place(one)]
+            for one in plain.row
+        ]
+        self.backward = Body(parts.backward, parts.names, inputs, flags=self._flags(), taken=taken)
+        self.kept = used_in(parts.backward, plain.arguments)
         self.changes = {
             o.changes: o
             for o in self.captured.outputs
             if o.changes is not None and o.index is not None
         }
         self._require_changes()
+
+    def _given(self) -> list[int]:
+        """The places of the inputs that are parameters, in the order of these."""
+        return [self._place(one) for one in self.plain.row if isinstance(one, Input)]
+
+    def _place(self, one: Input) -> int:
+        return self.captured.inputs.index(one)
 
     def write(self) -> CppFunction:
         """The class."""
@@ -115,12 +138,14 @@ class _Function:
             "",
         ]
         lines = [*head, *_indented(self._forward(), 1), "", *_indented(self._backward(), 1), "};"]
-        place = {position: i for i, position in enumerate(self.given)}
+        place = {position: self.parameters.index(self.names[position]) for position in self.given}
         aliases = tuple(None if o.changes is None else place[o.changes] for o in self.outputs)
         return CppFunction(
             name=name,
             op=self.op,
             parameters=tuple(self.parameters),
+            tensors=tuple(self.tensors),
+            plain=tuple(self.plain.arguments),
             changed=frozenset(place[position] for position in self.changes),
             aliases=aliases,
             lines=tuple(lines),
@@ -128,13 +153,14 @@ class _Function:
         )
 
     def _comment(self) -> Iterator[str]:
-        for paragraph in filter(None, (self.subject.doc, *self.reach.notes)):
+        for paragraph in filter(None, (self.subject.doc, *notes_of(self.plain))):
             yield from (f"// {line}" for line in textwrap.wrap(paragraph, 92))
             yield "//"
         yield "// Saved for backward:"
         saved = (*self.parts.cut.saved, *self.parts.cut.numbers)
         held = [self.backward.names[node] for node in self.backward.placeholders]
         kept = [(name, self._why(node)) for name, node in zip(held, saved, strict=False)]
+        kept += [(one.name, "an argument") for one in self.kept]
         width = max((len(name) for name, _ in kept), default=0)
         yield from (f"//   {name:<{width}}  {why}" for name, why in kept)
         if not kept:
@@ -153,11 +179,11 @@ class _Function:
     def _forward(self) -> Iterator[str]:
         several = len(self.outputs) > 1
         kind = "variable_list" if several else "at::Tensor"
+        changed = {self.names[place] for place in self.changes if place is not None}
+        kinds = dict.fromkeys(changed, "at::Tensor")
+        kinds |= {one.name: one.kind[1] for one in self.plain.arguments}
         takes = ["AutogradContext* ctx"]
-        takes += [
-            f"at::Tensor {name}" if place in self.changes else f"const at::Tensor& {name}"
-            for place, name in zip(self.given, self.parameters, strict=True)
-        ]
+        takes += [f"{kinds.get(name, 'const at::Tensor&')} {name}" for name in self.parameters]
         yield from wrapped(f"static {kind} forward({', '.join(takes)}) {{", "")
         yield from _indented(self._forward_body(), 1)
         yield "}"
@@ -166,9 +192,14 @@ class _Function:
         helpers = self.forward.writer.helpers
         for check in checks_of(self.subject, self.reach, self.names, helpers):
             yield from wrapped(check, "")
+        for argument in self.plain.arguments:
+            if not argument.is_free:
+                yield from wrapped(check_of(self.subject.name, argument), "")
+        for condition in self.plain.conditions:
+            yield from wrapped(condition_of(self.subject.name, condition), "")
         for one, name in zip(self.captured.inputs, self.names, strict=True):
-            if not _is_given(one):
-                yield from wrapped(constant_line(one, name, self.parameters), "")
+            if not one.is_given:
+                yield from wrapped(constant_line(one, name, self.tensors), "")
         if self.changes:
             # What is written into an input must count as a change: outside of the guard.
             yield "std::optional<at::AutoDispatchBelowADInplaceOrView> guard(std::in_place);"
@@ -204,6 +235,8 @@ class _Function:
             )
             key, kind = legal(self.parts.names[node]), _number_type(node)
             yield f"ctx->saved_data[{quoted(key)}] = {kind}({text});"
+        for argument in self.kept:
+            yield f"ctx->saved_data[{quoted(argument.name)}] = {argument.name};"
         yield f"return {results[0]};" if len(results) == 1 else f"return {{{', '.join(results)}}};"
 
     def _kept(self) -> tuple[list[str], list[str]]:
@@ -263,7 +296,7 @@ class _Function:
         for place, output in self.changes.items():
             assert place is not None
             one = self.captured.inputs[place]
-            if not _is_given(one) or (one.needs and not output.returned):
+            if not one.is_given or (one.needs and not output.returned):
                 raise unwritable(
                     "an input that is changed in place and not returned", f"`{one.name}`"
                 )
@@ -309,7 +342,7 @@ class _Function:
     def _unsupported(self) -> Iterator[str]:
         for place, one in enumerate(self.captured.inputs):
             node = self.parts.joint.inputs[place]
-            if not _is_given(one) or one.needs or not _is_smooth(node):
+            if not one.is_given or one.needs or not is_smooth(node):
                 continue
             said = f"{self.op}: {one.name} has no gradient"
             index = self.given.index(place)
@@ -326,6 +359,9 @@ class _Function:
             key, kind = legal(self.parts.names[source]), _number_type(source)
             get = f"to{kind.removeprefix('c10::')}()"
             yield f"const auto {self.backward.names[node]} = ctx->saved_data[{quoted(key)}].{get};"
+        for argument in self.kept:
+            get = f"ctx->saved_data[{quoted(argument.name)}].{argument.kind[2]}"
+            yield f"const auto {argument.name} = {get};"
         smooth = [i for i, o in enumerate(self.outputs) if o.differentiable and o.used]
         for node, place in zip(placeholders[len(saved) + len(numbers) :], smooth, strict=True):
             if self._is_read(node):
@@ -335,12 +371,13 @@ class _Function:
         return bool(node.users) or node in self.backward.returned
 
     def _gradients(self, *, is_several: bool) -> Iterator[str]:
-        pulled = iter(zip(self.backward.returned, self.backward.flags, strict=True))
+        needing = [place for place, one in enumerate(self.captured.inputs) if one.needs]
+        rows = zip(self.backward.returned, self.backward.flags, strict=True)
+        pulled = dict(zip(needing, rows, strict=True))
         texts = []
-        for one in self.captured.inputs:
-            value, flag = next(pulled) if one.needs else (None, "")
-            if not _is_given(one):
-                continue
+        for one in self.plain.row:
+            place = -1 if isinstance(one, PlainArgument) else self._place(one)
+            value, flag = pulled.get(place, (None, ""))
             if value is None:
                 texts.append("at::Tensor()")
                 continue
@@ -366,16 +403,6 @@ def _returned(captured: Capture) -> list[Output]:
 
 def _is_output(returned: list[Any], index: int) -> bool:
     return isinstance(returned[index], fx.Node)
-
-
-def _is_given(one: Input) -> bool:
-    """Whether an input of a capture is a parameter: not a constant of the function."""
-    return one.kind != "constant"
-
-
-def _is_smooth(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _number_type(node: fx.Node) -> str:

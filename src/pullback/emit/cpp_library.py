@@ -23,10 +23,25 @@ INCLUDES = (
 HELPERS = {
     "number": """\
 // A number in the place of a tensor: it does not decide the dtype of a result.
-at::Tensor number(const at::Scalar& value) {
-  auto made = at::scalar_tensor(value);
+at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
+  if (value.isSymbolic()) return at::scalar_tensor(value, dtype);
+  auto made = at::detail::scalar_tensor_static(value, dtype, at::kCPU);
   made.unsafeGetTensorImpl()->set_wrapped_number(true);
   return made;
+}
+
+// The same beside another tensor. In its dtype it need not be converted at every use; lower
+// precisions compute with the number itself.
+at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
+  return number(value, other.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+}""",
+    "scalar": """\
+// A number as a tensor of the dtype of another, which it is compared with or chosen beside.
+at::Tensor scalar(const at::Scalar& value, const at::Tensor& other) {
+  const auto dtype = other.scalar_type();
+  const bool is_direct = dtype == at::kFloat || dtype == at::kDouble;
+  const auto made = at::scalar_tensor(value, is_direct ? dtype : at::kDouble);
+  return is_direct ? made : made.to(dtype);
 }""",
     "floor_div": """\
 // The quotient of two sizes, rounded down as in Python.
@@ -65,7 +80,8 @@ auto call_op(const char* name, const char* overload, Args&&... args) {
 """What the functions of a file may need, by name."""
 
 NEEDED_BY_HELPER = {
-    "number": ("ATen/ops/scalar_tensor.h",),
+    "number": ("ATen/ScalarOps.h", "ATen/ops/scalar_tensor.h"),
+    "scalar": ("ATen/ops/scalar_tensor.h",),
     "floor_of": ("cmath",),
     "power": ("cmath",),
     "call_op": ("ATen/core/dispatch/Dispatcher.h",),

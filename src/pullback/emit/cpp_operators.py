@@ -25,8 +25,11 @@ from pullback.graph.values import aten
 Form = Callable[..., Expression | None]
 
 
-def _binary(sign: str, level: int, *, alpha: bool = False) -> Form:
-    """An operator. It binds to the left: another order of a sum would be another rounding."""
+def _binary(sign: str, level: int, *, alpha: bool = False, helper: str = "number") -> Form:
+    """An operator. It binds to the left: another order of a sum would be another rounding.
+
+    `helper` is what makes a tensor of a number on its right side.
+    """
 
     def write(writer: Writer, node: fx.Node, a: Any, b: Any, *rest: Any) -> Expression | None:
         if (alpha and rest != (1,)) or not is_tensor(a):
@@ -35,7 +38,7 @@ def _binary(sign: str, level: int, *, alpha: bool = False) -> Form:
         if is_tensor(b):
             text = writer.node(b).within(level + 1)
         else:
-            text = writer.argument(b, "at::Scalar")
+            text = writer.number(b, a, helper) or writer.argument(b, "at::Scalar")
             text = f"({text})" if text.startswith("-") else text
         return Expression(f"{left} {sign} {text}", level, ops_inside(node, writer))
 
@@ -91,6 +94,28 @@ def _scalar_op(overload: Any) -> Form:
     return write
 
 
+def _reversed(writer: Writer, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Expression | None:
+    """`1 - x`, of which PyTorch makes an op of its own."""
+    left = writer.node(b).within(SUM) if is_tensor(b) else writer.number(b, a)
+    if not left or alpha != 1:
+        return None
+    return Expression(f"{left} - {writer.node(a).within(SUM + 1)}", SUM, ops_inside(node, writer))
+
+
+def _where(writer: Writer, node: fx.Node, mask: Any, *sides: Any) -> Expression | None:
+    """A choice between a tensor and a number."""
+    like = next(side for side in sides if is_tensor(side))
+    texts = [
+        writer.node(side).text if is_tensor(side) else writer.number(side, like, "scalar")
+        for side in sides
+    ]
+    if not all(texts):
+        return None
+    writer.includes.add("ATen/ops/where.h")
+    given = ", ".join((writer.node(mask).text, *texts))
+    return Expression(f"at::where({given})", ATOM, ops_inside(node, writer))
+
+
 def _either(*forms: Form) -> Form:
     def write(writer: Writer, node: fx.Node, *given: Any) -> Expression | None:
         return next((found for form in forms if (found := form(writer, node, *given))), None)
@@ -103,7 +128,7 @@ def _added(sign: str, overload: Any) -> Form:
 
 
 def _compared(sign: str) -> Form:
-    return _binary(sign, COMPARED)
+    return _binary(sign, COMPARED, helper="scalar")
 
 
 OWN: dict[Any, Form] = {
@@ -111,6 +136,8 @@ OWN: dict[Any, Form] = {
     aten.add.Scalar: _binary("+", SUM, alpha=True),
     aten.sub.Tensor: _added("-", aten.sub.Scalar),
     aten.sub.Scalar: _binary("-", SUM, alpha=True),
+    aten.rsub.Tensor: _reversed,
+    aten.rsub.Scalar: _reversed,
     aten.mul.Tensor: _binary("*", PRODUCT),
     aten.mul.Scalar: _binary("*", PRODUCT),
     aten.div.Tensor: _binary("/", PRODUCT),
@@ -135,6 +162,8 @@ OWN: dict[Any, Form] = {
     aten.gt.Scalar: _compared(">"),
     aten.ge.Tensor: _compared(">="),
     aten.ge.Scalar: _compared(">="),
+    aten.where.ScalarSelf: _where,
+    aten.where.ScalarOther: _where,
     aten.view.default: _reshape,
     aten._unsafe_view.default: _reshape,
     aten.sym_size.int: _size,

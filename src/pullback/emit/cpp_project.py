@@ -9,6 +9,7 @@ import torch
 from pullback.derive.likes import Like
 from pullback.emit.cpp_function import CppFunction
 from pullback.emit.cpp_library import NAMESPACE
+from pullback.emit.cpp_plain import written
 from pullback.emit.cpp_values import DTYPES, literal
 from pullback.emit.subject import Subject
 
@@ -60,9 +61,10 @@ def _main(subject: Subject, function: CppFunction) -> Iterator[str]:
     yield "  at::manual_seed(0);"
     pairs = zip(subject.captured.inputs, subject.likes, strict=True)
     given = [(one, like) for one, like in pairs if one.kind != "constant"]
-    for place, ((one, like), name) in enumerate(zip(given, function.parameters, strict=True)):
-        yield f"  auto {name} = {_drawn(like, needs=one.needs and place not in function.changed)};"
-        if one.needs and place in function.changed:
+    changed = {function.parameters[place] for place in function.changed}
+    for (one, like), name in zip(given, function.tensors, strict=True):
+        yield f"  auto {name} = {_drawn(like, needs=one.needs and name not in changed)};"
+        if one.needs and name in changed:
             yield f"  {name} = {name}.requires_grad_().clone();  // a leaf must not be changed"
     yield ""
     yield f"  using Op = {function.result}({function.signature});"
@@ -72,7 +74,9 @@ def _main(subject: Subject, function: CppFunction) -> Iterator[str]:
     count = len(function.aliases)
     names = [f"out{i}" for i in range(count)] if count > 1 else ["out"]
     bound = f"[{', '.join(names)}]" if count > 1 else "out"
-    yield f"  auto {bound} = op.call({', '.join(function.parameters)});"
+    values = {one.name: written(one.value) for one in function.plain}
+    passed = ", ".join(values.get(name, name) for name in function.parameters)
+    yield f"  auto {bound} = op.call({passed});"
     for name in names:
         yield f'  std::cout << "{name}: " << {name}.sizes() << " sum "'
         yield f"            << {name}.sum().to(at::kDouble).item<double>() << std::endl;"
@@ -85,10 +89,11 @@ def _pulled(subject: Subject, function: CppFunction, names: list[str]) -> Iterat
     returned = [o for o in subject.captured.outputs if o.returned]
     smooth = [n for n, o in zip(names, returned, strict=True) if o.differentiable and o.used]
     given = [one for one in subject.captured.inputs if one.kind != "constant"]
+    changed = {function.parameters[place] for place in function.changed}
     wanted = [
         name
-        for place, (one, name) in enumerate(zip(given, function.parameters, strict=True))
-        if one.needs and place not in function.changed
+        for one, name in zip(given, function.tensors, strict=True)
+        if one.needs and name not in changed
     ]
     if not smooth or not wanted:
         return

@@ -40,9 +40,34 @@ FORMATS = {
 }
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 SMALL = 2**31
+LARGEST = torch.finfo(torch.float32).max
 
 _OPTIONAL = re.compile(r"std::optional<(.*)>$")
 _ARRAY = re.compile(r"std::array<bool,\d+>$")
+
+
+class NamedFloat(float):
+    """A number of the examples for which an argument of each call stands, or a formula of some."""
+
+    text: str
+    names: frozenset[str]
+
+
+class NamedInt(int):
+    """The same for a whole number."""
+
+    text: str
+    names: frozenset[str]
+
+
+Named = NamedFloat | NamedInt
+
+
+def named(value: float, text: str, names: frozenset[str]) -> Named:
+    """`value`, which is written as `text`; `names` are the arguments in it."""
+    made: Named = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
+    made.text, made.names = text, names
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +146,24 @@ class Writer:
                 return self.names[node]
         return ""
 
+    def number(self, value: Any, other: fx.Node, helper: str = "number") -> str:
+        """A number beside the tensor `other`, as a tensor of its dtype; nothing if that is no gain.
+
+        ATen makes a tensor of every such number, of doubles or whole numbers, and converts that to
+        the dtype of the other, which takes three times as long as the op itself.
+        """
+        tensor = tensor_of(other)
+        is_real = isinstance(value, int | float) and not isinstance(value, bool)
+        if tensor is None or not tensor.is_floating_point() or not is_real:
+            return ""
+        like = self.like(tensor.dtype)
+        if not like or (abs(value) > LARGEST and not math.isinf(value)):
+            return ""
+        self.helpers.add(helper)
+        text = literal(value)
+        text = text[1:-1] if text.startswith("(") else text
+        return f"{helper}({text}, {like})"
+
     def dtype(self, dtype: torch.dtype) -> str:
         """A dtype: that of a tensor in sight if it may be another in another call."""
         if dtype.is_floating_point or dtype.is_complex:
@@ -155,6 +198,8 @@ def unwritable(what: str, got: str, at: str = "") -> UnsupportedOpError:
 
 def literal(value: Any) -> str:
     """A Python number as a literal of C++ that has the same bits."""
+    if isinstance(value, Named):
+        return value.text
     if isinstance(value, bool):
         return _bool(value)
     if isinstance(value, int):
@@ -173,6 +218,8 @@ def _bool(value: bool) -> str:
 
 
 def _double(value: float) -> str:
+    if isinstance(value, Named):
+        return value.text
     if math.isfinite(value):
         text = repr(value)
         return text if any(mark in text for mark in ".e") else f"{text}.0"
@@ -200,7 +247,10 @@ def _tensor(writer: Writer, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor):
         return writer.node(value).text
     writer.helpers.add("number")
-    return f"number({_scalar(writer, value, True)})"
+    kinds = {bool: "at::kBool", float: "at::kDouble", complex: "at::kComplexDouble"}
+    kinds |= {torch.SymBool: "at::kBool", torch.SymFloat: "at::kDouble"}
+    kind = kinds.get(type(value_of(value)), "at::kLong")
+    return f"number({_scalar(writer, value, True)}, {kind})"
 
 
 def _scalar(writer: Writer, value: Any, is_exact: bool) -> str:
@@ -231,7 +281,7 @@ def _real(writer: Writer, value: Any, is_exact: bool) -> str:
         return f"{text}.guard_float(__FILE__, __LINE__)"
     if isinstance(value, torch.SymInt):
         return f"double({_int(writer, value, is_exact)})"
-    return _double(float(value))
+    return _double(value if isinstance(value, Named) else float(value))
 
 
 def _truth(writer: Writer, value: Any, is_exact: bool) -> str:

@@ -26,9 +26,8 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
 
     A parameter without which the program cannot be captured is none.
     """
-    arguments = _arguments(subject)
+    arguments = arguments_of(subject)
     optional = _optional(subject, arguments)[:MOST]
-    thing = subject.function if subject.function is not None else subject.program
     working: set[str] = set()
     for count in range(1, len(optional) + 1):
         for absent in itertools.combinations(optional, count):
@@ -38,7 +37,7 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
             given = list(arguments)
             for _, place in absent:
                 given[place] = None
-            variant = _captured(thing, tuple(given))
+            variant = captured_with(subject, tuple(given))
             if variant is None or _outputs(variant) != _outputs(subject):
                 continue
             working |= names
@@ -47,7 +46,8 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
             yield names, variant
 
 
-def _arguments(subject: Subject) -> tuple[Any, ...]:
+def arguments_of(subject: Subject) -> tuple[Any, ...]:
+    """Arguments like those of the examples."""
     pairs = zip(subject.likes, subject.captured.inputs, strict=True)
     tensors = [drawn(like, i) for i, (like, one) in enumerate(pairs) if one.kind == "argument"]
     return subject.captured.fill(tensors)
@@ -57,25 +57,34 @@ def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, i
     """The parameters that are tensors here and `None` by default, with their places."""
     if subject.captured.mutated:
         return []
-    program = subject.program
-    if subject.function is not None:
-        program = forward_of(subject.function)
-    try:
-        parameters = list(inspect.signature(program).parameters.values())
-    except (TypeError, ValueError):
-        return []
+    pairs = zip(parameters_of(subject), arguments, strict=False)
     known = {one.name for one in subject.captured.inputs}
     return [
         (parameter.name, place)
-        for place, (parameter, value) in enumerate(zip(parameters, arguments, strict=False))
+        for place, (parameter, value) in enumerate(pairs)
         if isinstance(value, Tensor) and parameter.default is None and parameter.name in known
     ]
 
 
-def _captured(thing: Any, arguments: tuple[Any, ...]) -> Subject | None:
+def parameters_of(subject: Subject) -> list[inspect.Parameter]:
+    """The parameters of the program, as far as they are named one by one."""
+    program = subject.program
+    if subject.function is not None:
+        program = forward_of(subject.function)
+    try:
+        parameters = inspect.signature(program).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return list(itertools.takewhile(lambda parameter: parameter.kind in named, parameters))
+
+
+def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | None:
+    """The same program captured with other arguments; None where it cannot be."""
+    thing = subject.function if subject.function is not None else subject.program
     try:
         return subject_of(thing, arguments)
-    except Exception:  # whatever it is: the program does not do without
+    except Exception:  # whatever it is: the program does not do with these
         return None
 
 

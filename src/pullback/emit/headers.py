@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
+from pullback.run.toolchain import include_folder
 
 _STRUCT = re.compile(r"struct TORCH_API (\w+) \{\s*using schema = (.*?);", re.DOTALL)
 _FUNCTION = re.compile(
@@ -48,22 +47,6 @@ class Ways:
     struct: Callee
     method: Callee | None
     function: Callee | None
-
-
-def include_folder() -> Path:
-    """The folder of the headers that came with torch."""
-    return Path(torch.__path__[0]) / "include"
-
-
-def has_headers() -> bool:
-    """Whether the installed torch has its headers with it."""
-    return (include_folder() / "ATen" / "ops").is_dir()
-
-
-def language_standard() -> int:
-    """The version of C++ that the headers are written in."""
-    text = _text("c10/macros/Macros.h") + _text("ATen/ATen.h")
-    return 20 if "C++20 or later" in text else 17
 
 
 def ways_of(base: str, overload: str) -> Ways | None:

@@ -14,10 +14,9 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from pullback.capture.joint import Capture
 from pullback.capture.names import identifier
 from pullback.derive.plain import forward_of
-from pullback.derive.source import function_source
+from pullback.derive.source import function_source, require_flat
 from pullback.emit.choice import chosen
 from pullback.emit.subject import Subject
 from pullback.emit.trial import Trial
@@ -53,25 +52,11 @@ class Pieces:
 
 def emit_python(subject: Subject) -> dict[str, str]:
     """The module of a subject, by the name of its file."""
-    require_flat(subject.captured)
+    require_flat(subject.captured, to="emitted")
     pieces, file = _pieces(subject), f"{snake(subject.name)}.py"
     write = functools.partial(_module, subject, pieces, file)
     trial = chosen(subject, pieces.call, pieces.held, write)
     return {file: write(trial)}
-
-
-def require_flat(captured: Capture) -> None:
-    """Raise unless a program returns a tensor, or a tuple or list of tensors and values."""
-    spec = captured.out_spec
-    flat = spec.is_leaf() or (
-        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
-    )
-    if not flat:
-        raise CaptureError(
-            f"`{captured.name}` must return a tensor or a tuple of tensors to be emitted",
-            got=f"a nested {spec.type.__name__}",
-            fix="return the tensors in one tuple, and nest them outside",
-        )
 
 
 def snake(name: str) -> str:
@@ -172,13 +157,19 @@ def function_pieces(subject: Subject) -> Pieces:
 
 def graph_pieces(subject: Subject, name: str) -> Pieces:
     """The Function as the text of its graphs, under a name."""
-    program = forward_of(subject.function) if subject.function is not None else subject.program
-    source = function_source(subject.captured, subject.save, name, program, again=True)
+    source = function_source(
+        subject.captured,
+        subject.save,
+        name,
+        subject.program,
+        subject.likes,
+        said=None if subject.function is None else forward_of(subject.function),
+    )
     constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
     block = ["\n".join(source.constants)] if source.constants else []
     held = frozenset(constants)
     blocks = (*block, "\n".join(source.lines))
-    return Pieces(source.imports, blocks, f"{name}.apply", held | {name}, held)
+    return Pieces((), blocks, f"{name}.apply", held | {name}, held)
 
 
 def _own_pieces(subject: Subject, own: OwnText) -> Pieces:

@@ -18,20 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.fake import numbers_of
+from pullback.capture.fake import numbers_of, size_with
 from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten
 from pullback.derive.likes import drawn
 from pullback.derive.recipe import Parts
+from pullback.derive.twice import LARGEST_TRIAL, all_close, pulled_twice, random_like
 from pullback.emit.conditions import decided
-from pullback.emit.runs import all_close, functions_of, random_like, twin_of, with_dtype
+from pullback.emit.runs import functions_of, twin_of, with_dtype
 from pullback.emit.subject import Subject
 from pullback.graph.cost import is_random
+from pullback.graph.values import is_smooth
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-LARGEST_TRIAL = 2**22
-"""Elements of an input beyond which nothing is tried, and nothing but the examples allowed."""
-
 INTERMEDIATE = "backward reads intermediates, so there is no second derivative (create_graph=True)"
 DIFFERS = "there is no second derivative (create_graph=True)"
 
@@ -61,7 +60,6 @@ class Reach:
     dtypes: tuple[torch.dtype, ...]
     is_twice: bool
     refusal: str
-    notes: tuple[str, ...] = ()
 
 
 def reach_of(subject: Subject, parts: Parts) -> Reach:
@@ -72,7 +70,7 @@ def reach_of(subject: Subject, parts: Parts) -> Reach:
         least = {} if rank is not None else {s: trial.least(s) for s in trial.symbols}
         dtypes = tuple(trial.dtypes())
         again, refusal = trial.second()
-    return Reach(least, rank, dtypes, again, refusal, tuple(_notes(subject)))
+    return Reach(least, rank, dtypes, again, refusal)
 
 
 def is_twice(subject: Subject, parts: Parts) -> bool:
@@ -81,11 +79,12 @@ def is_twice(subject: Subject, parts: Parts) -> bool:
         return _Trial(subject, parts).second()[0]
 
 
-def _notes(subject: Subject) -> Iterator[str]:
-    plain = (bool, int, float, complex, str)
-    leaves = [leaf for leaf in subject.captured.leaves if isinstance(leaf, plain)]
-    if leaves:
-        yield f"Written for the plain arguments {', '.join(map(repr, leaves))}, in this order."
+def runs_alike(subject: Subject, other: Subject, parts: Parts) -> bool:
+    """Whether the programs of two subjects run, and give the same for inputs like the examples."""
+    with _apart():
+        trials = [_Trial(each, parts) for each in (subject, other)]
+        row = trials[0].row([numbers_of(node.meta["val"].shape) for node in trials[0].nodes])
+        return row is not None and trials[1].agrees_with(trials[0], row)
 
 
 @contextmanager
@@ -159,7 +158,9 @@ class _Trial:
 
     def _holds_at(self, name: str, size: int) -> bool:
         values = {s: size if str(s) == name else hint for s, hint in self.hints.items()}
-        shapes = [tuple(_number(n, values) for n in node.meta["val"].shape) for node in self.nodes]
+        shapes = [
+            tuple(size_with(n, values) for n in node.meta["val"].shape) for node in self.nodes
+        ]
         row = self.row(shapes)
         if row is None:
             return False
@@ -226,22 +227,8 @@ class _Trial:
     ) -> list[Tensor | None]:
         leaves = self._leaves(row)
         given = self._passed(leaves)
-        torch.manual_seed(1)
-        outputs = [y for y in call(given) if isinstance(y, Tensor) and y.requires_grad]
         wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
-        cotangents = [random_like(y, 2 + i).requires_grad_() for i, y in enumerate(outputs)]
-        first = torch.autograd.grad(
-            outputs, wanted, cotangents, create_graph=True, allow_unused=True
-        )
-        total = [
-            (g * random_like(g, 20 + i)).sum().real for i, g in enumerate(first) if g is not None
-        ]
-        smooth = [part for part in total if part.requires_grad]
-        if not smooth:
-            return [None] * (len(wanted) + len(cotangents))
-        return list(
-            torch.autograd.grad(sum(smooth), [*wanted, *cotangents], allow_unused=True)  # type: ignore[arg-type]
-        )
+        return pulled_twice(lambda: call(given), wanted)
 
     # ---- running both ----
 
@@ -272,6 +259,16 @@ class _Trial:
         try:
             mine = self._graphs(row, parts)
         except Exception:
+            return False
+        return all_close(mine.outputs, theirs.outputs) and all_close(
+            mine.gradients, theirs.gradients
+        )
+
+    def agrees_with(self, other: _Trial, row: list[Tensor]) -> bool:
+        """Whether the programs of two trials give the same, first order."""
+        try:
+            mine, theirs = self._program(row), other._program(row)
+        except Exception:  # whatever it is: then it is not the same
             return False
         return all_close(mine.outputs, theirs.outputs) and all_close(
             mine.gradients, theirs.gradients
@@ -336,10 +333,6 @@ class _Trial:
         return _Run(returned, fitted)
 
 
-def _number(size: Any, values: dict[Any, int]) -> int:
-    return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
-
-
 def _count(shape: Sequence[int]) -> int:
     total = 1
     for size in shape:
@@ -355,15 +348,10 @@ def _has_history(node: fx.Node) -> bool:
     pending, seen = [node], {node}
     while pending:
         one = pending.pop()
-        if not _is_smooth(one) or is_random(one):
+        if not is_smooth(one) or is_random(one):
             continue
         if one.op == "placeholder":
             return True
         pending += [arg for arg in one.all_input_nodes if arg not in seen]
         seen |= set(one.all_input_nodes)
     return False
-
-
-def _is_smooth(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +11,6 @@ from torch import Tensor, fx
 from pullback.capture.joint import Capture
 from pullback.derive.recipe import Parts, compiled
 from pullback.function.slots import new_class
-
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
-"""How far two computations of the same may be apart, relative to the largest number in it."""
 
 
 def functions_of(captured: Capture, parts: Parts) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -72,38 +69,3 @@ def _replaced(value: Any, old: Any, new: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_replaced(item, old, new) for item in value)
     return new if value is old else value
-
-
-def random_like(like: Tensor, seed: int) -> Tensor:
-    """A tensor of positive numbers of the kind of another."""
-    generator = torch.Generator().manual_seed(seed)
-    is_complex = like.is_complex()
-    shape = (*like.shape, 2) if is_complex else like.shape
-    row = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.25
-    row = torch.view_as_complex(row) if is_complex else row
-    return row.to(device=like.device, dtype=like.dtype)
-
-
-def all_close(mine: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two rows of values are equal but for rounding."""
-    return len(mine) == len(theirs) and all(map(_close, mine, theirs))
-
-
-def _close(a: Any, b: Any) -> bool:
-    """Whether two values are equal but for rounding; no gradient is as good as zeros."""
-    if a is None or b is None:
-        some = b if a is None else a
-        return some is None or not bool(some.detach().abs().max() > 0 if some.numel() else False)
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    a, b = a.detach(), b.detach()
-    if not (a.is_floating_point() or a.is_complex()):
-        return bool(torch.equal(a, b))
-    if not a.numel():
-        return True
-    real = a.real.dtype if a.is_complex() else a.dtype
-    scale = float(b.abs().nan_to_num(0, 0, 0).max()) or 1.0
-    bound = TOLERANCE.get(real, 1e-3)
-    return bool(torch.allclose(a, b, rtol=bound, atol=bound * scale, equal_nan=True))

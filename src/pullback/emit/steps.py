@@ -16,10 +16,9 @@ from torch import Tensor
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import identifier
 from pullback.capture.trees import map_leaves, tensors_in
-from pullback.capture.units import Ref, Unit
+from pullback.capture.units import Ref, Unit, part_of
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
-from pullback.compose.grouping import part_of_group
 from pullback.derive.likes import drawn
 from pullback.derive.recipe import parts_of
 from pullback.emit.python import RESERVED, Pieces, Shown, graph_pieces, snake
@@ -119,7 +118,7 @@ class _Steps:
 
     def add_node(self, group: tuple[int, ...]) -> None:
         """A group that is one node; nodes that are written alike share one class."""
-        part, cls = part_of_group(self.flow.program, group), self.flow.nodes[group]
+        part, cls = part_of(self.flow.program, group), self.flow.nodes[group]
         if cls not in self.classes:
             sub = self._named(subject_of(cls))
             self.classes[cls] = self.add_class(sub, cls.__name__)
@@ -171,7 +170,7 @@ class _Steps:
 
     def add_op(self, unit: Unit) -> None:
         """A unit that is an op: an expression, or a function of its own if it needs lines."""
-        part = part_of_group(self.flow.program, (unit.number,))
+        part = part_of(self.flow.program, (unit.number,))
         examples = [self.values[number] for number in part.inputs]
         captured = capture(part.call, examples, needs=[t.requires_grad for t in examples])
         text = _forward(captured, [self.names[number] for number in part.inputs])

@@ -101,7 +101,7 @@ def look_at(ctx: AutogradContext, result: tuple[Any, ...]) -> None:
         metadata = inputs_like(node)
         if output < len(metadata) and gradient.__class__ is Tensor and not gradient.is_nested:
             like = metadata[output]
-            if not _reducible(gradient.shape, like.shape):
+            if not fits(gradient.shape, like.shape):
                 raise _misshapen(ctx, position, gradient, like.shape)
             if gradient.dtype is not like.dtype:
                 _warn_dtype(ctx, position, gradient.dtype, like.dtype)
@@ -186,8 +186,8 @@ def _misshapen(
     )
 
 
-def _reducible(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a sum over broadcast dimensions takes `shape` to `target`."""
+def fits(shape: Sequence[Any], target: Sequence[Any]) -> bool:
+    """Whether the engine takes a gradient of this shape: one that sums down to `target`."""
     if len(shape) < len(target):
         return False
     pairs = zip(reversed(shape), reversed(target), strict=False)

@@ -157,13 +157,20 @@ def inputs_like(node: Any) -> Any:
 
 def will_run(node: Any) -> bool:
     """Whether the backward under way goes through `node`; True when none is under way."""
+    return engine_runs(node) is not False
+
+
+def engine_runs(node: Any) -> bool | None:
+    """As `will_run`; None for a leaf that `autograd.grad` was asked for, which is needed.
+
+    For such a leaf the engine refuses to answer, by an error that takes tens of microseconds.
+    """
     if torch._C._current_graph_task_id() == -1:
         return True
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
-        # The engine refuses to answer for a leaf that `autograd.grad` was asked for: it is needed.
-        return True
+        return None
 
 
 def unseen(function: Any) -> Any:

@@ -89,7 +89,32 @@ def _has_tensor(value: Any) -> bool:
 
 def _spread_class(door: Door, layout: Layout) -> Any:
     """The class of `door`, with one positional input for everything that `layout` names."""
-    cls, signature = door.cls, door.signature
+    cls = door.cls
+    base = next(c for c in cls.__mro__ if c.__dict__.get("_pb_is_base"))
+    spread_cls: Any = new_class(cls.__name__, base, _methods(door, layout))
+    spread = Door(spread_cls, _signature(door, layout))
+    spread.groups = layout.groups
+    spread.warned = door.warned
+    spread_cls._pb_door = spread
+    return spread_cls
+
+
+def _signature(door: Door, layout: Layout) -> Signature:
+    return Signature(
+        owner=door.signature.owner,
+        place=door.signature.place,
+        has_setup=door.signature.has_setup,
+        names=layout.inputs,
+        defaults=(REQUIRED,) * len(layout.inputs),
+        variadic="",
+        keyword_only=(),
+        keyword_defaults=(),
+    )
+
+
+def _methods(door: Door, layout: Layout) -> dict[str, Any]:
+    """The methods of the user's class, which take and give rows instead."""
+    cls, has_setup = door.cls, door.signature.has_setup
 
     def forward(ctx: Any, *row: Any) -> Any:
         args, keywords = layout.split(row)
@@ -111,7 +136,7 @@ def _spread_class(door: Door, layout: Layout) -> Any:
 
     backward.__wrapped__ = cls.backward  # type: ignore[attr-defined]
     space: dict[str, Any] = {
-        "forward": staticmethod(forward_alone if signature.has_setup else forward),
+        "forward": staticmethod(forward_alone if has_setup else forward),
         "generate_vmap_rule": cls.generate_vmap_rule,
         "is_traceable": cls.is_traceable,
         "__module__": cls.__module__,
@@ -121,27 +146,11 @@ def _spread_class(door: Door, layout: Layout) -> Any:
         space["jvp"] = staticmethod(lambda ctx, *ts: cls.jvp(ctx, *layout.nested(ts)))
     if not lacks_backward(cls):
         space["backward"] = staticmethod(backward)
-    if signature.has_setup:
+    if has_setup:
         space["setup_context"] = staticmethod(setup_context)
     if cls.vmap is not no_vmap:
         space["vmap"] = staticmethod(vmap)
-    base = next(c for c in cls.__mro__ if c.__dict__.get("_pb_is_base"))
-    spread_cls: Any = new_class(cls.__name__, base, space)
-    named = Signature(
-        owner=signature.owner,
-        place=signature.place,
-        has_setup=signature.has_setup,
-        names=layout.inputs,
-        defaults=(REQUIRED,) * len(layout.inputs),
-        variadic="",
-        keyword_only=(),
-        keyword_defaults=(),
-    )
-    spread = Door(spread_cls, named)
-    spread.groups = layout.groups
-    spread.warned = door.warned
-    spread_cls._pb_door = spread
-    return spread_cls
+    return space
 
 
 def _row(door: Door, layout: Layout, result: Any) -> tuple[Any, ...]:

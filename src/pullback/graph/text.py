@@ -161,7 +161,7 @@ class _Page:
 
     def is_put_again(self, node: fx.Node) -> bool:
         """Whether more is put into what `node` gives, and nothing else is done with it."""
-        users = list(_uses(node))
+        users = list(uses_of(node))
         is_base = len(users) == 1 and _is_put(users[0]) and users[0].args[0] is node
         return is_base and node.name not in self.given
 
@@ -190,7 +190,7 @@ class _Page:
         """Whether `node` may stand inside the expression of its only user."""
         if node.name in self.given or is_random(node) or is_opaque(node):
             return False
-        uses = list(_uses(node))
+        uses = list(uses_of(node))
         if len(uses) != 1 or _unpacked(node):
             return False
         (user,) = uses
@@ -210,7 +210,7 @@ def _is_put(node: Any) -> bool:
     if not isinstance(node, fx.Node) or node.target not in PUTS or phase_of(node) != BACKWARD:
         return False
     base: Any = node.args[0]
-    return len(list(_uses(base))) == 1 and (base.target in ZEROS or _is_put(base))
+    return len(list(uses_of(base))) == 1 and (base.target in ZEROS or _is_put(base))
 
 
 def _is_short(expression: Expression) -> bool:
@@ -231,7 +231,7 @@ def _returned(graph: fx.Graph) -> Any:
     return graph.output_node().args[0]
 
 
-def _uses(node: fx.Node) -> Iterator[fx.Node]:
+def uses_of(node: fx.Node) -> Iterator[fx.Node]:
     """The users of `node`, each as often as it uses it."""
     for user in node.users:
         found: list[fx.Node] = []

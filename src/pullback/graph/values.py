@@ -36,6 +36,12 @@ def tensor_of(arg: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def is_smooth(arg: Any) -> bool:
+    """Whether `arg` is a tensor of a dtype that can carry a gradient."""
+    value = tensor_of(arg)
+    return value is not None and (value.is_floating_point() or value.is_complex())
+
+
 def is_scalar(arg: Any) -> bool:
     """Whether `arg` is a number: a literal, or a node that holds a symbolic size."""
     value = value_of(arg)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pullback.compose.combined import combine
-from pullback.compose.hybrid import hybrid
+from pullback.compose.grouped import hybrid
 from pullback.compose.nested import nest
 from pullback.plan.rows import COMBINED, NESTED, Candidate
 

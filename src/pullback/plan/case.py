@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pullback.capture.trees import tensors_in
-from pullback.capture.units import Part, Program, Unit
+from pullback.capture.units import Part, Program, Unit, part_of
 from pullback.compose.flow import copies_of, recorded
-from pullback.compose.grouping import crossings, groups_of, part_of_group, waits
+from pullback.compose.grouping import crossings, groups_of, waits
 from pullback.compose.reasons import is_refusal, reason_of
 from pullback.compose.text import function_of
 from pullback.derive.draws import draws_now
@@ -125,7 +125,7 @@ class Case:
     def part(self, group: Group) -> Part:
         """A group as a function of its own."""
         assert self.units is not None
-        return part_of_group(self.units, group)
+        return part_of(self.units, group)
 
     def crosses(self, group: Group) -> bool:
         """Whether a change in place reaches over the border of the group, so that it is no node."""

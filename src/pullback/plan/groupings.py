@@ -37,6 +37,11 @@ class Groupings:
         assert self.sets[0] == 0
         assert self.sets[-1] == 2**self.count - 1
 
+    @property
+    def everything(self) -> Group:
+        """The group of all units."""
+        return tuple(range(self.count))
+
     def ends(self) -> frozenset[Group]:
         """The groups that a program can begin or end with."""
         known = set(self.sets)

@@ -1,6 +1,7 @@
 """The search for the best way to run a program, at each of its sizes.
 
-First the program as written and combined as a whole are measured. Then each group of units is
+First the program as written and combined as a whole are measured, and before that, if there are few
+units, the groupings of them for which nothing must be compiled. Then each group of units is
 measured by itself, once for all groups that are written alike, and groupings are ranked by what
 their groups cost together. The best few are built and measured side by side with the first: only
 that decides. A search can be stopped at any time and says what it knows by then.
@@ -41,6 +42,7 @@ CLEAR = 0.03  # the width of an interval that is known well enough
 PROMISING = 1.5  # times the cost of the best combined program: groups of it are worth a look
 HOPELESS = 1.25  # times slower than the best: not measured any further
 EXPLORING = 0.75  # the part of the budget until groups must be measured
+AT_ONCE = 0.4  # the part of it for groupings that need no compiler, before anything is compiled
 
 EAGER = "  eager: "  # begins a line of `explain()` on what a backend could not compile
 
@@ -157,23 +159,44 @@ class Search:
             self.refused.setdefault("every grouping", case.reason)
             self._settle(case, whole, until, rounds=FIRST)
             return
+        is_single = len(case.units.units) < 2
+        space = groupings_of(case.waits)
+        hybrids = [] if is_single else self._at_once(case, space)
         whole += [Candidate(COMBINED, (), *pair) for pair in self.pairs]
         self._settle(case, whole, self._at(1.0), rounds=FIRST)
-        if len(case.units.units) < 2:
+        if is_single:
             return
-        space = groupings_of(case.waits)
-        if space.told not in self.notes:
-            self.notes.append(space.told)
+        whole += hybrids
+        self._note(space.told)
         for pair in self._promising(case):
             if self._is_over(until):
                 self._note("not every backend and policy was searched: the budget was spent")
                 return
             whole += self._ranked(case, space, pair, until)
 
+    def _at_once(self, case: Case, space: Groupings) -> list[Candidate]:
+        """Every grouping of few, if no compiler is needed, measured before one is called.
+
+        To compile takes seconds for each group, which may be more than there are.
+        """
+        pair = next((pair for pair in self.pairs if pair[0] == "eager"), None)
+        if pair is None or pair == self.pairs[0] or not self.budget:
+            return []
+        every = best_groupings(space, lambda group: 1.0, EVERY + 1)
+        if len(every) > EVERY:
+            return []
+        nodes = [tuple(group for group in row if len(group) > 1) for _, row in every]
+        nodes = [groups for groups in nodes if groups and groups != (space.everything,)]
+        found = [Candidate(HYBRID, groups, *pair) for groups in nodes]
+        until = self.meter.now() + AT_ONCE * self.budget / len(self.cases)
+        self._settle(case, [AS_WRITTEN, *found], until, rounds=FIRST, is_last=False)
+        return found
+
     def _promising(self, case: Case) -> list[tuple[str, str]]:
         """The backends and policies, those first that do well on the whole program."""
         cost = scores(self.rows[case.size], self.weight)
-        known = {(row.candidate.backend, row.candidate.save): c for row, c in cost.items()}
+        whole = [row for row in cost if row.candidate.how == COMBINED]
+        known = {(row.candidate.backend, row.candidate.save): cost[row] for row in whole}
         known = {pair: known.get(pair, math.inf) for pair in self.pairs}
         best = min(known.values())
         hopeful = [pair for pair in self.pairs if known[pair] <= best * PROMISING]
@@ -202,7 +225,7 @@ class Search:
         found = []
         for _, grouping in ranked:
             nodes = tuple(group for group in grouping if group in prices.nodes)
-            if nodes and not (len(nodes) == 1 and len(nodes[0]) == space.count):
+            if nodes and nodes != (space.everything,):
                 found.append(Candidate(HYBRID, nodes, *pair))
         return found
 
@@ -233,14 +256,24 @@ class Search:
     # ---- measuring side by side ----
 
     def _settle(
-        self, case: Case, candidates: Sequence[Candidate], until: float, rounds: int = MOST
+        self,
+        case: Case,
+        candidates: Sequence[Candidate],
+        until: float,
+        *,
+        rounds: int = MOST,
+        is_last: bool = True,
     ) -> None:
-        """Measure candidates at one size, and keep what was known of others."""
+        """Measure candidates at one size, and keep what was known of others.
+
+        Those that there is no time to build are left out, which is said if this `is_last`.
+        """
         tasks: dict[Candidate, Task] = {}
         for candidate in dict.fromkeys(candidates):
             is_new = candidate not in self._always and (candidate, case.size) not in self.functions
             if is_new and self._is_over(until):
-                self._note("not every backend and policy was searched: the budget was spent")
+                if is_last:
+                    self._note("not every backend and policy was searched: the budget was spent")
                 continue
             task = self._task(candidate, case)
             if task is not None:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pullback.check.finding import Finding, Severity
 from pullback.check.report import Report
 
-SUFFIX = ".github.txt"
-
 TOLD = ("at", "inputs", "expected", "got", "why", "fix", "also")
 LEVELS = {Severity.WRONG: "error", Severity.FRAGILE: "warning", Severity.WASTEFUL: "notice"}
 

@@ -14,7 +14,6 @@ from pullback.check.finding import PROFILES, Finding, Rule, Severity
 from pullback.check.report import Report
 from pullback.errors import PullbackError
 
-SUFFIX = ".json"
 VERSION = "pullback.check/1"
 
 _TEXT = {"type": "string"}

@@ -15,8 +15,6 @@ from rich.text import Text
 from pullback.check.finding import INDENT, Finding, Severity
 from pullback.check.report import Report
 
-SUFFIX = ".txt"
-
 NARROWEST = 40
 COLOURS = {Severity.WRONG: "red", Severity.FRAGILE: "yellow", Severity.WASTEFUL: "blue"}
 STYLES = {"expected": "green", "got": "red", "fix": "bold", "place": "cyan"}

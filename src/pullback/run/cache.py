@@ -96,19 +96,24 @@ class Entry:
 
 
 @contextlib.contextmanager
-def entry(origin: str) -> Iterator[Entry]:
-    """The folder for what is made from `origin`; other processes wait until the block ends."""
+def entry(origin: str, *, within: Path | None = None) -> Iterator[Entry]:
+    """The folder for what is made from `origin`; other processes wait until the block ends.
+
+    It is in the cache, or `within` a folder of the user's, in which nothing is ever forgotten.
+    """
     origin = f"{environment()}\n{origin}"
     key = _digest(origin.encode())
-    with _locked(key):
-        yield Entry(root() / key[:2] / key, origin)
-        _forget_oldest(key)
+    place = root() if within is None else within
+    with _locked(place, key):
+        yield Entry(place / key[:2] / key, origin)
+        if within is None:
+            _forget_oldest(key)
 
 
 def clear() -> None:
     """Remove every entry; what is in use goes on working."""
     for folder in _folders():
-        with contextlib.suppress(Timeout), _locked(folder.name, wait=False):
+        with contextlib.suppress(Timeout), _locked(root(), folder.name, wait=False):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -164,9 +169,9 @@ def _processor() -> str:
 # ---- locks and limits ----
 
 
-def _locked(key: str, *, wait: bool = True) -> FileLock:
+def _locked(place: Path, key: str, *, wait: bool = True) -> FileLock:
     """The lock of an entry. There are few, so that they can stay for ever."""
-    folder = root() / "locks"
+    folder = place / "locks"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return FileLock(folder / key[:2], timeout=-1 if wait else 0)
 
@@ -182,7 +187,7 @@ def _forget_oldest(newest: str) -> None:
     for folder in sorted(folders, key=_last_use)[: len(folders) - LIMIT * 9 // 10]:
         if folder.name[:2] == newest[:2]:
             continue  # its lock is ours
-        with contextlib.suppress(Timeout), _locked(folder.name, wait=False):
+        with contextlib.suppress(Timeout), _locked(root(), folder.name, wait=False):
             shutil.rmtree(folder, ignore_errors=True)
 
 

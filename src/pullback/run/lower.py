@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import os
 import shutil
-import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from typing import Any
 import torch
 
 from pullback.graph.cost import is_view
+from pullback.run import toolchain
 from pullback.run.settle import Settled
-from pullback.run.toolchain import compiler
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -64,11 +63,16 @@ def absence(device: str = "cpu") -> str | None:
 
 
 def _compiler_absence() -> str | None:
-    if compiler() is None:
-        return "no C++ compiler is installed (g++, clang++, or what CXX names)"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return "the headers of Python are not installed (Python.h)"
-    return None
+    missing = toolchain.absence(python=True)
+    if missing is None and _program() is None:
+        return "CXX must name one program, without options, for Inductor to compile with"
+    return missing
+
+
+def _program() -> str | None:
+    """The C++ compiler as one program, which is all that Inductor takes."""
+    command = toolchain.compiler() or ()
+    return command[0] if len(command) == 1 else None
 
 
 @functools.cache
@@ -232,8 +236,8 @@ def _forget_the_processor() -> None:
 @contextlib.contextmanager
 def _settings(**more: Any) -> Iterator[None]:
     config, wanted = _torch().config, {**SETTINGS, **more}
-    if compiler() is not None:
-        wanted["cpp.cxx"] = (compiler(),)
+    if _program() is not None:
+        wanted["cpp.cxx"] = (_program(),)
     if not shutil.which("openssl"):
         wanted["cpp_cache_precompile_headers"] = False  # which torch takes checksums with
     known = {name: value for name, value in wanted.items() if _has(config, name)}

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback.derive.backward import Call, Inputs, silent_among
+from pullback.derive.backward import silent_among
+from pullback.derive.call import Call, Inputs
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
+from pullback.graph.split import split
 from pullback.run import eager
 from pullback.run.choosing import fastest
 from pullback.run.lean import Lean, lean, whole
@@ -145,8 +147,14 @@ def _any(nodes: Nodes, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     def backward(_: Sequence[Any]) -> Compiled:
         return _text(lean(parts.backward), "backward", recipe)
 
+    def some(wanted: tuple[bool, ...]) -> Compiled:
+        needed = tuple(place for place, want in enumerate(wanted) if want)
+        graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
+        return _text(lean(graph), "backward", recipe)
+
     run = _text(Lean(forward.graph, _made(forward)), "forward", recipe)
-    return _spec(nodes, recipe, row, forward.sources, run, backward, ANY, (), None)
+    spec = _spec(nodes, recipe, row, forward.sources, run, backward, ANY, (), None)
+    return replace(spec, some=some)
 
 
 def _dense(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
@@ -216,7 +224,12 @@ def _spec(
         outputs = recipe.run(row[: _argument_count(recipe)])[0]
     cotangents = tuple(_contiguous(outputs[place]) for place in live)
 
-    def general(kept: Sequence[Any], numbers: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    def general(
+        kept: Sequence[Any],
+        numbers: Sequence[Any],
+        cotangents: Sequence[Any],
+        wanted: Sequence[bool] = tuple(needs),
+    ) -> Any:
         call = Call(
             recipe,
             numbers,
@@ -226,7 +239,7 @@ def _spec(
             None,
             is_bare=True,
         )
-        return tuple(nodes.derived.pull(call, kept, cotangents, needs))
+        return tuple(nodes.derived.pull(call, kept, cotangents, wanted))
 
     def row_of(kept: Sequence[Any]) -> list[Tensor]:
         return [kept[place] for place in places][: _argument_count(recipe)]

@@ -1,6 +1,6 @@
 """The native backend: the node of `run.node` in C++, which runs backward without Python.
 
-One extension serves every program (`node.cpp`). It is built when a node is asked for, once for each
+One extension serves every program (`cpp/`). It is built when a node is asked for, once for each
 torch and Python, which takes a C++ compiler about half a minute, and is kept in the cache on disk;
 `absence()` says why it cannot be had.
 
@@ -24,15 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.errors import BackendError, CaptureError, ToolchainError
-from pullback.run import inductor, toolchain
+from pullback.errors import BackendError, BuildError, CaptureError
+from pullback.run import building, inductor, toolchain
 from pullback.run.lean import Lean
 from pullback.run.lean import whole as whole_in_python
 from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
 
-_NAME = "pullback_node"
-_SOURCE = Path(__file__).with_name("node.cpp")
+_SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 _lock = threading.Lock()
 _failure: list[str] = []  # why the extension could not be built, in one line
 
@@ -41,12 +40,12 @@ log = logging.getLogger("pullback")
 
 def absence() -> str | None:
     """Why there is no native node here, in one line; None if there is, or can be built."""
-    return _failure[0] if _failure else toolchain.absence() or inductor.absence()
+    return _failure[0] if _failure else toolchain.absence(python=True) or inductor.absence()
 
 
 def is_built() -> bool:
     """Whether a native node can be had at once, without building."""
-    return absence() is None and toolchain.is_built(_NAME, _SOURCE.read_text("utf-8"))
+    return absence() is None and building.is_built(_library())
 
 
 def make_node(spec: NodeSpec) -> Callable[..., Any]:
@@ -103,7 +102,7 @@ def extension() -> Any:
         if missing is None:
             try:
                 return _loaded()
-            except (ToolchainError, ImportError, OSError) as error:
+            except (BuildError, ImportError, OSError) as error:
                 missing = _in_one_line(error)
                 _failure.append(missing)
     raise BackendError(
@@ -113,18 +112,23 @@ def extension() -> Any:
     )
 
 
+def _library() -> building.Library:
+    # It is compiled quickly, since all that takes time runs in kernels; and with no warnings.
+    return building.Library("pullback_node", _SOURCE, flags=("-O1", "-w"), python=True)
+
+
 @functools.cache
 def _loaded() -> Any:
     if not is_built():
         log.info("building the native node: about half a minute, once for this torch")
-    module = toolchain.extension(_NAME, _SOURCE.read_text("utf-8"))
+    module = building.extension(_library())
     module.set_miss(MISS)
     return module
 
 
 def _in_one_line(error: BaseException) -> str:
-    if isinstance(error, ToolchainError):
-        return f"its node could not be built: {error.facts['got']}"
+    if isinstance(error, BuildError):
+        return f"its node could not be built: {error.facts['got'].splitlines()[0]}"
     lines = str(error).splitlines()
     return f"its node could not be loaded: {lines[0] if lines else type(error).__name__}"
 

@@ -12,6 +12,7 @@ back in another layout.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,7 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.function.slots import (
     c_apply,
+    engine_runs,
     hidden,
     is_batched,
     new_class,
@@ -90,9 +92,12 @@ class NodeSpec:
         backward: makes the compiled backward graph for a first row of its arguments: what is read,
             the numbers, the cotangents. It gives one gradient per input that needs one.
         general: gives one gradient per input, by whatever way is right, from the saved tensors, the
-            numbers, and a cotangent or None for each output that carries a gradient.
+            numbers, and a cotangent or None for each output that carries a gradient; those of some
+            inputs only, if it is told which.
         kept: the layouts of the saved tensors that the backward graph reads, where it demands any:
             hooks may give them back in another one.
+        some: makes a backward graph like the compiled one that computes the gradients of some
+            inputs only, for which of those that need one it is; None if there is only the whole.
     """
 
     name: str
@@ -108,8 +113,9 @@ class NodeSpec:
     live: tuple[int, ...]
     cotangents: tuple[Layout, ...]
     backward: Callable[[Sequence[Any]], Compiled]
-    general: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+    general: Callable[..., Sequence[Any]]
     kept: tuple[Layout, ...] = ()
+    some: Callable[[tuple[bool, ...]], Compiled] | None = None
 
 
 def make_node(spec: NodeSpec) -> Callable[..., Any]:
@@ -121,6 +127,8 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "run": spec.forward,
         "general": spec.general,
         "begin": spec.backward,
+        "some": functools.cache(spec.some) if spec.some else None,
+        "asked": Asked(),
         "layouts": tuple((one.shape, one.stride, one.dtype, False, False) for one in spec.kept),
         "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
@@ -142,6 +150,34 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "__module__": spec.module,
     }
     return c_apply(new_class(spec.name, TorchFunction, methods))
+
+
+# ---- what is asked for ----
+
+PATIENCE = 64  # backwards between two questions that are dear and had the usual answer
+
+
+class Asked:
+    """For each input of a node, whether the backward under way wants its gradient.
+
+    To ask costs a microsecond or two, but tens of them for leaves that `autograd.grad` wants. Where
+    it was as dear as that and all were wanted, the next backwards are taken to want all, too.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self, ctx: Any) -> list[bool]:
+        nodes = [node for node, _ in ctx.next_functions]
+        if self.left > 0:
+            self.left -= 1
+            return [node is not None for node in nodes]
+        found = [node is not None and engine_runs(node) for node in nodes]
+        if None in found and found.count(False) == nodes.count(None):
+            self.left = PATIENCE
+        return [one is not False for one in found]
 
 
 # ---- the text of its methods ----
@@ -184,12 +220,28 @@ def _backward(spec: NodeSpec) -> list[str]:
         )
         lines.append(f"    {_fitting(spec, g)}")
     lines.append(f"    row = [{', '.join([*read, *numbers, *cotangents])}]")
+    lines += _in_part(spec)
     lines.append("    if compiled is None: compiled = begin(row)")
     return [*lines, "    made = compiled(row)", f"    return {_gradients(spec)}"]
 
 
 def _to_general(kept: Sequence[str], numbers: Sequence[str], cotangents: Sequence[str]) -> str:
-    return f"return general({_tuple(kept)}, {_tuple(numbers)}, {_tuple(cotangents)})"
+    rows = ", ".join(map(_tuple, (kept, numbers, cotangents)))
+    return f"return general({rows}, asked(ctx))"
+
+
+def _in_part(spec: NodeSpec) -> list[str]:
+    """The lines for a backward that wants the gradients of some inputs only.
+
+    One that wants none does not come here, so a single input is always wanted.
+    """
+    places = [place for place, one in enumerate(spec.inputs) if one.needs]
+    if spec.some is None or len(places) < 2:
+        return []
+    wanted = _tuple(f"asks[{place}]" for place in places)
+    lines = ["asks = asked(ctx)", f"if not ({' and '.join(f'asks[{p}]' for p in places)}):"]
+    lines += [f"    made = some({wanted})(row)", f"    return {_gradients(spec)}"]
+    return [f"    {line}" for line in lines]
 
 
 def _fitting(spec: NodeSpec, g: str) -> str:

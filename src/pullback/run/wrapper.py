@@ -2,7 +2,7 @@
 
 Inductor compiles a graph into kernels and a short Python function that makes buffers, calls the
 kernels with them, and returns some. For graphs of fixed sizes on a CPU it consists of a handful of
-forms. Where it is made of these alone, it is read here, and run without Python (`node.cpp`);
+forms. Where it is made of these alone, it is read here, and run without Python (`cpp/`);
 compiling the same graph ahead of time would take a compiler ten seconds more.
 """
 

@@ -1,7 +1,6 @@
 """`Bilinear`, derived from `bilinear` by pullback (save='auto'): yours to keep."""
 
 import torch
-from torch.autograd.function import once_differentiable
 
 
 class Bilinear(torch.autograd.Function):
@@ -26,9 +25,12 @@ class Bilinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_out):
         x, w, y, product = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: with their history
+            transposed = w.unsqueeze(-1).transpose(0, 1)
+            reshaped = transposed.reshape(1, x.shape[1], w.shape[0] * w.shape[2])
+            product = x.reshape(1, x.shape[0], x.shape[1]) @ reshaped
         g_reshaped = grad_out.reshape(grad_out.shape[0], grad_out.shape[1], 1)
         reshaped_1 = product.reshape(x.shape[0], 1, w.shape[0], w.shape[2])
         transposed_1 = reshaped_1.transpose(1, 2)

@@ -1,7 +1,6 @@
 """`MaskedAttention`, derived from `masked_attention` by pullback (save='auto'): yours to keep."""
 
 import torch
-from torch.autograd.function import once_differentiable
 
 
 class MaskedAttention(torch.autograd.Function):
@@ -25,9 +24,12 @@ class MaskedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_out):
         q, k, v, mask, probs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: with their history
+            scores = q.shape[2] ** -0.5 * (q @ k.mT)
+            scores_1 = scores.masked_fill(~mask, -torch.inf)
+            probs = scores_1.softmax(-1)
         grad_v = probs.mT @ grad_out
         grad_probs = grad_out @ v.mT
         grad_scores_1 = probs * (grad_probs - (grad_probs * probs).sum(-1, keepdim=True))

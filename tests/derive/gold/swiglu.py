@@ -1,7 +1,6 @@
 """`Swiglu`, derived from `swiglu` by pullback (save='auto'): yours to keep."""
 
 import torch
-from torch.autograd.function import once_differentiable
 
 
 class Swiglu(torch.autograd.Function):
@@ -24,9 +23,11 @@ class Swiglu(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_out):
         x, w, v, gate, up = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: with their history
+            gate = x @ w
+            up = x @ v
         grad_up = grad_out * torch.nn.functional.silu(gate)
         s = gate.sigmoid()
         grad_gate = grad_out * up * s * (gate * (1 - s) + 1)

@@ -14,6 +14,7 @@ from pullback.check.inputs.values import is_index, is_mask
 REDUCTIONS = ("mean", "sum", "none")
 # Numbers whose name says that either sign makes sense.
 SIGNED = ("slope", "negative_slope", "scale", "factor", "shift", "offset", "bias", "gain")
+UNSET = (0.1, 0.5)  # for a number of 0, which may mean that something is switched off
 DIMENSIONS = ("dim", "axis")
 IGNORED = -100  # what PyTorch's losses take for "no label"
 # Names of arguments, or of functions, in which an index tensor is an order by agreement.
@@ -41,8 +42,7 @@ def _others(arg: Any, name: str, example: Example) -> Iterator[Any]:
         elif arg > 0:
             yield from sorted({v for v in (arg - 1, arg // 2, arg + 1, 2 * arg) if 0 < v != arg})
     elif isinstance(arg, float):
-        if arg != 0:
-            yield from (arg / 2, arg * 2)
+        yield from (arg / 2, arg * 2) if arg else UNSET
         if name in SIGNED and arg > 0:
             yield -arg
     elif isinstance(arg, str) and arg in REDUCTIONS:

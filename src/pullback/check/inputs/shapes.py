@@ -193,11 +193,15 @@ def loosened(example: Example) -> Iterator[Example]:
 
 
 def broadcast_of(example: Example) -> Iterator[tuple[Example, Example]]:
-    """A size of an input that seems to broadcast as 1, and the twin with that 1 written out."""
+    """An input that seems to broadcast in another shape, and the twin with all of it written out.
+
+    A size of it as 1; and with as many dimensions as what it goes with: as a row, as a column.
+    """
     for i in example.differentiable:
         tensor = example.args[i]
         others = [example.args[j] for j in example.tensors if j != i]
-        if not any(_broadcasts(tensor, other) for other in others):
+        over = [other.shape for other in others if _broadcasts(tensor, other)]
+        if not over:
             continue
         for dim, size in enumerate(tensor.shape):
             if size > 1:
@@ -207,6 +211,14 @@ def broadcast_of(example: Example) -> Iterator[tuple[Example, Example]]:
                     example.put(i, one, label),
                     example.put(i, one.expand(tensor.shape).clone(), "written out"),
                 )
+        full = max(over, key=len)
+        row = (*(1 for _ in full[: len(full) - tensor.dim()]), *tensor.shape)
+        for shape in ((*full[:-1], 1), row):
+            full_rank = resampled(tensor, shape, 400 + i)
+            yield (
+                example.put(i, full_rank, f"argument {i} with the shape {list(shape)}"),
+                example.put(i, full_rank.expand(full).clone(), "written out"),
+            )
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -42,6 +42,34 @@ class Count(Function):
         return g.expand(3, 5)
 
 
+class Share(Function):
+    """The share of entries above zero: no whole number, and no input moves it either."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.relu(), (x > 0).to(x.dtype).mean(-1)
+
+    @staticmethod
+    def backward(ctx, g, _):
+        (x,) = ctx.saved_tensors
+        return g * (x > 0)
+
+
+class Unseen(Function):
+    """The second output has a gradient that autograd cannot see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2, torch.from_numpy(x.detach().numpy() ** 2)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return 2 * g + 2 * x * h
+
+
 class Rounded(Function):
     """PyTorch too gives `round` a gradient of zero."""
 
@@ -69,6 +97,7 @@ class Ones(Function):
 SOUND = {
     "integers": (Smallest, (X,)),
     "rounded": (Rounded, (X,)),
+    "outside of PyTorch": (Unseen, (X,)),
     "by chance": (Ones, (X,)),
     "whole inputs": (
         made(lambda x: (x * 2, x * 3), lambda g, h, x: 2 * g + 3 * h),
@@ -79,6 +108,7 @@ SOUND = {
 PLANTED = {
     "index": (AsFloat, (X,), "output 1"),
     "count": (Count, (X,), "output 1"),
+    "share": (Share, (X,), "output 1"),
 }
 
 

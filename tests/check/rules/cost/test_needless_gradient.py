@@ -92,7 +92,24 @@ class Attention(Function):
         return ds @ k, ds.mT @ q, p.mT @ g
 
 
+class Quadratic(Function):
+    """The gradient of `a` is no product, and is made where it is asked for."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.save_for_backward(x, a)
+        return x @ a @ x
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        first, second = ctx.needs_input_grad
+        dx = g * (a @ x + a.t() @ x) if first else None
+        return dx, g * torch.outer(x, x) if second else None
+
+
 SOUND = {
+    "quadratic": (Quadratic, lambda: (normal(5), normal(5, 5, seed=1))),
     "fixed point": (FixedPoint, lambda: (normal(3, 4), normal(4, 4, seed=1))),
     "attention": (
         Attention,

@@ -22,6 +22,10 @@ SOUND = {
         made(lambda x: x.norm(dim=-1), lambda g, x: (g / (x.norm(dim=-1) + 1e-12))[:, None] * x),
         (X,),
     ),
+    "noise where numbers cancel": (
+        made(lambda x: x.sin() / x, lambda g, x: g * (x * x.cos() - x.sin()) / (x * x)),
+        (X,),
+    ),
     "square": (made(lambda x: x * x, lambda g, x: 2 * g * x), (X,)),
     "maximum of two": (
         made(lambda x, y: torch.maximum(x, y), lambda g, x, y: (g * (x >= y), g * (x < y))),
@@ -42,6 +46,19 @@ PLANTED = {
     "a large guard of backward's own": (
         made(lambda x: x.abs(), lambda g, x: g * x / (x.abs() + 3e-7)),
         ((X.detach().abs() + 1).requires_grad_(),),
+        "gradient of `x`",
+    ),
+    "a guard of backward's own, inside of the root": (
+        made(
+            lambda x: x.norm(dim=-1),
+            lambda g, x: g[:, None] * x / ((x * x).sum(-1, True) + 1e-20).sqrt(),
+        ),
+        (X,),
+        "gradient of `x`",
+    ),
+    "a small guard of backward's own": (
+        made(lambda x: x.abs(), lambda g, x: g * x / (x.abs() + 1e-9)),
+        (X,),
         "gradient of `x`",
     ),
 }

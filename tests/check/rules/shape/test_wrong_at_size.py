@@ -38,7 +38,21 @@ def filtered(x, by):
     return torch.fft.irfft(torch.fft.rfft(x) * by, x.shape[-1])
 
 
+def reduced(x, b, g):
+    """The gradient of a vector by a sum over rows, of anything else by a mean over columns."""
+    grad = g * x
+    return g * b, grad.sum(0) if b.dim() < g.dim() else grad.mean(-1, keepdim=True)
+
+
 SOUND = {
+    "vector only": (
+        made(lambda x, b: x * b, lambda x, b, g: (g * b, (g * x).sum(0))),
+        lambda: (normal(5, 3), normal(3, seed=1)),
+    ),
+    "any shape": (
+        made(lambda x, b: x * b, lambda x, b, g: (g * b, (g * x).sum_to_size(b.shape))),
+        lambda: (normal(5, 3), normal(3, seed=1)),
+    ),
     "padded filter": (
         made(
             lambda x, k: filtered(x, torch.fft.rfft(k, x.shape[-1])),
@@ -66,6 +80,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "column": (
+        made(lambda x, b: x * b, reduced),
+        lambda: (normal(5, 3), normal(3, seed=1)),
+        "gradient of `args[1]`",
+    ),
     "odd": (made(lambda x: x * x, halves), lambda: (normal(3, 4),), "gradient of `args[0]`"),
     "block": (
         made(lambda x: x * x, lambda x, g: 2 * x * g * (torch.arange(x.shape[-1]) < 256)),

@@ -3,12 +3,13 @@
 // Python:  torch.ops.load_library("libhalves.so"); torch.ops.emitted.halves(x)
 // C++:     emitted::Halves::apply(x)
 
+#include <ATen/ScalarOps.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/rsub.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -21,6 +22,20 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 namespace {
+
+// A number in the place of a tensor: it does not decide the dtype of a result.
+at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
+  if (value.isSymbolic()) return at::scalar_tensor(value, dtype);
+  auto made = at::detail::scalar_tensor_static(value, dtype, at::kCPU);
+  made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return made;
+}
+
+// The same beside another tensor. In its dtype it need not be converted at every use; lower
+// precisions compute with the number itself.
+at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
+  return number(value, other.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+}
 
 // The quotient of two sizes, rounded down as in Python.
 c10::SymInt floor_div(const c10::SymInt& a, const c10::SymInt& b) {
@@ -65,7 +80,7 @@ struct Halves : public torch::autograd::Function<Halves> {
     auto second = parts.at(1);
     auto sigmoid_second = second.sigmoid();
     auto grad_first = grad_out0 * sigmoid_second;
-    auto g_scaled = grad_out0 * first * at::rsub(sigmoid_second, 1) * sigmoid_second;
+    auto g_scaled = grad_out0 * first * (number(1, x) - sigmoid_second) * sigmoid_second;
     auto grad_second_total = grad_second + g_scaled;
     auto grad_x = at::cat(std::vector<at::Tensor>{grad_first, grad_second_total}, 1);
     return {grad_x};

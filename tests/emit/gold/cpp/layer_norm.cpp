@@ -1,12 +1,14 @@
 // LayerNorm, written by pullback from LayerNorm: yours to keep.
 //
-// Python:  torch.ops.load_library("liblayer_norm.so"); torch.ops.emitted.layer_norm(x, weight, bias)
-// C++:     emitted::LayerNorm::apply(x, weight, bias)
+// Python:  torch.ops.load_library("liblayer_norm.so"); torch.ops.emitted.layer_norm(x, weight, bias, eps)
+// C++:     emitted::LayerNorm::apply(x, weight, bias, eps)
 
+#include <ATen/ScalarOps.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -18,8 +20,24 @@ namespace emitted {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Written for the plain arguments 1e-05, in this order.
-//
+namespace {
+
+// A number in the place of a tensor: it does not decide the dtype of a result.
+at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
+  if (value.isSymbolic()) return at::scalar_tensor(value, dtype);
+  auto made = at::detail::scalar_tensor_static(value, dtype, at::kCPU);
+  made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return made;
+}
+
+// The same beside another tensor. In its dtype it need not be converted at every use; lower
+// precisions compute with the number itself.
+at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
+  return number(value, other.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+}
+
+}  // namespace
+
 // Saved for backward:
 //   weight  an input
 //   rstd    computed in forward
@@ -29,7 +47,7 @@ struct LayerNorm : public torch::autograd::Function<LayerNorm> {
   static constexpr bool is_traceable = true;
 
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-      const at::Tensor& weight, const at::Tensor& bias) {
+      const at::Tensor& weight, const at::Tensor& bias, double eps) {
     TORCH_CHECK(x.is_floating_point(), "LayerNorm: x must be of a floating-point dtype, got ",
         x.scalar_type());
     TORCH_CHECK(weight.scalar_type() == x.scalar_type(),
@@ -46,7 +64,7 @@ struct LayerNorm : public torch::autograd::Function<LayerNorm> {
         "LayerNorm: size 0 of bias must be that of size 1 of x");
     at::AutoDispatchBelowADInplaceOrView guard;
     auto centred = x - x.mean({-1}, true);
-    auto rstd = ((centred * centred).mean({-1}, true) + 1e-05).rsqrt();
+    auto rstd = ((centred * centred).mean({-1}, true) + number(eps, x)).rsqrt();
     auto normed = centred * rstd;
     auto out = normed * weight + bias;
     ctx->save_for_backward({weight, rstd, normed});
@@ -80,26 +98,26 @@ struct LayerNorm : public torch::autograd::Function<LayerNorm> {
     if (needs_bias) {
       grad_bias = grad_out.sum(at::IntArrayRef{0});
     }
-    return {grad_x, grad_weight, grad_bias};
+    return {grad_x, grad_weight, grad_bias, at::Tensor()};
   }
 };
 
 at::Tensor layer_norm_autograd(const at::Tensor& x, const at::Tensor& weight,
-    const at::Tensor& bias) {
-  return LayerNorm::apply(x, weight, bias);
+    const at::Tensor& bias, double eps) {
+  return LayerNorm::apply(x, weight, bias, eps);
 }
 
 // The same without a history, for every device and for tensors without values.
 at::Tensor layer_norm_plain(const at::Tensor& x, const at::Tensor& weight,
-    const at::Tensor& bias) {
+    const at::Tensor& bias, double eps) {
   at::AutoGradMode off(false);
-  return layer_norm_autograd(x, weight, bias);
+  return layer_norm_autograd(x, weight, bias, eps);
 }
 
 }  // namespace emitted
 
 TORCH_LIBRARY_FRAGMENT(emitted, m) {
-  m.def("layer_norm(Tensor x, Tensor weight, Tensor bias) -> Tensor");
+  m.def("layer_norm(Tensor x, Tensor weight, Tensor bias, float eps=1e-05) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(emitted, Autograd, m) {

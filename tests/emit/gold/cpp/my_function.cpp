@@ -1,12 +1,14 @@
 // MyFunction, written by pullback from MyFunction: yours to keep.
 //
-// Python:  torch.ops.load_library("libmy_function.so"); torch.ops.emitted.my_function(x)
-// C++:     emitted::MyFunction::apply(x)
+// Python:  torch.ops.load_library("libmy_function.so"); torch.ops.emitted.my_function(x, n)
+// C++:     emitted::MyFunction::apply(x, n)
 
+#include <ATen/ScalarOps.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -18,51 +20,69 @@ namespace emitted {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+namespace {
+
+// A number in the place of a tensor: it does not decide the dtype of a result.
+at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
+  if (value.isSymbolic()) return at::scalar_tensor(value, dtype);
+  auto made = at::detail::scalar_tensor_static(value, dtype, at::kCPU);
+  made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return made;
+}
+
+// The same beside another tensor. In its dtype it need not be converted at every use; lower
+// precisions compute with the number itself.
+at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
+  return number(value, other.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+}
+
+}  // namespace
+
 // `x *= n` in place, with the integer n in `saved_data`, as a C++ Function keeps it.
 //
-// Written for the plain arguments 3, in this order.
-//
 // Saved for backward:
-//   nothing
+//   n  an argument
 struct MyFunction : public torch::autograd::Function<MyFunction> {
   // Compiled autograd may trace through backward.
   static constexpr bool is_traceable = true;
 
-  static at::Tensor forward(AutogradContext* ctx, at::Tensor x) {
+  static at::Tensor forward(AutogradContext* ctx, at::Tensor x, int64_t n) {
     TORCH_CHECK(x.is_floating_point(), "MyFunction: x must be of a floating-point dtype, got ",
         x.scalar_type());
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard(std::in_place);
-    auto x_1 = x * 3;
+    auto x_1 = x * number(n, x);
     guard.reset();
     x.copy_(x_1);
     ctx->mark_dirty({x});
+    ctx->saved_data["n"] = n;
     return x;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    const auto n = ctx->saved_data["n"].toInt();
     const auto& grad_x_1 = cotangents[0];
     // Ops that nobody will differentiate need not pass through autograd.
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
     if (!at::GradMode::is_enabled()) guard.emplace();
-    auto grad_x = grad_x_1 * 3;
-    return {grad_x};
+    auto grad_x = grad_x_1 * number(n, grad_x_1);
+    return {grad_x, at::Tensor()};
   }
 };
 
-at::Tensor my_function_autograd(at::Tensor x) {
-  return MyFunction::apply(x);
+at::Tensor my_function_autograd(at::Tensor x, int64_t n) {
+  return MyFunction::apply(x, n);
 }
 
 // The same without a history, for every device and for tensors without values.
-at::Tensor my_function_plain(at::Tensor x) {
+at::Tensor my_function_plain(at::Tensor x, int64_t n) {
   at::AutoGradMode off(false);
-  return my_function_autograd(x);
+  return my_function_autograd(x, n);
 }
 
 }  // namespace emitted
 
 TORCH_LIBRARY_FRAGMENT(emitted, m) {
-  m.def("my_function(Tensor(a!) x) -> Tensor(a!)");
+  m.def("my_function(Tensor(a!) x, int n=3) -> Tensor(a!)");
 }
 
 TORCH_LIBRARY_IMPL(emitted, Autograd, m) {

@@ -7,6 +7,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -17,6 +18,18 @@ namespace emitted {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+namespace {
+
+// A number as a tensor of the dtype of another, which it is compared with or chosen beside.
+at::Tensor scalar(const at::Scalar& value, const at::Tensor& other) {
+  const auto dtype = other.scalar_type();
+  const bool is_direct = dtype == at::kFloat || dtype == at::kDouble;
+  const auto made = at::scalar_tensor(value, is_direct ? dtype : at::kDouble);
+  return is_direct ? made : made.to(dtype);
+}
+
+}  // namespace
 
 // `max(x, 0)`, with forward mode and a batching rule.
 //
@@ -42,7 +55,7 @@ struct MyReLU : public torch::autograd::Function<MyReLU> {
     // Ops that nobody will differentiate need not pass through autograd.
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
     if (!at::GradMode::is_enabled()) guard.emplace();
-    auto grad_x = grad_out.masked_fill(out <= 0, 0);
+    auto grad_x = grad_out.masked_fill(out <= scalar(0, out), 0);
     return {grad_x};
   }
 };

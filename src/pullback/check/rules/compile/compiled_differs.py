@@ -46,7 +46,13 @@ from pullback.check.subject import (
     each,
 )
 
-RULE = Rule(code="P001", name="compiled-differs", group="compile", profile="standard")
+RULE = Rule(
+    code="P001",
+    name="compiled-differs",
+    group="compile",
+    profile="standard",
+    wraps=True,
+)
 
 
 MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each

@@ -32,7 +32,12 @@ from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, told
 
 RULE = Rule(
-    code="P005", name="wrong-fake", group="compile", severity=Severity.FRAGILE, profile="quick"
+    code="P005",
+    name="wrong-fake",
+    group="compile",
+    severity=Severity.FRAGILE,
+    profile="quick",
+    wraps=True,
 )
 
 TEST = "test_faketensor"

@@ -42,7 +42,12 @@ from pullback.check.subject import (
 )
 
 RULE = Rule(
-    code="Q003", name="subclass-input", group="context", severity=Severity.FRAGILE, profile="quick"
+    code="Q003",
+    name="subclass-input",
+    group="context",
+    severity=Severity.FRAGILE,
+    profile="quick",
+    wraps=True,
 )
 
 

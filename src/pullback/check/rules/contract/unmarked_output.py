@@ -1,18 +1,19 @@
-"""A whole number, such as an index, must not come out as if it had a gradient.
+"""An output that no input moves, such as an index or a count, must not seem to have a gradient.
 
 What it checks
-    Whether an output that requires grad holds whole numbers that forward made without any path for
-    a gradient: run as plain PyTorch it would not require grad, and no input moves it.
+    Whether an output beside others requires grad though forward made it without any path for a
+    gradient: run as plain PyTorch it would not require grad, and small steps of the inputs leave it
+    as it is, at the example and at other values.
 
 Why it matters
     What is computed from an index is then trained on nothing, and no error says so; of a Function
     without a backward (Pointcept#343, mmdetection3d#377) the whole training step fails.
 
 Fails
-    values, index = x.min(-1); return values, index.to(x.dtype)
+    return x.relu(), (x > 0).float().mean(-1)
 
 Passes
-    ctx.mark_non_differentiable(index)     # or leave it an integer
+    ctx.mark_non_differentiable(share)     # or return integers
 
 Cannot see
     Outputs whose gradient is zero although PyTorch gives them one, such as `x.round()`.
@@ -25,9 +26,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import tensors_in
+from pullback.check.example import Example, tensors_in
 from pullback.check.others import other_values
-from pullback.check.run import cotangents_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
 RULE = Rule(
@@ -38,48 +38,31 @@ RULE = Rule(
     profile="quick",
 )
 
+STEPS = (1e-6, -1e-6)  # shares of each entry
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
-    """Yield one finding per output of whole numbers that requires grad."""
+    """Yield one finding per output that stays as it is and requires grad."""
     if not subject.target.is_function or subject.target.intent.has_surrogate:
         return
     called = subject.run()
-    suspects = [i for i in called.live if _is_whole(called.outputs[i])]
-    if len(called.live) < 2 or not suspects:
+    suspects = [i for i in called.live if called.outputs[i].numel()]
+    if len(called.live) < 2 or not subject.is_steady:
         return
     plain = _plain_outputs(subject)
     if len(plain) != len(called.outputs) or not any(o.requires_grad for o in plain):
         return
     for i in suspects:
-        if plain[i].requires_grad or not _stays_whole(subject, i) or _moves(subject, i):
+        if plain[i].requires_grad or _moves(subject, i):
             continue
         yield subject.finding(
             RULE,
             example=subject.base,
             at=f"output {i}",
             expected="not to require grad: forward has no path for a gradient to it",
-            got="whole numbers that require grad",
+            got="it requires grad, though no small step of an input changes it",
             fix=f"call ctx.mark_non_differentiable on output {i}, or return it as integers",
         )
-
-
-def _is_whole(output: Tensor) -> bool:
-    value = output.detach()
-    if value.is_complex() or value.numel() == 0:
-        return False
-    return bool(torch.isfinite(value).all()) and bool((value == value.round()).all())
-
-
-def _stays_whole(subject: Subject, position: int) -> bool:
-    """Whether it holds whole numbers for other inputs too."""
-    for shift in (1, 2):
-        try:
-            output = subject.run(other_values(subject.base, shift)).outputs[position]
-        except ForwardRefusedError:
-            continue
-        if not _is_whole(output):
-            return False
-    return True
 
 
 def _plain_outputs(subject: Subject) -> list[Tensor]:
@@ -97,13 +80,28 @@ def _cloned(arg: object) -> object:
 
 
 def _moves(subject: Subject, position: int) -> bool:
-    """Whether the output has a derivative that is not zero along some input, or a doubtful one."""
-    called = subject.run()
-    every = cotangents_of(called.outputs, 0)
-    cotangents = [c if i == position else None for i, c in enumerate(every)]
-    for i in subject.base.needs:
-        along = torch.ones(called.args[i].shape, dtype=torch.float64)
-        slope = subject.reference.slope(subject.base, cotangents, {i: along}, 1e-6)
-        if not slope.is_known or abs(slope.value) > 4 * slope.error + 1e-6:
-            return True
-    return False
+    """Whether a small step of the inputs changes the output, at the example or at other values."""
+    tried = 0
+    for shift in range(3):
+        example = other_values(subject.base, shift) if shift else subject.base
+        try:
+            here = subject.run(example).outputs[position].detach()
+            for step in STEPS:
+                there = subject.run(_stepped(example, step)).outputs[position].detach()
+                if not torch.equal(here, there):
+                    return True
+                tried += 1
+        except (ForwardRefusedError, IndexError):
+            continue
+    return tried == 0
+
+
+def _stepped(example: Example, step: float) -> Example:
+    """Every input moved by a part of itself, each entry by another one."""
+    for i in sorted(example.needs):
+        generator = torch.Generator().manual_seed(i)
+        value = example.args[i]
+        along = torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5
+        moved = value + (step * along * (value.abs() + 1e-3)).to(value.dtype)
+        example = example.put(i, moved, example.label)
+    return example

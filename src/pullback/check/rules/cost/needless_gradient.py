@@ -2,7 +2,8 @@
 
 What it checks
     For each input that can be frozen: where autograd over forward saves a good part of its products
-    of matrices and convolutions, the function must not do as many as before.
+    of matrices and convolutions, the function must not do as many as before, nor write as many
+    numbers.
 
 Why it matters
     Fine-tuning freezes most weights. A backward that does not look at `ctx.needs_input_grad` pays
@@ -59,16 +60,19 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     call, plain = subject.target.call, subject.reference.program
     try:
-        everything, late = _products(subject, call, needs)
+        everything, late, numbers = _products(subject, call, needs)
         if not late and subject.target.is_once_differentiable:
             return  # by design: the gradients are made in forward, and kept as they are
-        both, usual = _products(subject, plain, needs)
+        both, usual, _ = _products(subject, plain, needs)
         if not everything or not usual:
             return
         for frozen in sorted(needs):
             rest = needs - {frozen}
-            now = _products(subject, call, rest)[0]
+            now, _, written = _products(subject, call, rest)
             least = _products(subject, plain, rest)[1]
+            is_early = everything - late > both - usual
+            if not is_early and written <= numbers - subject.small.args[frozen].numel():
+                continue  # its gradient is made by other operators, and no longer made
             if now < SAME * everything or least > SAVED * usual:
                 continue
             if _wasted(now, least, usual, both - usual) < WASTE * now:
@@ -94,8 +98,10 @@ def _wasted(now: int, least: int, usual: int, forward: int) -> int:
     return now - needed - least
 
 
-def _products(subject: Subject, call: Callable[..., Any], needs: frozenset[int]) -> tuple[int, int]:
-    """The multiplications of forward and backward, and of backward alone."""
+def _products(
+    subject: Subject, call: Callable[..., Any], needs: frozenset[int]
+) -> tuple[int, int, int]:
+    """The multiplications of forward and backward, and of backward alone; the numbers it writes."""
     with Work() as forward:
         called = run(
             call, subject.small, subject.names, needs=needs, through_clone=subject.writes_inputs
@@ -103,4 +109,4 @@ def _products(subject: Subject, call: Callable[..., Any], needs: frozenset[int])
     with Work() as backward:
         if called.live:
             called.pull(subject.cotangents(called))
-    return forward.products + backward.products, backward.products
+    return forward.products + backward.products, backward.products, backward.numbers

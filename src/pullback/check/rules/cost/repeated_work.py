@@ -1,8 +1,8 @@
-"""Forward should not compute its result twice.
+"""The same thing should not be computed again and again.
 
 What it checks
-    The costly operators of forward (products of matrices, convolutions, sorts, exponentials): each
-    runs once on the same tensors with the same arguments.
+    The costly operators (products of matrices, convolutions, sorts, exponentials): in forward each
+    runs once on the same tensors with the same arguments, in backward at most twice.
 
 Why it matters
     A line that was copied, or a helper that is called for the output and again for what is saved,
@@ -15,7 +15,8 @@ Passes
     y = torch.softmax(x, -1); ctx.save_for_backward(y); return y
 
 Cannot see
-    Work that is repeated inside a kernel, and the repetition of cheap steps on the way.
+    Work that is repeated inside a kernel, and the repetition of cheap steps on the way. What
+    backward computes twice, as formulas do that were written down as they stand in a book.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import tensors_in
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
 from pullback.function.slots import DispatchMode
 
 RULE = Rule(
@@ -72,19 +81,23 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if not subject.target.is_function:
         return
     try:
-        with Repeats() as seen, torch.no_grad():
+        with Repeats() as ahead, torch.no_grad():
             subject.run(subject.given)
-    except ForwardRefusedError:
+        called = subject.run(subject.given)
+        with Repeats() as back:
+            called.pull(subject.cotangents(called))
+    except (ForwardRefusedError, BackwardFailedError):
         return
-    for (name, *_), count in seen.calls.items():
-        if count > 1:
-            yield subject.finding(
-                RULE,
-                example=subject.given,
-                at=f"`{name.strip('_')}` in forward",
-                expected="one call on the same tensors",
-                got=f"{count} calls",
-                place=subject.target.place("forward"),
-                fix="compute it once, and use the result in both places",
-            )
-            return
+    for phase, seen, most in (("forward", ahead, 1), ("backward", back, 2)):
+        for (name, *_), count in seen.calls.items():
+            if count > most:
+                yield subject.finding(
+                    RULE,
+                    example=subject.given,
+                    at=f"`{name.strip('_')}` in {phase}",
+                    expected="one call on the same tensors",
+                    got=f"{count} calls",
+                    place=subject.target.place(phase, "vjp"),
+                    fix="compute it once, and use the result in all places",
+                )
+                return

@@ -1,9 +1,10 @@
 """A constant that guards against zero must be the same in forward and in backward.
 
 What it checks
-    Values of about 1e-6, and further down to 1e-12 as far as forward's own guard is at work there:
-    its gradient then no longer follows a power of the scale. Gradients off by more than a part in
-    twenty are held against differences of forward along directions of the size of the values.
+    Values of about 1e-6: gradients off by more than a part in twenty. And further down to 1e-12, as
+    far as forward's own guard is at work there, its gradient no longer following a power of the
+    scale, or less than a quarter of every gradient is left. Each is held against differences of
+    forward along directions of the size of the values.
 
 Why it matters
     `eps` is 1e-6 in forward and 1e-8 in backward, or inside of the root in one and outside in the
@@ -17,8 +18,8 @@ Passes
     y = x / (n + ctx.eps); ...; return grad / (n + ctx.eps)
 
 Cannot see
-    A guard below 1e-7 that stands in backward alone: at such values it is the usual way to give a
-    direction to what has none.
+    A guard of about 1e-12 or less that stands in backward alone: at such values it is the usual way
+    to give a direction to what has none.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ FIX = "save the guarded value, or use the very same constant at the same place i
 FIRST = 1e-6  # here guards of backward's own count as well
 SCALES = (FIRST, 1e-8, 1e-10, 1e-12)
 OFF = 0.05  # the share of the largest entry that must be off
+LEFT = 0.25  # of a gradient, below which a guard of backward's own counts at any scale
+FELT = 1e-3  # the share of the cotangent that such a gradient must be
 SURE = 0.02  # and how exact the slope must be that says so
 DIRECTIONS = 3
 
@@ -96,7 +99,8 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
         off = torch.nan_to_num((have - want).abs(), nan=torch.inf)
         if not bool((off > OFF * want.abs().max()).any()) or name in subject.wrong_names:
             continue
-        if scale < FIRST and not _is_guarded(subject, example, cotangents, i, want):
+        is_usual = scale < FIRST and not _is_damped(want, have, cotangents)
+        if is_usual and not _is_guarded(subject, example, cotangents, i, want):
             continue
         if _is_confirmed(subject, called, cotangents, i, want, have):
             flat = int(off.flatten().argmax())
@@ -104,6 +108,14 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
             wrong = int((off > OFF * want.abs()).sum())
             index = index_of(flat, want.shape)
             yield Mismatch(name, i, index, truth, got, wrong, want.numel(), want, have)
+
+
+def _is_damped(want: Tensor, have: Tensor, cotangents: Cotangents) -> bool:
+    """Whether little is left of a gradient that matters, in all its entries."""
+    given = max(float(c.abs().max()) for c in cotangents if c is not None and c.numel())
+    largest = want.abs().max()
+    share = (have / want)[want.abs() > 1e-3 * largest]
+    return bool(largest >= FELT * given) and bool(((share >= 0) & (share < LEFT)).all())
 
 
 def _is_guarded(

@@ -3,7 +3,8 @@
 What it checks
     The first input in bfloat16 or float16 and the others in float32, as activations beside weights
     are, and the other way round, where forward takes it: no gradient of a float32 input could be
-    written whole in the coarse dtype, unless PyTorch's own gradient of the same forward could.
+    written whole in the coarse dtype, unless PyTorch's own gradient of the same forward could. And
+    where forward itself casts an input to the dtype of another, backward raises nothing.
 
 Why it matters
     Weights are kept in float32 and activations in bfloat16 so that small updates are not lost. A
@@ -22,24 +23,27 @@ Cannot see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
-from pullback.check.run import Run
+from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
     ForwardRefusedError,
     Rule,
+    Severity,
     Skip,
     Subject,
     each,
     worst_of,
 )
 from pullback.check.trials import is_new
+from pullback.function.slots import DispatchMode
 
 RULE = Rule(code="D505", name="mixed-dtypes", group="dtype", profile="quick")
 
@@ -83,9 +87,13 @@ def _rounded(
 ) -> Iterator[Finding]:
     try:
         run = subject.run(example)
-        cotangents = _full(run)
+    except ForwardRefusedError:
+        return
+    cotangents = _full(run)
+    try:
         grads = run.pull(cotangents)
-    except (ForwardRefusedError, BackwardFailedError):
+    except BackwardFailedError as failure:
+        yield from _raised(subject, example, cotangents, failure)
         return
     wide = [i for i in sorted(example.needs) if i not in coarse]
     suspects = [i for i in wide if _is_written(grads.get(subject.names[i]), dtype)]
@@ -108,6 +116,52 @@ def _rounded(
             got=f"{have}, and every entry could be written in {name_of(dtype)}",
             fix="compute in the widest dtype of the inputs, and cast each gradient once at the end",
         )
+
+
+def _raised(
+    subject: Subject, example: Example, cotangents: Sequence[Tensor | None], failure: Exception
+) -> Iterator[Finding]:
+    """A backward that fails where forward casts one dtype to another, as PyTorch's own does not."""
+    if not _casts(subject, example):
+        return  # forward takes the mixture because PyTorch's operators do, and nobody means it
+    usual = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs))) or {}
+    if any(grad is not None for grad in usual.values()) and is_new(subject, RULE, "backward"):
+        yield subject.finding(
+            RULE,
+            example=example,
+            severity=Severity.FRAGILE,
+            at="backward, for inputs of several dtypes",
+            expected="gradients, since forward takes these dtypes",
+            got=str(failure),
+            fix="cast to one dtype in backward as forward does, or refuse the mixture in forward",
+        )
+
+
+class _Casts(DispatchMode):  # type: ignore[misc]
+    """Sees whether one of some tensors is cast to another dtype."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        DispatchMode.__init__(self)
+        self.places = {t.data_ptr(): t.dtype for t in tensors}
+        self.is_cast = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and isinstance(result, Tensor):
+            before = self.places.get(args[0].data_ptr())
+            self.is_cast |= before is not None and before != result.dtype
+        return result
+
+
+def _casts(subject: Subject, example: Example) -> bool:
+    """Whether forward itself casts an input, so that it is meant for inputs of several dtypes."""
+    args = example.fresh(needs=frozenset())
+    try:
+        with torch.no_grad(), seeded(), _Casts([args[i] for i in example.differentiable]) as seen:
+            subject.target.call(*args)
+    except Exception:
+        return False
+    return bool(seen.is_cast)
 
 
 def _is_written(tensor: Tensor | None, dtype: torch.dtype) -> bool:

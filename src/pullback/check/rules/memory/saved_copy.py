@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.others import other_values
+from pullback.check.saving import saving
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
@@ -69,7 +70,7 @@ def _copied(subject: Subject, example: Example) -> set[str]:
         saved.append(tensor.detach())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saving(subject.target, pack):
         run = subject.run(example)
     around = [*tensors_in(list(run.passed)), *run.outputs]
     own = [t for t in saved if not any(share_memory(t, other) for other in around)]

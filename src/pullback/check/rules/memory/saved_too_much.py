@@ -2,7 +2,8 @@
 
 What it checks
     The memory of what is saved, each piece once. It is too much when a copy of an input is saved
-    that is several times larger (expanded, or in a wider dtype beside the input itself), or when
+    that is several times larger (expanded, as rows of zeros with a one where an index points, or in
+    a wider dtype beside the input itself), or when
     more is saved than autograd keeps for the same forward without the Function, while its gradients
     are the same, and what is saved beyond inputs and outputs alone is more than that.
 
@@ -29,8 +30,10 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.inputs.values import is_index
 from pullback.check.others import other_values
 from pullback.check.run import Run
+from pullback.check.saving import saving
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
     BackwardFailedError,
@@ -71,7 +74,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=f"saved tensor {i}, of shape {list(kept.saved[i].shape)}",
             expected=f"`{words}` itself to be saved",
             got=f"a copy of it that takes {_bytes([kept.saved[i]])} bytes",
-            fix=f"save `{words}`, and expand or cast it in backward",
+            fix=f"save `{words}`, and expand, gather or cast in backward",
         )
     if not copies:
         yield from _beyond_autograd(subject, example, kept)
@@ -93,7 +96,7 @@ class Kept:
 
 def _kept(subject: Subject, example: Example) -> Kept:
     saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(_keeping(saved), lambda tensor: tensor):
+    with saving(subject.target, _keeping(saved)):
         run = subject.run(example)
     return Kept(run, saved)
 
@@ -134,6 +137,8 @@ def _copies(kept: Kept) -> dict[int, str]:
 
 
 def _is_larger_copy(tensor: Tensor, arg: Tensor, kept: Kept) -> bool:
+    if is_index(arg):
+        return _bytes([tensor]) >= SMALL and _is_one_hot(tensor, arg)
     if not can_differ(arg) or arg.numel() < 2 or tensor.is_complex() != arg.is_complex():
         return False
     is_expanded = tensor.numel() >= 2 * arg.numel()
@@ -147,6 +152,17 @@ def _is_larger_copy(tensor: Tensor, arg: Tensor, kept: Kept) -> bool:
     except RuntimeError:
         return False
     return bool((whole.to(tensor.dtype) == tensor).all())
+
+
+def _is_one_hot(tensor: Tensor, index: Tensor) -> bool:
+    """Whether a tensor of zeros has a one in each row, at the place that the index names."""
+    if tensor.is_complex() or tensor.dim() != index.dim() + 1 or tensor.numel() < 8 * index.numel():
+        return False
+    for dim in {tensor.dim() - 1, min(1, tensor.dim() - 1)}:
+        rows = tensor.movedim(dim, -1)
+        if rows.shape[:-1] == index.shape and torch.equal(rows.argmax(-1), index.long()):
+            return bool((rows.abs().sum(-1) == 1).all()) and bool((rows.amax(-1) == 1).all())
+    return False
 
 
 # ---- the sum ----

@@ -34,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.run import run
+from pullback.check.saving import saving
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
@@ -158,7 +159,7 @@ def _touched(
     spy = spy_on(subject.target, lambda: uses)
     if spy is None:
         raise BackwardFailedError(NotImplementedError("there is no backward to watch"))
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+    with saving(subject.target, kept.pack, kept.unpack):
         called = run(spy.target.call, example, subject.names, through_clone=subject.writes_inputs)
     grads = called.pull(subject.cotangents(called), create_graph=create_graph)
     for gradient in grads.values():
@@ -174,7 +175,7 @@ def _makes_no_difference(
 ) -> bool:
     """Whether every gradient stays as it is when saved tensor `number` holds other numbers."""
     kept = Kept(changes={number: _other})
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+    with saving(subject.target, kept.pack, kept.unpack):
         called = subject.run(example)
     try:
         grads = called.pull(subject.cotangents(called))

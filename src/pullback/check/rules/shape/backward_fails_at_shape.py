@@ -2,9 +2,10 @@
 
 What it checks
     Backward raises nothing for batches of 1, 2, 7, 40 and 130, nor for images that are not square,
-    where forward accepts them and PyTorch can differentiate forward's body; and that no gradient
-    comes in another shape than its input at other sizes. In the profile "deep" all that is raised
-    at other sizes and ranks: many a function is meant for one rank, and says so nowhere.
+    where forward accepts them and PyTorch can differentiate forward's body, nor for tensors without
+    dimensions where it works entry by entry; and that no gradient comes in another shape than its
+    input at other sizes. In the profile "deep" all that is raised at other sizes and ranks: many a
+    function is meant for one rank, and says so nowhere.
 
 Why it matters
     The error comes hours into a training, with a shape that the author's test did not have, and
@@ -26,10 +27,26 @@ import math
 import re
 from collections.abc import Iterator
 
+from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example, can_differ
-from pullback.check.inputs.shapes import batches_of, oblong_of, ranks_of, sizes_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
-from pullback.check.trials import trials
+from pullback.check.inputs.shapes import (
+    batches_of,
+    fits,
+    oblong_of,
+    ranks_of,
+    resized,
+    sizes_of,
+)
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
+from pullback.check.trials import Trial, trial_of, trials
 
 # Shapes that every user meets, and those that a function may not be meant for.
 USUAL = {"batches": batches_of, "oblong": oblong_of}
@@ -37,6 +54,9 @@ UNUSUAL = {"sizes": sizes_of, "ranks": ranks_of}
 
 # What the engine says of a gradient whose shape does not fit.
 MISSHAPEN = re.compile(r"got \[([\d, ]*)\] but expected shape compatible with \[([\d, ]*)\]")
+
+# Larger sizes that must fail as well, of either parity: times so many, and so many more.
+LARGER = ((2, 1), (3, 0), (2, 2))
 
 RULE = Rule(
     code="S305",
@@ -53,12 +73,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     families = USUAL | UNUSUAL
+    if _is_by_entry(subject):
+        families = {**USUAL, "numbers": _numbers, **UNUSUAL}
     if not _has_batch(subject):
         families.pop("batches")
     for family, variants in families.items():
         for trial in trials(subject, family, variants(subject.small)):
-            is_meant = family in USUAL or subject.profile == "deep"
-            is_meant = is_meant or _is_misshapen(trial.failure, subject.small, trial.example)
+            is_meant = family not in UNUSUAL or subject.profile == "deep"
+            is_meant = is_meant or _is_misshapen(subject, trial)
             if trial.failure and is_meant:
                 yield subject.finding(
                     RULE,
@@ -69,6 +91,23 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     fix="serve these shapes in backward, or refuse them in forward",
                 )
                 return
+
+
+def _is_by_entry(subject: Subject) -> bool:
+    """Whether it is a function of entries of one input, for which a number is as good."""
+    small = subject.small
+    try:
+        is_one = len(small.tensors) == 1 and common_shape(subject, small) is not None
+        return is_one and is_by_entry(subject, small)
+    except (BackwardFailedError, ForwardRefusedError):
+        return False
+
+
+def _numbers(example: Example) -> Iterator[Example]:
+    """The first entry of the only tensor, without dimensions."""
+    (i,) = example.tensors
+    number = example.args[i].flatten()[:1].reshape(()).clone()
+    yield example.put(i, number, "without dimensions")
 
 
 def _has_batch(subject: Subject) -> bool:
@@ -82,28 +121,43 @@ def _has_batch(subject: Subject) -> bool:
     return leads or all(output.dim() == 0 for output in outputs)
 
 
-def _is_misshapen(failure: str, usual: Example, tried: Example) -> bool:
+def _is_misshapen(subject: Subject, trial: Trial) -> bool:
     """Whether a gradient came in another shape, while forward surely serves this one.
 
-    Either it has all elements, only flat; or the rank is that of the example, and sizes that are
-    equal there are equal here: a function of square matrices is not meant for others.
+    Either it has all elements, only flat; or the rank is that of the example, sizes that are equal
+    there are equal here, and larger ones fail as well: a function of square matrices is not meant
+    for others, and sizes of 1 broadcast by accident.
     """
-    found = MISSHAPEN.search(failure)
+    found = MISSHAPEN.search(trial.failure)
     if found is None:
         return False
     have, want = ([int(size) for size in group.split(",") if size] for group in found.groups())
     if have == want:
         return False
-    return math.prod(have) == math.prod(want) or _is_resized(usual, tried)
+    if len(have) < len(want) and math.prod(have) == math.prod(want):
+        return True
+    sizes = _renamed(subject.small, trial.example)
+    return any(_fails(subject, sizes, factor, more) for factor, more in LARGER) if sizes else False
 
 
-def _is_resized(usual: Example, tried: Example) -> bool:
-    """Whether two examples have the same ranks, and each size became one other size."""
+def _renamed(usual: Example, tried: Example) -> dict[int, int]:
+    """Which size became which, where the ranks are the same and each became one other; or none."""
     became: dict[int, set[int]] = {}
     for i in usual.tensors:
         old, new = usual.args[i].shape, tried.args[i].shape
         if len(old) != len(new):
-            return False
+            return {}
         for one, two in zip(old, new, strict=True):
             became.setdefault(one, set()).add(two)
-    return all(len(sizes) == 1 for sizes in became.values())
+    if any(len(sizes) > 1 for sizes in became.values()):
+        return {}
+    return {one: two for one, (two,) in became.items() if one != two}
+
+
+def _fails(subject: Subject, sizes: dict[int, int], factor: int, more: int) -> bool:
+    """Whether a gradient is misshapen at larger sizes too, which forward takes."""
+    larger = {old: factor * new + more for old, new in sizes.items()}
+    if not fits(subject.small, larger):
+        return False
+    trial = trial_of(subject, resized(subject.small, larger, "larger"))
+    return trial is not None and MISSHAPEN.search(trial.failure) is not None

@@ -24,11 +24,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
+from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example
-from pullback.check.run import Run
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, each
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    each,
+)
 from pullback.check.trials import is_new, trial_of
 
 RULE = Rule(code="S309", name="broadcast-input", group="shape", profile="quick")
@@ -40,16 +48,19 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong or not given once it is broadcast."""
     if subject.fails_at_base or not subject.is_steady or subject.writes_inputs:
         return
-    start = subject.small
-    shape = _common(start, subject.run(start))
-    if shape is None or not _is_by_entry(subject, start):
-        return
+    start = _written_out(subject.small)
+    try:
+        shape = common_shape(subject, start) if len(start.differentiable) > 1 else None
+        if shape is None or not 1 <= len(shape) <= 4 or not is_by_entry(subject, start):
+            return
+    except (ForwardRefusedError, BackwardFailedError):
+        return  # what was written out is not taken
     for i, variant in each(_variants(start, shape), subject):
         trial = trial_of(subject, variant) if _has_shape(subject, variant, shape) else None
         if trial is None:
             continue
         name = subject.names[i]
-        if trial.failure and is_new(subject, RULE, name):
+        if trial.failure and start is subject.small and is_new(subject, RULE, name):
             yield subject.finding(
                 RULE,
                 example=variant,
@@ -64,30 +75,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.mismatched(RULE, mismatch, variant, fix=FIX)
 
 
-def _common(example: Example, run: Run) -> torch.Size | None:
-    """The shape that every differentiable input and every output has, where there is one."""
-    inputs = [example.args[i].shape for i in example.differentiable]
-    outputs = [run.outputs[i].shape for i in run.live]
-    is_one = len(inputs) > 1 and outputs and len({*inputs, *outputs}) == 1
-    return inputs[0] if is_one and 1 <= len(inputs[0]) <= 4 and 0 not in inputs[0] else None
-
-
-def _is_by_entry(subject: Subject, example: Example) -> bool:
-    """Whether an entry of the outputs depends on the same entry of each input, and no other."""
-    run = subject.run(example)
-    middle = run.outputs[run.live[0]].numel() // 2
-    cotangents: list[Tensor | None] = [None] * len(run.outputs)
-    for k in run.live:
-        one = torch.zeros_like(run.outputs[k], memory_format=torch.contiguous_format)
-        one.view(-1)[middle] = 1
-        cotangents[k] = one
-    for grad in run.pull(cotangents).values():
-        if grad is not None and grad.numel():
-            rest = grad.detach().flatten().clone()
-            rest[middle] = 0
-            if bool(rest.any()):
-                return False
-    return True
+def _written_out(example: Example) -> Example:
+    """The example with inputs of less rank, which broadcast, in the shape of the largest one."""
+    shapes = [example.args[i].shape for i in example.differentiable]
+    largest = max(shapes, key=len, default=torch.Size())
+    for i in example.differentiable:
+        value = example.args[i]
+        if value.dim() < len(largest) and value.dim() and value.shape == largest[-value.dim() :]:
+            example = example.put(i, value.expand(largest).clone(), example.label)
+    return example
 
 
 def _variants(example: Example, shape: torch.Size) -> Iterator[tuple[int, Example]]:

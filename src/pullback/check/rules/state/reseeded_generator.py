@@ -46,7 +46,9 @@ RULE = Rule(
     profile="quick",
 )
 
-SEEDS = (101, 202)
+# Of forward and of backward: the second run has another seed before forward, the third one before
+# backward alone, so that a backward that goes back to forward's own numbers shows.
+SEEDS = ((101, 108), (202, 209), (101, 209))
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -55,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     usual = _states()
     try:
-        after = [_run(subject, seed) for seed in SEEDS]
+        (ahead, back), (other, _), (_, again) = (_run(subject, *seeds) for seeds in SEEDS)
     except (ForwardRefusedError, BackwardFailedError) as error:
         yield Skip(RULE, f"the function raised: {error}")
         return
@@ -64,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         random.setstate(usual["Python"])
         if "NumPy" in usual:
             _numpy().set_state(usual["NumPy"])
-    for phase, one, two in zip(("forward", "backward"), *after, strict=True):
+    for phase, one, two in (("forward", ahead, other), ("backward", back, again)):
         same = [name for name in one if name in two and _is_same(one[name], two[name])]
         if same:
             yield subject.finding(
@@ -78,7 +80,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             return
 
 
-def _run(subject: Subject, seed: int) -> list[dict[str, Any]]:
+def _run(subject: Subject, seed: int, later: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The states of the generators after forward, and after backward."""
     args = subject.small.fresh()
     if subject.writes_inputs:
@@ -90,9 +92,9 @@ def _run(subject: Subject, seed: int) -> list[dict[str, Any]]:
         raise ForwardRefusedError(error) from error
     found = _states()
     run = Run(subject.small, subject.names, args, args, result)
-    _seed(seed + 7)
+    _seed(later)
     run.pull(subject.cotangents(run))
-    return [found, _states()]
+    return found, _states()
 
 
 def _states() -> dict[str, Any]:

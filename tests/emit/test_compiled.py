@@ -11,9 +11,9 @@ import torch
 
 import pullback as pb
 from examples import my_relu
-from pullback.emit import build as module_door
-from pullback.emit.build import build, compiled, find_compiler
+from pullback.emit.compiled import build, library_of
 from pullback.errors import BuildError
+from pullback.run import cache
 
 FILE = """\
 #include <torch/library.h>
@@ -53,21 +53,26 @@ def compiler(tmp_path, monkeypatch):
 
 def test_library_is_kept_by_its_content(source, compiler, tmp_path):
     calls = compiler()
-    first = compiled(source, FILE, cache=tmp_path / "cache")
-    again = compiled(source, FILE, cache=tmp_path / "cache")
+    first = library_of(source, cache=tmp_path / "cache")
+    again = library_of(source, cache=tmp_path / "cache")
 
     assert (first, calls()) == (again, 1)
     assert first.read_text(encoding="utf-8") == "library\n"
 
 
-@pytest.mark.parametrize("what", ["text", "flags", "torch"])
+@pytest.mark.parametrize("what", ["text", "header", "flags", "torch"])
 def test_other_content_is_compiled_anew(what, source, compiler, tmp_path, monkeypatch):
     calls = compiler()
-    first = compiled(source, FILE, cache=tmp_path)
+    source.write_text(f'#include "own.h"\n{FILE}', encoding="utf-8")
+    (tmp_path / "own.h").write_text("// one\n", encoding="utf-8")
+    first = library_of(source, cache=tmp_path / "cache")
     if what == "torch":
-        monkeypatch.setattr(torch, "__version__", "9.9.9")
-    text = FILE + "// more\n" if what == "text" else FILE
-    other = compiled(source, text, cache=tmp_path, flags=["-g"] if what == "flags" else ())
+        monkeypatch.setattr(cache, "environment", lambda: "torch 9.9.9")
+    if what in ("text", "header"):
+        changed = source if what == "text" else tmp_path / "own.h"
+        changed.write_text(changed.read_text("utf-8") + "// more\n", encoding="utf-8")
+    flags = ["-g"] if what == "flags" else ()
+    other = library_of(source, cache=tmp_path / "cache", flags=flags)
 
     assert first != other
     assert calls() == 2
@@ -76,8 +81,8 @@ def test_other_content_is_compiled_anew(what, source, compiler, tmp_path, monkey
 def test_two_processes_compile_once(source, compiler, tmp_path):
     calls = compiler('sleep 2; echo library > "$out"')
     code = (
-        "import sys; from pathlib import Path; from pullback.emit.build import compiled;"
-        "file = Path(sys.argv[1]); print(compiled(file, file.read_text(), cache=sys.argv[2]))"
+        "import sys; from pathlib import Path; from pullback.emit.compiled import library_of;"
+        "print(library_of(Path(sys.argv[1]), cache=sys.argv[2]))"
     )
     root = Path(__file__).resolve().parents[2]
     settings = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
@@ -96,15 +101,26 @@ def test_folder_for_libraries_can_be_named(source, compiler, tmp_path, monkeypat
     compiler()
     monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "kept"))
 
-    assert (tmp_path / "kept") in compiled(source, FILE).parents
+    assert (tmp_path / "kept") in library_of(source).parents
 
 
 def test_failed_build_leaves_no_library(source, compiler, tmp_path):
     compiler('echo library > "$out"; exit 1')
     with pytest.raises(BuildError):
-        compiled(source, FILE, cache=tmp_path / "cache")
+        library_of(source, cache=tmp_path / "cache")
 
     assert list((tmp_path / "cache").rglob("*.so")) == []
+
+
+def test_unusable_folder_for_libraries_is_named(source, compiler, tmp_path):
+    compiler()
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    with pytest.raises(BuildError) as caught:
+        build(source, cache=tmp_path / "file")
+
+    assert (
+        caught.value.rule == f"`{tmp_path / 'file'}` must be a folder that libraries can be kept in"
+    )
 
 
 # ---- what goes wrong ----
@@ -138,16 +154,9 @@ def test_missing_compiler_is_named(source, monkeypatch):
 
     assert str(caught.value) == (
         "E603 build: a C++ compiler must be there to build\n"
-        "  got:      CXX=no-such-compiler, which is not there\n"
+        "  got:      no C++ compiler is installed as `no-such-compiler`, which CXX names\n"
         "  fix:      install g++ or clang++, or set CXX to a compiler"
     )
-
-
-def test_compiler_is_looked_for_by_name(monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("shutil.which", lambda name: name if name == "clang++" else None)
-
-    assert find_compiler() == ("clang++",)
 
 
 BAD_FILES = {
@@ -212,7 +221,7 @@ def test_emitted_folder_is_built_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))
     x = torch.tensor([-1.0, 2.0, 3.0], requires_grad=True)
     pb.emit(BuiltRelu, "cpp", examples=(x,), path=tmp_path / "relu")
-    op = module_door(tmp_path / "relu")
+    op = pb.build(tmp_path / "relu")
     op(x).sum().backward()
     libraries = list((tmp_path / "cache").rglob("*.so"))
     monkeypatch.setattr("subprocess.run", None)

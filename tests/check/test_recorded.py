@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check.recording import Recording, load_recording
+from pullback.check.recorded import Recording, load_recording
 from pullback.errors import RecordingError
 from tests.check import functions as f
 from tests.check.subjects import normal

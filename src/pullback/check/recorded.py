@@ -16,6 +16,7 @@ classes (`module:Name`): loading one runs no code.
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -218,12 +219,20 @@ def load_recording(path: str | Path) -> Recording:
         raise RecordingError(
             f"`{path}` must be a recording",
             expected=f"a file that `Recording.save` wrote ({SCHEMA})",
-            got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            got=_wrong_with(path, error),
+            fix="make one: pullback record -- python train.py",
         ) from None
     return recorded
 
 
 # ---- parts ----
+
+
+def _wrong_with(path: str | Path, error: Exception) -> str:
+    """Why a file is no recording; what PyTorch says of a file that is not its own only misleads."""
+    if not zipfile.is_zipfile(path):
+        return "a file that PyTorch did not write"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def name_of(cls: Any) -> str:

@@ -1,0 +1,46 @@
+"""Tensors like a given one, their numbers drawn by a seed: PyTorch's own generators stand still."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def generator_for(tensor: Tensor, seed: int) -> torch.Generator:
+    """A generator on the device of `tensor`."""
+    return torch.Generator(tensor.device).manual_seed(seed)
+
+
+def normal(like: Tensor, seed: int) -> Tensor:
+    """Normal numbers in the shape of `like`."""
+    generator = generator_for(like, seed)
+    return torch.randn(like.shape, dtype=like.dtype, generator=generator, device=like.device)
+
+
+def near(tensor: Tensor, seed: int) -> Tensor:
+    """`tensor` with each element moved by up to a tenth of itself: what was valid stays valid."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor
+    noise = torch.rand(tensor.shape, generator=generator_for(tensor, seed), device=tensor.device)
+    return (in_order_of(tensor, tensor) * (1 + 0.2 * (noise - 0.5))).to(tensor.dtype)
+
+
+def picked(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+    """A tensor of another shape, its elements drawn from those of `tensor`."""
+    flat = tensor.detach().reshape(-1)
+    flat = flat if flat.numel() else tensor.new_ones(1)
+    generator = generator_for(tensor, seed)
+    count = math.prod(shape)
+    picks = torch.randint(flat.numel(), (count,), generator=generator, device=tensor.device)
+    return flat[picks].reshape(tuple(shape))
+
+
+def in_order_of(like: Tensor, values: Tensor) -> Tensor:
+    """A leaf with these values, its dimensions in memory in the order of those of `like`."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
+    empty = torch.empty_permuted(values.shape, order, dtype=like.dtype, device=like.device)
+    return empty.copy_(values.detach())

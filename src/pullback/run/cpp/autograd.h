@@ -1,0 +1,197 @@
+// The node in the graph of autograd: forward and backward of a program.
+//
+// One node class, that of `torch::autograd::Function`, which has kept its form while the classes
+// below it changed from release to release.
+
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "program.h"
+
+namespace pullback {
+
+using torch::autograd::AutogradContext;
+
+struct Compiled : torch::autograd::Function<Compiled> {
+  static variable_list forward(
+      AutogradContext* ctx, const std::shared_ptr<Program>* program, at::TensorList inputs);
+};
+
+struct Backward {
+  static constexpr bool is_traceable = false;
+  static variable_list backward(AutogradContext* ctx, variable_list cotangents);
+};
+
+}  // namespace pullback
+
+// The node of `Compiled` is that of `Backward` under the name of its program.
+template <>
+struct torch::autograd::CppNode<pullback::Compiled>
+    : torch::autograd::CppNode<pullback::Backward> {
+  std::shared_ptr<pullback::Program> program;
+
+  std::string name() const override { return program ? program->name : "CompiledBackward"; }
+
+  static void set_program(AutogradContext* ctx, std::shared_ptr<pullback::Program> program) {
+    const auto node = ctx->grad_fn_.lock();
+    static_cast<CppNode*>(node.get())->program = std::move(program);
+  }
+
+  // Compiled autograd runs backward with a context of its own, which has no node.
+  static std::shared_ptr<pullback::Program> program_of(AutogradContext* ctx) {
+    if (const auto node = ctx->grad_fn_.lock()) return static_cast<CppNode*>(node.get())->program;
+    const std::lock_guard<std::mutex> lock(pullback::known_lock);
+    const auto found = pullback::known.find(ctx->saved_data["program"].toInt());
+    const auto program = found == pullback::known.end() ? nullptr : found->second.lock();
+    TORCH_CHECK(program, "the program of this node is gone");
+    return program;
+  }
+};
+
+namespace pullback {
+
+using CompiledNode = torch::autograd::CppNode<Compiled>;
+
+// ---- forward ----
+
+variable_list Compiled::forward(
+    AutogradContext* ctx, const std::shared_ptr<Program>* shared, at::TensorList inputs) {
+  const Program& program = **shared;
+  CompiledNode::set_program(ctx, *shared);
+  ctx->set_materialize_grads(false);
+  ctx->saved_data["program"] = program.number;
+  Values given;
+  given.tensors.assign(inputs.begin(), inputs.end());
+  const Values made = program.forward(std::move(given));
+  const auto value = [&](Source source) {
+    return source >= 0 ? inputs[source] : made.tensor(~source);
+  };
+  variable_list saved, outputs, silent;
+  saved.reserve(program.saved.size());
+  for (Source source : program.saved) saved.push_back(value(source));
+  ctx->save_for_backward(std::move(saved));
+  for (size_t i = 0; i < program.numbers.size(); ++i)
+    if (program.numbers[i].isNone())
+      ctx->saved_data[std::to_string(i)] = made.number(~program.number_sources[i]);
+  for (size_t i = 0; i < program.outputs.size(); ++i) {
+    outputs.push_back(value(program.outputs[i]));
+    if (!program.is_live[i]) silent.push_back(outputs.back());
+  }
+  if (!silent.empty()) ctx->mark_non_differentiable(silent);
+  return outputs;
+}
+
+// ---- backward ----
+
+c10::IValue number_at(const Program& program, AutogradContext* ctx, size_t place) {
+  const c10::IValue& known = program.numbers[place];
+  return known.isNone() ? ctx->saved_data[std::to_string(place)] : known;
+}
+
+// What the compiled backward takes: what it reads of the saved, the numbers, the cotangents.
+Values row_of(
+    const Program& program, AutogradContext* ctx, const variable_list& saved,
+    const variable_list& cotangents) {
+  Values row;
+  const size_t numbers = program.numbers.size();
+  row.tensors.reserve(program.read + numbers + cotangents.size());
+  row.tensors.assign(saved.begin(), saved.begin() + program.read);
+  for (size_t i = 0; i < numbers; ++i) {
+    row.numbers.emplace_back(row.tensors.size(), number_at(program, ctx, i));
+    row.tensors.emplace_back();
+  }
+  row.tensors.insert(row.tensors.end(), cotangents.begin(), cotangents.end());
+  return row;
+}
+
+bool take(const std::vector<Layout>& layouts, variable_list& tensors, size_t first) {
+  for (size_t i = 0; i < layouts.size(); ++i)
+    if (!layouts[i].take(tensors[first + i])) return false;
+  return true;
+}
+
+// The compiled backward, made by Python from a first row.
+const Pull* begin(const Program& program, const Values& row) {
+  HoldGil gil;
+  Owned list(list_of(Values(row)));
+  Owned made(PyObject_CallOneArg(program.begin, list.object));
+  if (const Pull* other = program.pull.load()) return other;  // another thread was faster
+  const auto pair = py::cast<py::tuple>(py::handle(made.object));
+  auto pull = std::make_unique<Pull>();
+  pull->read = layouts_of(program.demands, pair[1]);
+  pull->cotangents = program.cotangents;
+  pull->backward = callee_of(py::object(pair[0]).ptr());
+  if (pull->backward.library) {
+    align(pull->read);
+    align(pull->cotangents);
+  }
+  program.pull.store(pull.get());
+  return pull.release();
+}
+
+// The gradients of the inputs that need one, by the compiled backward; false if it cannot.
+bool pulled(
+    const Program& program, AutogradContext* ctx, const variable_list& saved,
+    const variable_list& cotangents, variable_list& gradients) {
+  if (at::GradMode::is_enabled() || !is_plain_here()) return false;
+  Values row = row_of(program, ctx, saved, cotangents);
+  const size_t first = program.read + program.numbers.size();
+  const Pull* pull = program.pull.load();
+  if (pull == nullptr) {
+    for (size_t i = 0; i < program.read; ++i)
+      if (row.tensors[i].unsafeGetTensorImpl()->key_set() != plain_keys(row.tensors[i].device()))
+        return false;
+    if (!take(program.cotangents, row.tensors, first)) return false;
+    pull = begin(program, row);
+  }
+  if (!take(pull->read, row.tensors, 0) || !take(pull->cotangents, row.tensors, first))
+    return false;
+  if (pull->backward.library) {
+    gradients = pull->backward(std::move(row)).tensors;
+  } else {
+    HoldGil gil;
+    gradients = pull->backward(std::move(row)).tensors;
+  }
+  return true;
+}
+
+// One gradient per input, by Python.
+variable_list pulled_by_general(
+    const Program& program, AutogradContext* ctx, const variable_list& saved,
+    const variable_list& cotangents) {
+  HoldGil gil;
+  Owned numbers(PyTuple_New(static_cast<Py_ssize_t>(program.numbers.size())));
+  for (size_t i = 0; i < program.numbers.size(); ++i)
+    PyTuple_SET_ITEM(numbers.object, i, python_of(number_at(program, ctx, i)));
+  Owned own(tuple_of(saved)), given(tuple_of(cotangents));
+  Owned result(PyObject_CallFunctionObjArgs(
+      program.general, own.object, numbers.object, given.object, nullptr));
+  return values_of(result.object).tensors;
+}
+
+variable_list Backward::backward(AutogradContext* ctx, variable_list given) {
+  const auto program = CompiledNode::program_of(ctx);
+  const auto saved = ctx->get_saved_variables();
+  variable_list cotangents, gradients;
+  for (size_t i = 0; i < given.size(); ++i)
+    if (program->is_live[i]) cotangents.push_back(std::move(given[i]));
+  const bool is_pulled = pulled(*program, ctx, saved, cotangents, gradients);
+  if (!is_pulled) gradients = pulled_by_general(*program, ctx, saved, cotangents);
+  const size_t count = program->inputs.size();
+  variable_list all(1 + count);  // the first belongs to the program itself
+  size_t next = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (is_pulled && !program->needs[i]) continue;
+    TORCH_CHECK(next < gradients.size(), program->name, " must give one gradient per input");
+    if (ctx->needs_input_grad(i)) all[1 + i] = gradients[next];
+    ++next;
+  }
+  return all;
+}
+
+}  // namespace pullback
