@@ -50,6 +50,19 @@ from benchmarks.timing import interleave
 SIZES = (4, 1_000, 64_000, 1_000_000, 10_000_000)
 NAMES = tuple(name for name in PIPELINES if name not in ("swiglu_core", "layernorm_gelu"))
 LIMIT = 180  # seconds that torch.compile may take; unrolled loops take it many minutes
+TITLES = {
+    "sqsin": "square(x) sin(y), 3 units",
+    "chain": "sin exp tanh mul, 4",
+    "norm_block": "layer norm gelu scale add, 4",
+    "mlp": "linear gelu linear, 3",
+    "swiglu": "swiglu with its 3 linears, 5",
+    "cross_entropy": "softmax cross-entropy, 2",
+    "rmsnorm_rope": "RMS norm and rope, 2",
+    "attention": "attention, 4",
+    "runge_kutta": "Runge-Kutta step, 11",
+    "chain12": "the chain three times, 12",
+    "leapfrog": "ten leapfrog steps, 50",
+}
 CANDIDATES = ("nested", "plain", "by hand", "compile", "combined", "plan")
 
 
@@ -246,6 +259,28 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def brief(rows: list[Row]) -> str:
+    """For each number of threads the plan's speed-up over nested, and in brackets compile's."""
+    lines: list[str] = []
+    for threads in sorted({row.threads for row in rows}):
+        found = {(row.pipeline, row.size): row.speedups for row in rows if row.threads == threads}
+        sizes = sorted({size for _, size in found})
+        heads = [f"units, on {threads} thread{'s' * (threads > 1)}", *(f"{n:,}" for n in sizes)]
+        lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        for name, title in TITLES.items():
+            cells = [_brief(found.get((name, size), {})) for size in sizes]
+            lines.append(f"| {' | '.join((title, *cells))} |")
+    lines += [f"\n{'holds' if ok else 'FAILS'}: {text}: {v:.2f}" for text, v, ok in claims(rows)]
+    return "\n".join(lines)
+
+
+def _brief(speedups: dict[str, float]) -> str:
+    if "plan" not in speedups:
+        return "-"
+    compiled = f"{speedups['compile']:.1f}" if "compile" in speedups else "-"
+    return f"{speedups['plan']:.1f} ({compiled})"
+
+
 # ---- the first call ----
 
 _FIRST = """
@@ -306,6 +341,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=41, help="few, to see that it runs")
     parser.add_argument("--first-call", action="store_true", help="time first calls instead")
     parser.add_argument("--show", nargs="*", type=Path, help="print rows kept with --json")
+    parser.add_argument("--brief", action="store_true", help="with --show: a line per pipeline")
     parser.add_argument("--json", type=Path, help="keep the rows in this file, one a line")
     parser.add_argument("--missing", action="store_true", help="only rows not kept there yet")
     parser.add_argument(
@@ -319,7 +355,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     if options.show:
         rows = [row for path in options.show for row in kept_in(path)]
-        print(markdown(sorted(rows, key=lambda r: (r.pipeline, r.dtype, r.size, r.threads))))
+        rows.sort(key=lambda row: (row.pipeline, row.dtype, row.size, row.threads))
+        print(brief(rows) if options.brief else markdown(rows))
         return
     if options.first_call:
         Console(width=140).print(first_calls(options.pipelines, options.device))

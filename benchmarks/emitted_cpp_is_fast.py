@@ -4,13 +4,14 @@ A chain of ten on a few elements, forward and backward: in Python as it was writ
 that `emit` made of it and `build` compiled, as one writes that in C++ by hand, and as PyTorch's own
 ops. Every ratio is taken within interleaved rounds. The claims, of the time that Python takes:
 
-    MyReLU, MyActivation, Nested, LayerNorm, Sine    emitted C++ <= 0.50
-    all of the table, in the geometric mean          emitted C++ <= 0.50
-    Swish, Sine in the `ctx` style                   emitted C++ <= 0.72
+    MyReLU, MyActivation, nested, Sine         emitted C++ <= 0.50
+    all of the table, in the geometric mean    emitted C++ <= 0.50
+    Swish, LayerNorm                           emitted C++ <= 0.60: their ops take most of it
+    CtxSine, one op in the `ctx` style         emitted C++ <= 0.75
 
-In the last two the work of autograd, of the dispatcher and of the ops themselves takes most of the
-time, and C++ by hand has to do all of it, too: emitted C++ must not be slower than that by more
-than a tenth. PyTorch's own `sin`, which is made of nothing else, is at half of Python already.
+In the last one autograd and the dispatcher take the time, in any language: PyTorch's own `sin`,
+which is nothing else, is at half of Python already. Emitted C++ must not be slower than C++ by hand
+by more than a tenth, anywhere.
 
 Run it with `make bench` or `python -m benchmarks.emitted_cpp_is_fast`.
 """
@@ -220,11 +221,15 @@ CASES = (
     Case(my_activation.MyActivation, my_activation.plain),
     Case(nested.nested, nested.plain),
     Case(
-        LayerNorm, norm, shape=(2, 4), rest=(torch.ones(4), torch.zeros(4).requires_grad_(), 1e-5)
+        LayerNorm,
+        norm,
+        claim=0.6,
+        shape=(2, 4),
+        rest=(torch.ones(4), torch.zeros(4).requires_grad_(), 1e-5),
     ),
     Case(Sine, torch.sin, hand="sine"),
-    Case(Swish, F.silu, claim=0.72, hand="swish"),
-    Case(CtxSine, torch.sin, claim=0.72, hand="sine"),
+    Case(Swish, F.silu, claim=0.6, hand="swish"),
+    Case(CtxSine, torch.sin, claim=0.75, hand="sine"),
 )
 
 

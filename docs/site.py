@@ -21,6 +21,7 @@ ORDER = (
     "check",
     "check-cpp",
     "emit",
+    "commands",
     "extend",
     "glossary",
     "layout",

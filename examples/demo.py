@@ -351,6 +351,7 @@ def show_emitted(console: Console) -> bool:
         if not has_compiler():
             say(console, "   There is no C++ compiler here, so it is not built.", "")
             return True
+        say(console, "   Building it with the C++ compiler: half a minute the first time.")
         start = time.perf_counter()
         op = pb.build(file)
         seconds = time.perf_counter() - start
@@ -383,6 +384,7 @@ def say(console: Console, *lines: str) -> None:
 def main(console: Console | None = None) -> int:
     """Walk through the examples; 0 when everything is as it should be, else 1."""
     console = console or Console(highlight=False)
+    start = time.perf_counter()
     say(console, "pullback: custom autograd functions for PyTorch, right and fast", "")
     shows = (
         show_right,
@@ -401,6 +403,7 @@ def main(console: Console | None = None) -> int:
         "[green]All Functions agree with PyTorch, and both published mistakes were found.[/]"
         if ok
         else "[red]Something above is not as it should be.[/]",
+        f"That took {time.perf_counter() - start:.0f} s. Next: pullback check your_file.py",
     )
     return 0 if ok else 1
 

@@ -86,16 +86,23 @@ class Audit:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Check what was seen; a worker hands it on, a finding makes the run fail."""
         if self.recorded is not None:
-            checked = self.recorded.check(**self.options)
+            checked = self.recorded.check(**self.options, progress=_progress(session.config))
             for report in checked:
                 self.reports[(report.subject, report.place)] = (report.ok, str(report))
-            self.errors += checked.errors
+            self.errors += dict.fromkeys(checked.errors)
         worker = getattr(session.config, "workeroutput", None)
         if worker is not None:
             told = [[*key, *value] for key, value in self.reports.items()]
             worker[KEY] = {"reports": told, "errors": self.errors}
-        elif any(not ok for ok, _ in self.reports.values()) and session.exitstatus == 0:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif session.exitstatus == 0:
+            session.exitstatus = self._exit_code()
+
+    def _exit_code(self) -> int:
+        """The code of a run whose tests passed: a finding or an unknown rule makes it fail."""
+        if any(not ok for ok, _ in self.reports.values()):
+            return pytest.ExitCode.TESTS_FAILED
+        misnamed = any(error.startswith("E404 ") for error in self.errors)
+        return pytest.ExitCode.USAGE_ERROR if misnamed else pytest.ExitCode.OK
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -113,6 +120,19 @@ class Audit:
         for text in [*wrong, *self.errors]:
             terminalreporter.write_line(f"{text}\n")
         count = len(self.reports)
-        colour = {"red": True} if wrong else {"green": True}
-        told = f"{count} Function{'s' * (count != 1)} audited, {len(wrong)} with findings"
+        colour = {"red": True} if wrong or self.errors else {"green": True}
+        lost = "; not all could be audited" if self.errors else ""
+        told = f"{count} Function{'s' * (count != 1)} audited, {len(wrong)} with findings{lost}"
         terminalreporter.write_line(told, **colour)
+
+
+def _progress(config: pytest.Config) -> Callable[[str, int, int], None] | None:
+    """What shows the rule that is tried, on a terminal: an audit may take longer than the tests."""
+    terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or not getattr(terminal, "isatty", False):
+        return None
+
+    def tell(rule: str, number: int, total: int) -> None:
+        terminal.rewrite(f"pullback: {number}/{total} {rule}", erase=True)
+
+    return tell

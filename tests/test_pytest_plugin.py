@@ -127,6 +127,15 @@ def test_run_passes(run_pytest, options, tests, told):
     assert told in text
 
 
+def test_unknown_rule_fails_the_run(run_pytest):
+    code, text = run_pytest(TESTS, "--pullback", "--pullback-allow", "wrong-gradien")
+
+    assert code == 4, text
+    assert text.count("E404 rule-name: `wrong-gradien` must be the name, code or group") == 1
+    assert "  expected: wrong-gradient or " in text
+    assert "0 Functions audited, 0 with findings; not all could be audited" in text
+
+
 def test_sound_function_passes_the_audit(run_pytest):
     code, text = run_pytest(TESTS, "--pullback", factor=2)
 

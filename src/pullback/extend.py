@@ -67,6 +67,7 @@ from pullback.check.inputs.dtypes import LOW as LOW
 from pullback.check.inputs.dtypes import coarser_of as coarser_of
 from pullback.check.inputs.dtypes import dtype_of as dtype_of
 from pullback.check.inputs.dtypes import in_dtype as in_dtype
+from pullback.check.inputs.layouts import CONJUGATE as CONJUGATE
 from pullback.check.inputs.layouts import FILL as FILL
 from pullback.check.inputs.layouts import LAYOUTS as LAYOUTS
 from pullback.check.inputs.layouts import dense as dense
@@ -113,8 +114,8 @@ from pullback.check.run import cotangent_of as cotangent_of
 from pullback.check.run import cotangents_of as cotangents_of
 from pullback.check.run import run as run
 from pullback.check.run import seeded as seeded
-from pullback.check.second_order import second_order as second_order
 from pullback.check.saving import saving as saving
+from pullback.check.second_order import second_order as second_order
 from pullback.check.snapshot import Snapshot as Snapshot
 from pullback.check.snapshot import share_memory as share_memory
 from pullback.check.spy import marking_of as marking_of

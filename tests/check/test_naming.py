@@ -42,3 +42,67 @@ def test_file_is_found_by_its_path(tmp_path, monkeypatch):
 
     assert load(f"{tmp_path}/ops_by_file.py:value") == 3
     sys.modules.pop("ops_by_file")
+
+
+def test_op_is_named_that_was_meant():
+    with pytest.raises(TargetError, match=r"`torch\.ops\.aten\.sigmoi` must be an op") as caught:
+        load("torch.ops.aten.sigmoi")
+
+    assert caught.value.facts["expected"].startswith("torch.ops.aten.sigmoid")
+
+
+BROKEN = {
+    "import no_such_module_of_mine\n": (
+        "ModuleNotFoundError: No module named 'no_such_module_of_mine'",
+        "install it, or run pullback in the environment of your project",
+    ),
+    "def f(:\n": ("SyntaxError: invalid syntax: def f(:", ""),
+    "raise SystemExit(3)\n": (
+        "SystemExit: 3",
+        'put what is to run only as a program under `if __name__ == "__main__":`',
+    ),
+    "1 / 0\n": ("ZeroDivisionError: division by zero", ""),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder that a user runs in."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("where", ["broken_ops.py", "broken_ops"])
+@pytest.mark.parametrize("text", BROKEN, ids=["import", "syntax", "exit", "raise"])
+def test_module_that_raises_is_told(folder, where, text):
+    (folder / "broken_ops.py").write_text(text, encoding="utf-8")
+    with pytest.raises(TargetError, match="must be something that Python can import") as caught:
+        load(f"{where}:f")
+    sys.modules.pop("broken_ops", None)
+    facts = caught.value.facts
+
+    assert facts["at"] == "broken_ops.py:1"
+    assert (facts["got"], facts["fix"]) == BROKEN[text]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("my_opps.py:f", "fix:      did you mean my_ops.py?"),
+        ("my_ops.py:swich", "got:      names such as swish"),
+        ("./kernels:f", "fix:      name its files: kernels/*.py"),
+        ("kernels:f", "fix:      name its files: kernels/*.py"),
+        ("my_ops.so:f", "fix:      name the ops that it registers: torch.ops.NAMESPACE"),
+        ("no_module_of_mine:f", "got:      No module named 'no_module_of_mine'"),
+    ],
+)
+def test_mistyped_target_says_what_may_be_meant(folder, target, said):
+    (folder / "my_ops.py").write_text("import torch\nswish = 1\n", encoding="utf-8")
+    (folder / "my_ops.so").write_bytes(b"")
+    (folder / "kernels").mkdir()
+    with pytest.raises(TargetError) as caught:
+        load(target)
+    sys.modules.pop("my_ops", None)
+
+    assert said in str(caught.value)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from pullback.check.recorded import Recording
 from pullback.cli import check as cli
 from pullback.cli.main import app
 from pullback.errors import PullbackError
@@ -256,6 +257,30 @@ def test_unknown_rule_is_told(ops):
 
     assert result.exit_code == 2
     assert "E404 rule-name: `nothing` must be" in result.stderr
+
+
+def test_unknown_rule_is_told_once(ops):
+    result = CliRunner().invoke(app, ["check", "ops_to_check.py", "--json", "--select", "layuot"])
+
+    assert result.stderr.count("E404 rule-name") == 1
+    assert [error["code"] for error in json.loads(result.stdout)["errors"]] == ["E404"]
+
+
+def test_every_op_of_a_namespace_is_checked(monkeypatch):
+    monkeypatch.setattr(cli, "ops_of", lambda space: ["sin", "cos"])
+    result = run("torch.ops.aten")
+
+    assert "aten.sin: nothing found" in result.stdout
+    assert "aten.cos: nothing found" in result.stdout
+    assert "note: the inputs are guessed, from the schema\n" in result.stdout
+
+
+def test_recording_without_calls_is_told(tmp_path):
+    path = tmp_path / "empty.pt"
+    Recording().save(path)
+    error = CliRunner().invoke(app, ["check", "--inputs", str(path)]).exception
+
+    assert "must hold the calls of a Function" in str(error)
 
 
 def test_progress_is_only_for_terminals(ops):

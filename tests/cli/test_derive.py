@@ -167,7 +167,9 @@ def test_backward_that_raises_is_undecided(ops):
     result = run("derive", "ops_of_a_user:Broken", "--prove")
 
     assert result.exit_code == 2
-    assert "Broken: unknown\n  it raises ValueError: not yet\n" in result.output
+    assert (
+        "Broken: unknown\n  it raises ValueError: not yet (ops_of_a_user.py:47)\n" in result.output
+    )
 
 
 def test_class_without_backward_is_printed(ops):
@@ -227,6 +229,16 @@ def test_explain_prints_the_manual_page():
     result = run("explain", "e103")
 
     assert result.output.startswith("E103 backward-arity\n\n`backward` returned the wrong number")
+
+
+def test_explain_lists_the_rules_of_a_group():
+    result = run("explain", "layout")
+
+    assert [line.split()[1] for line in result.output.splitlines()] == [
+        "layout",
+        "cotangent-layout",
+        "input-layout",
+    ]
 
 
 def test_unknown_code_says_where_the_known_are(ops):

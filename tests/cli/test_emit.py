@@ -81,6 +81,20 @@ def test_written_module_tests_itself(ops, run_python):
     assert (done.returncode, done.stdout) == (0, "Square: outputs and gradients are right\n")
 
 
+def test_folder_is_made_and_text_is_the_same(ops):
+    args = ("ops_to_emit:swish", "--example", "torch.randn(5)", "-o", "made/")
+    codes = [run(*args).exit_code for _ in range(2)]  # another text would be refused
+
+    assert codes == [0, 0]
+    assert [file.name for file in (ops / "made").iterdir()] == ["swish.py"]
+
+
+def test_folder_goes_where_nothing_is_written(ops):
+    run("ops_to_emit:swish", "--example", "'no tensor'", "-o", "made/")
+
+    assert not (ops / "made").exists()
+
+
 def test_file_is_replaced_only_by_force(ops):
     (ops / "square.py").write_text("mine\n")
     refused = run("ops_to_emit:Square", "-o", "square.py")

@@ -1,6 +1,5 @@
 """`pullback record` runs a program as Python would, and writes what its Functions were given."""
 
-import subprocess
 import sys
 
 import pytest
@@ -47,7 +46,10 @@ def test_program_runs_and_is_recorded(program, run_python):
 
     assert run.returncode == 3
     assert run.stdout == "trained ['train.py', '4'] __main__\n"
-    assert run.stderr == "pullback: 1 calls of 1 Functions written to pullback-recording.pt\n"
+    assert run.stderr == (
+        "pullback: 1 call of 1 Function written to pullback-recording.pt; "
+        "next: pullback check --inputs pullback-recording.pt\n"
+    )
     (call,) = load_recording(program / "pullback-recording.pt").calls
     assert call.target == "__main__:Scaled"
     assert call.args[0].shape == (4,)
@@ -94,6 +96,62 @@ def test_modules_and_code_run_too(program, way, monkeypatch):
 
 
 def test_exit_code_of_program_is_passed_on(monkeypatch):
-    monkeypatch.setattr(subprocess, "call", lambda command: 7)
+    monkeypatch.setattr(record, "_called", lambda command: 7)
 
-    assert CliRunner().invoke(app, ["record", "--", "python", "x.py"]).exit_code == 7
+    assert CliRunner().invoke(app, ["record", "--", sys.executable, "-m", "x"]).exit_code == 7
+
+
+def test_file_alone_is_run_by_this_python():
+    assert record._parted(("a.py", "-x")) == (sys.executable, [], ["a.py", "-x"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["-o", "no/where.pt", "--", sys.executable, "train.py"],
+            "E406 recording: `no/where.pt` must be a file that can be written\n"
+            "  got:      a folder that is not there: ",
+        ),
+        (
+            ["--", sys.executable, "trian.py"],
+            "E401 target: `trian.py` must be a Python program\n  got:      no such file",
+        ),
+        (
+            ["--", "python-of-nobody", "train.py"],
+            "E401 target: `python-of-nobody` must be a Python interpreter\n"
+            "  got:      no such program",
+        ),
+    ],
+)
+def test_mistake_is_told_before_program_runs(program, given, said, monkeypatch):
+    monkeypatch.setattr(record, "_called", lambda command: pytest.fail("the program ran"))
+    error = CliRunner().invoke(app, ["record", *given]).exception
+
+    assert said in str(error)
+
+
+def test_program_without_functions_leaves_recording_alone(program, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    (program / "kept.pt").write_text("what was there")
+    record.run(str(program / "kept.pt"), ["-c", "1"])
+
+    assert (program / "kept.pt").read_text() == "what was there"
+    assert (
+        "no call of a custom Function was seen, and nothing is written" in capsys.readouterr().err
+    )
+
+
+def test_error_of_program_is_told_without_our_lines(program, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    (program / "fails.py").write_text("import torch\ntorch.ones(2) @ torch.ones(3)\n")
+    with pytest.raises(SystemExit) as ended:
+        record.run("out.pt", ["fails.py"])
+    told = capsys.readouterr().err
+
+    assert ended.value.code == 1
+    assert 'fails.py", line 2, in <module>' in told
+    assert "runpy" not in told
+    assert "record.py" not in told

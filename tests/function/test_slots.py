@@ -310,6 +310,26 @@ def test_engine_says_which_nodes_run(look):
     assert seen == [only[i] for i in range(3) for _ in range(3)]
 
 
+def test_engine_tells_nothing_of_leaves_asked_for():
+    seen = []
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            seen.append(slots.engine_runs(ctx.next_functions[0][0]))
+            return cotangent * 2
+
+    x = leaf()
+    torch.autograd.grad(Double.apply(x).sum(), x)
+    Double.apply(x).sum().backward()
+
+    assert seen == [None, True]
+
+
 def test_outside_of_backward_every_node_runs():
     assert slots.will_run((leaf() * 2).grad_fn) is True
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from pullback.plan.timing import interleave, ratio
+from pullback.plan.timing import interleave, ratio, typical
 
 
 def test_each_round_times_every_task():
@@ -79,3 +79,14 @@ def test_interval_narrows_around_the_median():
 
 def test_few_rounds_give_the_whole_range():
     assert ratio([3.0, 1.0, 2.0], [1.0] * 3) == (2.0, 1.0, 3.0)
+
+
+def test_disturbed_times_count_by_the_shortest():
+    mine = [1.0, 9.0, 8.0, 1.1, 9.5]
+    other = [2.0, 2.1, 9.0, 8.5, 9.9]
+    middle, low, high = ratio(mine, other)
+
+    assert middle == 0.5
+    assert low <= middle <= high
+    assert typical(mine) == 1.0
+    assert typical([1.0, 1.2, 5.0]) == 1.2

@@ -20,7 +20,7 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import in_order_of, near, normal, picked
-from pullback.capture.trees import flatten, unflatten
+from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 
 # How far two computations of the same thing may be apart, relative to the largest number in it.
@@ -197,7 +197,7 @@ class _Check:
         if used and wanted:
             with autocast_off():
                 gradients = torch.autograd.grad(used, wanted, cotangents, allow_unused=True)
-        return Run([_kept(leaf) for leaf in leaves], list(gradients)), cotangents
+        return Run([kept(leaf) for leaf in leaves], list(gradients)), cotangents
 
     # ---- what must be the same ----
 
@@ -293,13 +293,6 @@ def _allowed(expected: Tensor) -> float:
     finite = real[real.isfinite()]
     largest = float(finite.max()) if finite.numel() else 0.0
     return _TOLERANCE.get(real.dtype, 1e-4) * (1e-3 + largest)
-
-
-def _kept(leaf: Any) -> Any:
-    """`leaf` as it is now, whatever becomes of its memory."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 # ---- inputs ----

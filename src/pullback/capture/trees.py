@@ -30,6 +30,11 @@ def is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, Tensor)
 
 
+def kept(leaf: Any) -> Any:
+    """`leaf` as it is now, whatever becomes of its memory."""
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if is_tensor(leaf) else leaf
+
+
 def tensors_in(tree: Any) -> list[Tensor]:
     """The leaves of `tree` that are tensors."""
     return [leaf for leaf in pytree.tree_leaves(tree) if is_tensor(leaf)]

@@ -49,6 +49,7 @@ def assert_sound(
     isolate: bool = True,
 ) -> None:
     """Raise with every finding about `target`, if there is any: see `check.runner`."""
+    __tracebackhide__ = True  # pytest then shows the line of the test
     from pullback.check.runner import assert_sound as run  # heavy
 
     run(target, inputs, select=select, allow=allow, profile=profile, isolate=isolate)

@@ -43,6 +43,8 @@ REPEATING = frozenset(
         *("checkpoint-differs", "compiled-differs"),
     }
 )
+# What a gradient of the wrong size seems to be, whatever bends it.
+PATTERNS = frozenset({"wrong-factor", "flipped-sign", "missing-reduction"})
 UNWATCHED = frozenset({"stale-after-edit", "leaked-graph", "freed-storage"})
 
 
@@ -62,7 +64,8 @@ class Cause:
         """Whether `other` is an echo of `cause`, a finding of this rule."""
         if other.rule.name == self.rule:
             return False
-        if self.is_partial and other.rule.group == "gradient" and other.why:
+        is_pattern = self.rule == "nonlinear-backward" and other.rule.name in PATTERNS
+        if self.is_partial and other.rule.group == "gradient" and other.why and not is_pattern:
             return False  # it has a reason of its own
         words = {other.rule.name, other.rule.group} | ({AGAIN} if _repeats(other) else set())
         if not words & self.explains:
@@ -182,6 +185,18 @@ CAUSES = (
         frozenset({"gradient", "linearity"}),
         "what bends with the cotangent is wrong for some",
         is_partial=True,
+    ),
+    Cause(
+        "wrong-dtype-branch",
+        frozenset({"mixed-cotangent", "far-from-zero", "lost-digits", "autocast-differs"}),
+        "they compare numbers of that dtype",
+    ),
+    Cause(
+        "silent-repair",
+        frozenset({"needless-rounding", "rounded-input", "coarse-constant", "default-dtype"}),
+        "the digits are those of the dtype that is returned",
+        holds=lambda finding: "which the engine casts" in finding.got,
+        weighs=True,
     ),
     Cause("needless-rounding", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
     Cause("silent-repair", frozenset({"hessian-asymmetry"}), "the digits are lost there"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from pullback.capture.places import is_users_file
 from pullback.errors import TargetError
 
 OPS = "torch.ops."
+T = TypeVar("T")
 LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
 MOST = 8  # names that are told
 
@@ -56,7 +57,7 @@ def module_of(where: str) -> ModuleType:
         raise TargetError(
             f"`{where}` must be a Python file or module",
             got="a library",
-            fix=f"name an op that it registers: pullback check torch.ops.NAMESPACE.OP --load {where}",
+            fix=f"name the ops that it registers: torch.ops.NAMESPACE --load {where}",
         )
     if path.is_dir() and (os.sep in where or not (path / "__init__.py").is_file()):
         raise TargetError(
@@ -79,7 +80,7 @@ def _of_file(path: Path) -> ModuleType:
     return module
 
 
-def _executed(where: str, execute: Callable[[], Any]) -> Any:
+def _executed(where: str, execute: Callable[[], T]) -> T:
     """What `execute` gives, which runs the module `where`; what it raises becomes `TargetError`."""
     try:
         return execute()
@@ -98,6 +99,7 @@ def _executed(where: str, execute: Callable[[], Any]) -> Any:
 def _broken(where: str, error: BaseException) -> TargetError:
     """The error for a module that raises while it is imported."""
     said = f"{error.msg}: {error.text}" if isinstance(error, SyntaxError) else str(error)
+    told = f"{type(error).__name__}: {said.strip()}" if said else type(error).__name__
     fix = ""
     if isinstance(error, ModuleNotFoundError):
         fix = "install it, or run pullback in the environment of your project"
@@ -106,7 +108,7 @@ def _broken(where: str, error: BaseException) -> TargetError:
     return TargetError(
         f"`{where}` must be something that Python can import",
         at=_raised_at(error),
-        got=f"{type(error).__name__}: {said.strip()}".splitlines()[0].rstrip(": "),
+        got=told.splitlines()[0],
         fix=fix,
     )
 
@@ -158,12 +160,13 @@ def _op(target: str) -> Any:
             found = getattr(found, part)
         except (AttributeError, RuntimeError):
             known = ops_of(space)
-            near = ", ".join(f"{OPS}{space}.{name}" for name in _like(part, known))
+            near = get_close_matches(part, known, 3) or (known if len(known) <= MOST else [])
+            told = " or ".join(f"{OPS}{space}.{name}" for name in near)
             raise TargetError(
                 f"`{target}` must be an op that is registered",
-                expected=near if known else "torch.ops.namespace.name, or with .overload after it",
-                got=f"no `{part}`" if known else f"no op in `{space}`",
-                fix="" if known else "load the library that registers it first (--load lib.so)",
+                expected=told or "torch.ops.namespace.name, or with .overload after it",
+                got=f"no `{part}`",
+                fix="" if near else "load the library that registers it first (--load lib.so)",
             ) from None
     return found
 

@@ -69,6 +69,7 @@ def check(
 
 def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
     """Raise `UnsoundError` with every finding, if there is any: for tests."""
+    __tracebackhide__ = True  # pytest then shows the line of the test
     report = check(target, inputs, **options)
     if not report.ok:
         raise UnsoundError(

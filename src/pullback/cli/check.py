@@ -61,8 +61,18 @@ class Options:
     type=click.Path(exists=True, dir_okay=False),
     help="A library with ops to load first (torch.ops.load_library); may be repeated.",
 )
-@click.option("--select", multiple=True, metavar="RULE", help="Only these: name, code or group; may be repeated.")
-@click.option("--allow", multiple=True, metavar="RULE", help="Not these: name, code or group; may be repeated.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="RULE",
+    help="Only these: name, code or group; may be repeated.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="RULE",
+    help="Not these: name, code or group; may be repeated.",
+)
 @click.option(
     "--profile",
     type=click.Choice(PROFILES),
@@ -70,8 +80,15 @@ class Options:
     show_default=True,
     help="How much to try.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON document, in the form of docs/check-schema.json.")
-@click.option("--github", "is_github", is_flag=True, help="Print annotations for a GitHub workflow.")
+@click.option(
+    "--json",
+    "is_json",
+    is_flag=True,
+    help="Print one JSON document, in the form of docs/check-schema.json.",
+)
+@click.option(
+    "--github", "is_github", is_flag=True, help="Print annotations for a GitHub workflow."
+)
 def command(
     targets: tuple[str, ...],
     expressions: tuple[str, ...],
@@ -86,8 +103,9 @@ def command(
     """Check custom autograd functions: is every gradient right, everywhere it will be used?
 
     A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name,
-    torch.ops.namespace.op, or torch.ops.namespace (every op in it). Its inputs are those of --example, else those recorded in --inputs, else
-    what `examples()` on the class gives, else they are made from the type hints of forward.
+    torch.ops.namespace.op, or torch.ops.namespace (every op in it). Its inputs are those of
+    --example, else those recorded in --inputs, else what `examples()` on the class gives, else they
+    are made from the type hints of forward.
 
     Exit code 0: nothing was found. 1: something was, also where something else could not be
     checked. 2: nothing was found, and something could not be checked.
@@ -103,7 +121,6 @@ def command(
     if not targets and recorded is None:
         raise click.UsageError("Name a TARGET, or a recording with --inputs.")
     targets = targets or _recorded(recording, recorded)
-    selected(profile=profile, select=select, allow=allow)  # a mistake in these is told once
     given = tuple(value_of(expression) for expression in expressions) or None
     options = Options(select, allow, profile, given, recorded)
     for library in libraries:
@@ -112,6 +129,10 @@ def command(
     is_text = not (is_json or is_github)
     reports: list[Report] = []
     errors: list[Failure] = []
+    try:
+        selected(profile=profile, select=select, allow=allow)
+    except PullbackError as error:  # told once, and not for each target
+        errors, targets = [("", error)], ()
     for name, target in _found(targets, errors):
         report = _checked(name, target, options, errors)
         if report is not None:
@@ -255,7 +276,9 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
             got=f"none, and every guess was refused: {refusal}",
             fix=f"pullback check {name} --example EXPR, once for each argument",
         )
-    hints = "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
+    hints = (
+        "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
+    )
     return args, f"the inputs are guessed, from {hints}"
 
 

@@ -93,7 +93,9 @@ def _prove(program: Any, arguments: tuple[Any, ...], seconds: float) -> None:
     except Exception as error:  # of the class itself: a traceback would end in the code of refuted
         told = of_users_code(error)
         place = f" ({told.facts['at']})" if told else ""
-        click.echo(f"{program.__name__}: unknown\n  it raises {type(error).__name__}: {error}{place}")
+        click.echo(
+            f"{program.__name__}: unknown\n  it raises {type(error).__name__}: {error}{place}"
+        )
         click.get_current_context().exit(_UNDECIDED)
     click.echo(str(proof))
     code = {PROVED: 0, REFUTED: 1}.get(proof.verdict, _UNDECIDED)

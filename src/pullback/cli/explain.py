@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,12 +19,13 @@ from pullback.errors import TargetError
 def command(code: str | None) -> None:
     """Print what an error, a warning or a rule of `pullback check` means and what to do.
 
-    Without CODE, all of them are listed.
+    CODE is a code or a name; of a group of rules, the rules are listed. Without CODE, all are.
 
     \b
     Examples:
       pullback explain E103
       pullback explain wrong-gradient
+      pullback explain layout
     """
     classes: list[Any] = [cls for cls in vars(errors).values() if getattr(cls, "code", "")]
     rules = explained()
@@ -39,6 +41,9 @@ def _page(code: str, classes: list[Any], rules: tuple[Registered, ...]) -> str:
         if code.upper() == rule.code or code.lower() == rule.name:
             facts = f"{rule.severity}, group {rule.group}, from profile {rule.profile} on"
             return f"{rule.code} {rule.name} ({facts})\n\n{registered.page}"
+    group = [registered for registered in rules if registered.rule.group == code.lower()]
+    if group:
+        return _list([], group)
     known = [word for cls in classes for word in (cls.code, cls.name)]
     known += [word for registered in rules for word in (registered.rule.code, registered.rule.name)]
     near = [*get_close_matches(code.lower(), known, 3), *get_close_matches(code.upper(), known, 3)]
@@ -50,8 +55,8 @@ def _page(code: str, classes: list[Any], rules: tuple[Registered, ...]) -> str:
     )
 
 
-def _list(classes: list[Any], rules: tuple[Registered, ...]) -> str:
-    lines = ["Errors and warnings"]
+def _list(classes: Sequence[Any], rules: Sequence[Registered]) -> str:
+    lines = ["Errors and warnings"] if classes else []
     for cls in sorted(classes, key=lambda cls: (cls.code[0] != "E", cls.code)):
         lines.append(f"  {cls.code} {cls.name}")
     group = ""
@@ -62,4 +67,4 @@ def _list(classes: list[Any], rules: tuple[Registered, ...]) -> str:
             group = rule.group
             lines += ["", f"Rules: {group}"]
         lines.append(f"  {rule.code} {rule.name:<{width}}  {rule.sentence}")
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip()

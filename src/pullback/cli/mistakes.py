@@ -43,10 +43,10 @@ def of_users_code(error: BaseException) -> ExamplesError | None:
     place, entry = "", error.__traceback__
     while entry is not None:
         frame = entry.tb_frame
-        if is_users(frame):
-            place = f"{os.path.relpath(frame.f_code.co_filename)}:{entry.tb_lineno}"
-        elif frame.f_globals.get("__name__", "").partition(".")[0] == "pullback":
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "pullback":
             place = ""
+        elif is_users(frame):
+            place = f"{os.path.relpath(frame.f_code.co_filename)}:{entry.tb_lineno}"
         entry = entry.tb_next
     if not place:
         return None

@@ -38,9 +38,9 @@ INTERRUPTED = 130  # as shells count it
 def command(output: str, program: tuple[str, ...]) -> None:
     """Run a Python PROGRAM, and write the inputs of every custom Function that it calls.
 
-    PROGRAM is `python train.py` with its options, `python -m train`, or the file alone. A few calls of each Function are kept, those that differ in shape, dtype or plain arguments.
-    What runs in other threads or processes, or compiled, is not seen. The exit code is the
-    program's.
+    PROGRAM is `python train.py` with its options, `python -m train`, or the file alone. A few calls
+    of each Function are kept, those that differ in shape, dtype or plain arguments. What runs in
+    other threads or processes, or compiled, is not seen. The exit code is the program's.
 
     \b
     Examples:
@@ -57,10 +57,13 @@ def command(output: str, program: tuple[str, ...]) -> None:
 
 def _called(command: list[str]) -> int:
     """The exit code of a command; Ctrl-C is for the command, which then writes what it has."""
-    try:
-        return subprocess.call(command)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            continue
+        return code if code >= 0 else 128 - code  # ended by a signal: as shells count it
 
 
 def _parted(program: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
@@ -126,6 +129,8 @@ def run(out: str, program: list[str]) -> None:
     try:
         with recorded.watching():
             _run(program)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except Exception as error:  # told as Python would, without the lines of ours that ran it
         traceback.print_exception(error.with_traceback(_own_part(error)))
         sys.exit(1)

@@ -26,7 +26,7 @@ from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.patch import watching
-from pullback.capture.trees import Spec, flatten, map_leaves, tensors_in
+from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensors_in
 from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
@@ -273,13 +273,7 @@ def _name(program: Callable[..., Any]) -> str:
 
 def _copies(args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments, with leaves of their own for the tensors."""
-
-    def copied(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-    copies: tuple[Any, ...] = map_leaves(copied, tuple(args))
+    copies: tuple[Any, ...] = map_leaves(kept, tuple(args))
     return copies
 
 

@@ -203,7 +203,7 @@ def _seen(
         other = captured_with(subject, tuple(arguments))
         if other is None or _fixed(other) != _fixed(subject):
             return None
-        theirs = other.exact if parts is subject.exact else other.parts
+        theirs = other.parts if parts is subject.parts else other.exact
         apart = numbers_apart((parts.forward, parts.backward), (theirs.forward, theirs.backward))
         if apart is None:
             return None

@@ -19,13 +19,14 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.errors import PullbackWarning
 from pullback.function.context import AutogradContext
-from pullback.function.foreign import ContextView, is_translated
+from pullback.function.foreign import ContextView
 from pullback.function.forward import make_run
 from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
 from pullback.function.needs import NeedsInputGrad
 from pullback.function.signature import REQUIRED, Signature, signature_of, state_of
 from pullback.function.slots import c_apply, hidden, new_class, no_setup_context, no_vjp, unseen
+from pullback.function.translation import is_translated
 from pullback.function.unwritten import (
     derived,
     filled,

@@ -11,9 +11,9 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.function import dispatch
 from pullback.function.door import Door
-from pullback.function.foreign import translated
 from pullback.function.signature import has_setup_context, signature_of
 from pullback.function.slots import SeenMeta, be_seen, hidden
+from pullback.function.translation import translated
 from pullback.function.unwritten import lacks_backward, leaves_some
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from pullback.errors import CaptureError
 from pullback.plan.case import Case
 from pullback.plan.groupings import Group, Groupings
 from pullback.plan.measure import Meter, Task
-from pullback.plan.timing import interleave
+from pullback.plan.timing import interleave, typical
 
 ROUNDS = 5
 AT_ONCE = 24  # tasks that share their rounds
@@ -124,8 +123,8 @@ def _measure(
         chunk = {key: tasks[key] for key in keys[first : first + AT_ONCE]}
         taken: dict[Any, list[float]] = {}
         interleave(meter.time, {None: floor, **chunk}, taken, rounds=ROUNDS)
-        least = median(taken.pop(None))
+        least = typical(taken.pop(None))
         for key, times in taken.items():
             kept = meter.saved(tasks[key], case.kept_anyway) if of_byte else 0
-            costs[key] = max(median(times) - least, 0.0) * of_second + kept * of_byte
+            costs[key] = max(typical(times) - least, 0.0) * of_second + kept * of_byte
     return costs

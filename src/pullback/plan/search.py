@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from pullback.plan.build import build
@@ -33,7 +32,7 @@ from pullback.plan.rows import (
     nodes_of,
 )
 from pullback.plan.stopping import stoppable
-from pullback.plan.timing import interleave, ratio
+from pullback.plan.timing import interleave, ratio, typical
 
 EVERY = 16  # groupings that are all built and measured, if there are no more
 BEST = 4  # else so many of the best, for each backend and policy of saving
@@ -318,7 +317,7 @@ class Search:
                 candidate,
                 label_of(candidate, case.names) or "as written",
                 nodes_of(candidate, len(case.names)),
-                median(taken[candidate]),
+                typical(taken[candidate]),
                 *ratio(taken[candidate], taken[AS_WRITTEN]),
                 *evidence,
             )

@@ -2,7 +2,9 @@
 
 Machines drift by more than the differences that matter, so no two times are compared that were not
 taken moments apart. A round runs every candidate, in a new order; the ratio of two candidates is
-the median over rounds, and its interval holds the true median in nineteen of twenty cases.
+the median over rounds, and its interval holds the true median in nineteen of twenty cases. Where
+other programs take most of the machine, so that a candidate usually takes several times as long as
+it can, the shortest times tell more: what else runs only adds to them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Key = TypeVar("Key")
+
+WILD = 3.0  # times the shortest time: a median from which on it tells of other programs
 
 
 def interleave(
@@ -55,14 +59,28 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def typical(times: Sequence[float]) -> float:
+    """What a candidate takes: the median, or the shortest where times are disturbed."""
+    return min(times) if _is_wild(times) else statistics.median(times)
+
+
 def ratio(mine: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """The median over rounds of mine / other, and its interval.
+    """What mine takes over what the other takes, and its interval.
 
     Both rows begin with the same round; what one has beyond the other is left out.
     """
-    ratios = sorted(a / b for a, b in zip(mine, other, strict=False))
-    low, high = _ranks(len(ratios))
-    return statistics.median(ratios), ratios[low], ratios[high]
+    count = min(len(mine), len(other))
+    mine, other = mine[:count], other[:count]
+    ratios = sorted(a / b for a, b in zip(mine, other, strict=True))
+    low, high = _ranks(count)
+    middle = statistics.median(ratios)
+    if _is_wild(mine) or _is_wild(other):
+        middle = min(mine) / min(other)
+    return middle, min(ratios[low], middle), max(ratios[high], middle)
+
+
+def _is_wild(times: Sequence[float]) -> bool:
+    return statistics.median(times) > WILD * min(times)
 
 
 def _ranks(count: int) -> tuple[int, int]:

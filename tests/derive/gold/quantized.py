@@ -21,7 +21,9 @@ class Quantized(torch.autograd.Function):
     def backward(ctx, grad_out):
         x, step = ctx.saved_tensors
         if torch.is_grad_enabled():
-            raise RuntimeError("`Quantized` is differentiable once: its ops do not tell its second derivative")
+            raise RuntimeError(
+                "`Quantized` is differentiable once: its ops do not tell its second derivative"
+            )
         ratio = x / step
         g_scaled = grad_out * step
         grad_x = g_scaled / step

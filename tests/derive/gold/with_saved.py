@@ -23,7 +23,9 @@ class WithSaved(torch.autograd.Function):
     def backward(ctx, grad_out):
         x, scale = ctx.saved_tensors
         if torch.is_grad_enabled():
-            raise RuntimeError("`WithSaved` is differentiable once: its ops do not tell its second derivative")
+            raise RuntimeError(
+                "`WithSaved` is differentiable once: its ops do not tell its second derivative"
+            )
         inner = x * scale
         grown = inner.exp()
         cotangent = grad_out * (grown * grown).cos()

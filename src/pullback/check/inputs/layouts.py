@@ -109,6 +109,8 @@ def negated(tensor: Tensor) -> Tensor | None:
     return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
 
+CONJUGATE = "a conjugate view"
+
 LAYOUTS: dict[str, Layout] = {
     "transposed in memory": transposed,
     "with its leading dimensions exchanged in memory": swapped,
@@ -120,7 +122,7 @@ LAYOUTS: dict[str, Layout] = {
     "expanded with stride 0": expanded,
     "expanded along the last dimension": expanded_rows,
     "expanded along the first dimension": expanded_columns,
-    "a conjugate view": conjugated,
+    CONJUGATE: conjugated,
     "a negative view": negated,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 
@@ -59,7 +60,7 @@ def selected(
         if not any(_answers(r.rule, word) for r in rules):
             raise RuleNameError(
                 f"`{word}` must be the name, code or group of a rule",
-                expected=f"a group ({', '.join(sorted({r.rule.group for r in rules}))}), or a rule",
+                expected=_meant(word, rules),
                 fix="`pullback explain` lists the rules",
             )
     reach = PROFILES[: PROFILES.index(profile) + 1]
@@ -70,6 +71,13 @@ def selected(
         and not any(_answers(r.rule, word) for word in allow)
     ]
     return tuple(chosen)
+
+
+def _meant(word: str, rules: Sequence[Registered]) -> str:
+    """The names that are like `word`, else the groups."""
+    groups = sorted({r.rule.group for r in rules})
+    near = get_close_matches(word, [*groups, *(r.rule.name for r in rules)], 3)
+    return " or ".join(near) if near else f"a group ({', '.join(groups)}), or a rule"
 
 
 def _answers(rule: Rule, word: str) -> bool:

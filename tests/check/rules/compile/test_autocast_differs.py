@@ -60,11 +60,32 @@ class Promised(Refuses):
         return torch.mm(g, w.t()), torch.mm(x.t(), g)
 
 
+class Rounds(Function):
+    """Rounds the gradient of the weight to autocast's dtype, where forward needs no rounding."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        ctx.is_cast = torch.is_autocast_enabled("cpu")
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        dw = (g * x).sum(0)
+        return g * w, dw.bfloat16().to(w.dtype) if ctx.is_cast else dw
+
+
 SOUND = {
     "matmul": (Matmul, lambda: (normal(3, 4), normal(4, 5, seed=1))),
     "refuses": (Refuses, lambda: (normal(3, 4), normal(4, 5, seed=1))),
 }
 PLANTED = {
+    "rounds": (
+        Rounds,
+        lambda: (normal(6, 5), normal(5, seed=1)),
+        "gradient of `w`",
+    ),
     "guarded": (Guarded, lambda: (normal(3, 4), normal(4, 5, seed=1)), "gradient of `w`"),
     "promised": (Promised, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
 }

@@ -51,11 +51,27 @@ class Twice(Function):
         return y * (grad - (grad * y).sum(-1, keepdim=True))
 
 
+class Backwards(Function):
+    """One in forward, and as many in backward as are in its formula."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.softmax(x, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        dot = (grad * torch.softmax(x, -1)).sum(-1, keepdim=True)
+        return torch.softmax(x, -1) * grad - torch.softmax(x, -1) * dot
+
+
 SOUND = {
     "once": (Once, lambda: (normal(4, 3),)),
     "rows": (Rows, lambda: (normal(2, 3),)),
 }
 PLANTED = {
+    "three times in backward": (Backwards, lambda: (normal(4, 3),), "`softmax` in backward"),
     "twice": (Twice, lambda: (normal(4, 3),), "`softmax` in forward"),
 }
 

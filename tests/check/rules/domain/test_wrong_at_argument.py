@@ -46,6 +46,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "switched off": (
+        made(lambda x, eps: x.sin() + eps * x * x, lambda x, eps, g: (g * x.cos(), None)),
+        lambda: (normal(4), 0.0),
+        "gradient of `args[0]`",
+    ),
     "length": (
         made(mean, lambda x, m, g: ((g / m.shape[-1])[:, None] * m, None)),
         args,

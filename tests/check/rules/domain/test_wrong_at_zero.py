@@ -47,7 +47,21 @@ def positive_with_mask():
     return normal(4, 5).detach().abs().add(0.2).requires_grad_(), torch.tensor([1.0, 0, 1, 1, 0])
 
 
+def unit(x):
+    """Rows of length one, and zeros where there is nothing."""
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-8)
+
+
+def unit_backward(x, grad, least=1e-8):
+    """The gradient of `unit`, with the guard that is given."""
+    n = x.norm(dim=-1, keepdim=True).clamp(min=least)
+    y = x / n
+    inner = torch.where(n > least, (grad * y).sum(-1, keepdim=True), 0.0)
+    return (grad - y * inner) / n
+
+
 SOUND = {
+    "guarded in both": (made(unit, unit_backward), lambda: (normal(4, 5),)),
     "masked, chosen after the division": (
         made(masked_log, lambda x, m, g: (torch.where(m > 0, g / x, 0.0), None)),
         positive_with_mask,
@@ -67,6 +81,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "guarded in forward alone": (
+        made(unit, lambda x, g: unit_backward(x, g, 0.0)),
+        lambda: (normal(4, 5),),
+        "gradient of `args[0]`",
+    ),
     "complex length": (
         made(lambda z: z.abs() ** 2, lambda z, g: 2 * g * z.abs() * (z / z.abs())),
         lambda: (normal(4, dtype=torch.complex128),),

@@ -31,6 +31,14 @@ def dense(grad, shape):
 
 
 SOUND = {
+    "by way of NumPy": (
+        made(lambda z: z * 2, lambda z, g: torch.from_numpy(g.numpy()) * 2),
+        lambda: (normal(4, 5, dtype=torch.complex128),),
+    ),
+    "cotangent overwritten": (
+        made(lambda x: x * x, lambda x, g: g.clone().mul_(2 * x)),
+        lambda: (normal(4, 5),),
+    ),
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "product": (
         made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
@@ -38,6 +46,14 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "conjugate view": (
+        made(
+            lambda z: z * 2j,
+            lambda z, g: torch.view_as_complex(torch.view_as_real(g).contiguous()) * -2j,
+        ),
+        lambda: (normal(4, 5, dtype=torch.complex128),),
+        "backward",
+    ),
     "strides": (
         made(lambda x: x * x, lambda x, g: 2 * x * dense(g, x.shape)),
         lambda: (normal(4, 5),),

@@ -85,6 +85,19 @@ class Mask64(Function):
         return g * mask.to(g.dtype)
 
 
+class OneHot(Function):
+    @staticmethod
+    def forward(ctx, x, index):
+        hot = torch.nn.functional.one_hot(index, x.shape[-1]).to(x.dtype)
+        ctx.save_for_backward(hot)
+        return (x * hot).sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (hot,) = ctx.saved_tensors
+        return g[:, None] * hot, None
+
+
 SOUND = {
     "product": (Product, (X, W)),
     "slope": (Slope, (X,)),
@@ -98,6 +111,7 @@ SOUND = {
 PLANTED = {
     "expanded": (Expanded, (X, W), "saved tensor 1"),
     "wider": (Wider, (X, W), "saved tensor 2"),
+    "one-hot": (OneHot, (normal(8, 40), torch.arange(8)), "saved tensor 0"),
     "everything": (Everything, (X,), "the 3 saved tensors"),
     "mask in float64": (Mask64, (X,), "the 1 saved tensors"),
 }

@@ -25,7 +25,31 @@ def made(forward, backward):
     return Made
 
 
+def glu(x):
+    """One half, gated by the other."""
+    value, gate = x.chunk(2, -1)
+    return value * gate.sigmoid()
+
+
+def glu_backward(x, g):
+    """For halves of one size: of three columns, forward takes two and one by accident."""
+    value, gate = x.chunk(2, -1)
+    s = gate.sigmoid()
+    return torch.cat([g * s, g * value * s * (1 - s)], -1)
+
+
+def softmax_backward(x, g):
+    """By rows, of which a number has none."""
+    y, g = (t.reshape(-1, x.shape[-1]) for t in (x.softmax(-1), g))
+    return (y * (g - (g * y).sum(-1, keepdim=True))).reshape(x.shape)
+
+
 SOUND = {
+    "halves": (made(glu, glu_backward), lambda: (normal(4, 8),)),
+    "rows": (
+        made(lambda x: x.softmax(-1), softmax_backward),
+        lambda: (normal(4, 5),),
+    ),
     "matrices only": (
         made(lambda x, w: x @ w.mT, lambda x, w, g: (g @ w, g.t() @ x)),
         lambda: (normal(4, 5), normal(3, 5, seed=1)),
@@ -64,6 +88,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "number": (
+        made(lambda x: x.exp(), lambda x, g: (g.view(-1, x.shape[-1]) * x.exp()).view(x.shape)),
+        lambda: (normal(4, 3),),
+        "backward",
+    ),
     "flat": (
         made(
             lambda x: x.flatten(1).square().sum(-1),

@@ -10,6 +10,10 @@ SOUND = {
         made(lambda a, b: a * b, lambda g, a, b: (g * b, g * a)),
         lambda: (normal(4, 3), normal(4, 3, seed=1)),
     ),
+    "row of less rank": (
+        made(lambda a, b: a * b, lambda g, a, b: (g * b, (g * a).sum(0))),
+        lambda: (normal(4, 3), normal(3, seed=1)),
+    ),
     "summed": (
         made(lambda a, b: a + b, lambda g, a, b: (g.sum_to_size(a.shape), g.sum_to_size(b.shape))),
         lambda: (normal(4, 3), normal(4, 3, seed=1)),
@@ -22,6 +26,17 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "column of less rank": (
+        made(
+            lambda a, b: a * b,
+            lambda g, a, b: (
+                g * b,
+                (g * a).sum(0) if b.dim() < g.dim() else (g * a).mean(-1, keepdim=True),
+            ),
+        ),
+        lambda: (normal(4, 3), normal(3, seed=1)),
+        "gradient of `b`",
+    ),
     "first row": (
         made(
             lambda a, b: a * b,

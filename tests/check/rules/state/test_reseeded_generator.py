@@ -77,13 +77,38 @@ class ResetsNumpy(Function):
         return grad * ctx.scale
 
 
+class Replays(Function):
+    """Goes back to the numbers of forward, and leaves everybody there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.state = torch.get_rng_state()
+        return x * (torch.rand_like(x) > 0.5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        torch.set_rng_state(ctx.state)
+        return grad * (torch.rand_like(grad) > 0.5)
+
+
+class ReplaysApart(Replays):
+    """Goes back to the numbers of forward, and puts the others back after that."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.random.fork_rng(devices=[]):
+            return Replays.backward(ctx, grad)
+
+
 SOUND = {
+    "replays apart": (ReplaysApart, lambda: (normal(4, 3),)),
     "own": (Own, lambda: (normal(4, 3),)),
     "draws": (Draws, lambda: (normal(4, 3),)),
 }
 PLANTED = {
     "numpy": (ResetsNumpy, lambda: (normal(4, 3),), "forward: the generator of NumPy"),
     "forward": (Resets, lambda: (normal(4, 3),), "forward"),
+    "replays": (Replays, lambda: (normal(4, 3),), "backward"),
     "backward": (ResetsLate, lambda: (normal(4, 3),), "backward"),
 }
 

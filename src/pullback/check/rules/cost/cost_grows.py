@@ -17,7 +17,7 @@ Passes
     return grad.flip(0).cumsum(0).flip(0)
 
 Cannot see
-    Work inside a kernel, and loops over Python numbers.
+    Work inside a kernel or an op of the dispatcher, and loops over Python numbers.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first size with which backward's cost grows too fast."""
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        return
+    if subject.target.is_op:
+        yield Skip(RULE, "what an op computes inside cannot be counted")
         return
     loops: list[Finding | None] = []
     for small, large, words in each(_pairs(subject.small), subject):

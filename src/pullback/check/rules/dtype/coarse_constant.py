@@ -40,6 +40,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.check.trials import is_new
 
 RULE = Rule(code="D506", name="coarse-constant", group="dtype", profile="quick")
 
@@ -60,7 +61,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     again = _coarse(subject, other_values(start))
     for name, (index, have, want) in coarse.items():
-        if name in again and not subject.target.intent.is_surrogate(name):
+        if subject.target.intent.is_surrogate(name):
+            continue
+        if name in again and is_new(subject, RULE, name):
             yield subject.finding(
                 RULE,
                 example=start,

@@ -1,0 +1,144 @@
+"""Backward must read its inputs and cotangents with all their digits.
+
+What it checks
+    In float64, float32 and float16: each input, and the cotangents, once as numbers that coarser
+    dtypes hold and once with a little more, which those lose. Where the outputs and PyTorch's own
+    gradient change with that, the gradient changes too.
+
+Why it matters
+    An input that is saved in bfloat16 to spare memory, or a cotangent that passes through it, costs
+    most of the digits, and what is computed from it afterwards looks as fine as ever (Liger#1253).
+
+Fails
+    x = x.to(torch.bfloat16).to(x.dtype); return grad * torch.cos(x)
+
+Passes
+    return grad * torch.cos(x)
+
+Cannot see
+    Rounding of what was computed on the way, which the next step hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pullback.check.example import Example, name_of
+from pullback.check.inputs.dtypes import in_dtype
+from pullback.check.run import Run, copies_of
+from pullback.check.subject import (
+    BackwardFailedError,
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Skip,
+    Subject,
+    each,
+)
+from pullback.check.trials import is_new
+
+RULE = Rule(code="D507", name="rounded-input", group="dtype", profile="quick")
+
+# What a number that bfloat16 holds may grow by without becoming another one in a coarser dtype.
+MORE = {torch.float64: 2.0**-30, torch.float32: 2.0**-16, torch.float16: 1.5 * 2.0**-10}
+FEW = 5  # entries by which chance is ruled out
+MOST = 3  # inputs that are looked at
+
+FIX = "save and compute in the dtype of the input, or in a finer one"
+
+Cotangents = Sequence["Tensor | None"]
+Grads = dict[str, "Tensor | None"]
+
+
+def check(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per gradient that does not see the last digits of something."""
+    if subject.fails_at_base or subject.target.intent.has_surrogate or not subject.is_steady:
+        return
+    for dtype, more in each(MORE.items(), subject):
+        start = in_dtype(subject.small, dtype)
+        if start is not None and all(start.args[i].dtype == dtype for i in start.differentiable):
+            yield from _deaf(subject, _coarse(start), more)
+
+
+def _deaf(subject: Subject, start: Example, more: float) -> Iterator[Finding]:
+    try:
+        run = subject.run(start)
+        cotangents = [_rounded(c) for c in subject.cotangents(run)]
+        before = run.pull(copies_of(cotangents))
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+    if any(run.outputs[k].dtype != start.args[start.differentiable[0]].dtype for k in run.live):
+        return
+    for i in sorted(start.needs)[:MOST]:
+        near = start.put(i, start.args[i] * (1 + more), start.label)
+        yield from _compared(subject, start, near, run, cotangents, cotangents, before, i)
+    larger = [None if c is None else c * (1 + more) for c in cotangents]
+    yield from _compared(subject, start, start, run, cotangents, larger, before, None)
+
+
+def _compared(
+    subject: Subject,
+    start: Example,
+    near: Example,
+    run: Run,
+    cotangents: Cotangents,
+    larger: Cotangents,
+    before: Grads,
+    position: int | None,
+) -> Iterator[Finding]:
+    """The gradients that stay as they are to the last bit where PyTorch's own do not."""
+    try:
+        moved = subject.run(near)
+        after = moved.pull(copies_of(larger))
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+    deaf = [n for n, g in before.items() if _is_same(g, after.get(n))]
+    is_heard = position is None or any(
+        not torch.equal(run.outputs[k], moved.outputs[k]) for k in run.live
+    )
+    if not deaf or not is_heard:
+        return
+    places = tuple(sorted(start.needs))
+    usual = subject.reference.gradients(start, cotangents, places) or {}
+    other = subject.reference.gradients(near, larger, places) or {}
+    what = "the cotangent" if position is None else f"`{subject.names[position]}`"
+    for i in places:
+        name = subject.names[i]
+        is_deaf = name in deaf and name not in subject.wrong_names
+        if is_deaf and _mostly_differ(usual.get(i), other.get(i)) and is_new(subject, RULE, name):
+            dtype = name_of(start.args[i].dtype)
+            yield subject.finding(
+                RULE,
+                example=start,
+                at=f"gradient of `{name}`, as {what} changes in its last digits",
+                expected="other numbers, as PyTorch's own gradient gives",
+                got=f"the same to the last bit: {what} is read in a coarser dtype than {dtype}",
+                fix=FIX,
+            )
+
+
+def _coarse(example: Example) -> Example:
+    """Every input as numbers that bfloat16 holds."""
+    for i in example.differentiable:
+        value = example.args[i]
+        example = example.put(i, value.to(torch.bfloat16).to(value.dtype), example.label)
+    return example
+
+
+def _rounded(cotangent: Tensor | None) -> Tensor | None:
+    return None if cotangent is None else cotangent.to(torch.bfloat16).to(cotangent.dtype)
+
+
+def _is_same(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None or one.shape != two.shape or one.numel() < FEW:
+        return False
+    return bool(torch.isfinite(one).all()) and torch.equal(one, two)
+
+
+def _mostly_differ(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None:
+        return False
+    return int((one != two).sum()) > max(FEW - 1, one.numel() // 2)

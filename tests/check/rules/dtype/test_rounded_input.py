@@ -1,0 +1,72 @@
+"""Sound functions pass `rounded-input`; planted faults are caught, and named."""
+
+import pytest
+import torch
+
+from pullback.check.rules.dtype.rounded_input import check
+from tests.check.subjects import findings, made, normal
+
+
+def coarse(tensor, dtype=torch.bfloat16):
+    return tensor.to(dtype).to(tensor.dtype)
+
+
+def silu_slope(x):
+    s = x.sigmoid()
+    return s + x * s * (1 - s)
+
+
+SOUND = {
+    "sine": (made(lambda x: x.sin(), lambda g, x: g * x.cos()), lambda: (normal(4, 6),)),
+    "linear": (made(lambda x: 3 * x, lambda g, x: 3 * g), lambda: (normal(4, 6),)),
+    "step": (made(lambda x: x.relu(), lambda g, x: g * (x > 0)), lambda: (normal(4, 6),)),
+    "rounded in forward too": (
+        made(lambda x: coarse(x).sin(), lambda g, x: g * coarse(x).cos()),
+        lambda: (normal(4, 6),),
+    ),
+    "product": (
+        made(lambda a, b: a @ b, lambda g, a, b: (g @ b.mT, a.mT @ g)),
+        lambda: (normal(4, 6), normal(6, 3, seed=1)),
+    ),
+}
+PLANTED = {
+    "float16 by way of bfloat16": (
+        made(
+            lambda x: x * x.sigmoid(),
+            lambda g, x: g * silu_slope(coarse(x) if x.dtype == torch.half else x),
+        ),
+        lambda: (normal(4, 6),),
+        "gradient of `x`, as `x` changes",
+    ),
+    "one of two inputs": (
+        made(lambda a, b: a @ b, lambda g, a, b: (g @ b.mT, coarse(a, torch.float32).mT @ g)),
+        lambda: (normal(4, 6), normal(6, 3, seed=1)),
+        "gradient of `b`, as `a` changes",
+    ),
+    "cotangent": (
+        made(lambda x: x.sin(), lambda g, x: coarse(g, torch.float32) * x.cos()),
+        lambda: (normal(4, 6),),
+        "gradient of `x`, as the cotangent changes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_function_has_no_finding(name):
+    target, args = SOUND[name]
+
+    assert findings(check, target, *args()) == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_caught(name):
+    target, args, at = PLANTED[name]
+    found = findings(check, target, *args())
+
+    assert [at in finding.at for finding in found] == [True]
+
+
+def test_gradcheck_alone_would_miss_it():
+    target, args, _ = next(iter(PLANTED.values()))
+
+    assert torch.autograd.gradcheck(target.apply, args())
