@@ -14,7 +14,7 @@ from examples.hybrid import plain
 from examples.nested import SineFunction, SquareFunction
 
 SIZES = (1_000, 1_000_000)
-BUDGET = 45.0  # seconds
+BUDGET = 35.0  # seconds
 
 
 def square_sine(x: Tensor, y: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ from pullback.check.forward_mode import tangents_of as tangents_of
 from pullback.check.inputs.arguments import arguments_of as arguments_of
 from pullback.check.inputs.arguments import doubled as doubled
 from pullback.check.inputs.arguments import indices_of as indices_of
+from pullback.check.inputs.arguments import is_order as is_order
 from pullback.check.inputs.domains import ALONE as ALONE
 from pullback.check.inputs.domains import EDGES as EDGES
 from pullback.check.inputs.domains import FAINT as FAINT
@@ -105,8 +106,10 @@ from pullback.check.precision import precisions as precisions
 from pullback.check.reference import FINEST as FINEST
 from pullback.check.reference import Precision as Precision
 from pullback.check.registration import overload_of as overload_of
+from pullback.check.retrial import by_indices as by_indices
 from pullback.check.retrial import by_shape as by_shape
 from pullback.check.retrial import by_ties as by_ties
+from pullback.check.retrial import by_zero as by_zero
 from pullback.check.retrial import set_aside as set_aside
 from pullback.check.run import Run as Run
 from pullback.check.run import copies_of as copies_of

@@ -26,6 +26,24 @@ KINDS = {
     "half": (made(square, lambda g, x: x * g), (normal(2, 3),), "x", FACTOR),
     "one over a size, of one shape": (made(square, lambda g, x: x * g / 3), (X,), "x", FACTOR),
     "mean": (made(add, lambda g, x, row: (g, g.mean(0))), (X, ROW), "row", REDUCTION),
+    "mean over two dimensions": (
+        made(lambda x, row: x + row, lambda g, x, row: (g, g.mean((0, 1)))),
+        (normal(2, 3, 4), ROW),
+        "row",
+        REDUCTION,
+    ),
+    "factor that is a size by chance": (
+        made(lambda x: (x * x).sum(-1), lambda g, x: g[:, None] * x),
+        (normal(3, 2),),
+        "x",
+        FACTOR,
+    ),
+    "factor of nearly one": (
+        made(square, lambda g, x: 2 * x * g * 0.99995),
+        (X,),
+        "x",
+        VALUES,
+    ),
     "swapped": (
         made(lambda a, b: a * b, lambda g, a, b: (g * a, g * b)),
         (X, normal(6, 4, seed=1)),
@@ -46,6 +64,12 @@ KINDS = {
         FACTOR,
     ),
 }
+
+
+def test_small_factor_is_told_as_its_inverse():
+    target, args, at, _ = KINDS["half"]
+
+    assert subject(target, *args).patterns[at].fix == "multiply the gradient of `x` by 2"
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -82,7 +82,7 @@ def test_wrong_plan_makes_it_fail(monkeypatch):
 def test_emitted_backward_is_shown(shown):
     _, text = shown
 
-    assert "auto grad_x = x.sin() * 2 * x.cos() * grad_out;" in text
+    assert re.search(r"auto grad_x = x\.sin\(\) .* x\.cos\(\) \* grad_out;", text)
     assert "There is no C++ compiler here, so it is not built." in text
 
 

@@ -223,6 +223,24 @@ def test_small_reduction_runs_again_when_told():
     assert names(best.recomputed) == ["sum_1"]
 
 
+def products():
+    """y = sin(x) @ w, whose derivative for w reads sin(x) once more, through a view."""
+    g = Making()
+    x, w, cotangent = g.input("x", (2, 4)), g.input("w", (4, 2)), g.cotangent("ct", (2, 2))
+    a = g.call(aten.sin.default, x)
+    y = g.call(aten.mm.default, a, w, size=(2, 2))
+    turned = g.back(aten.t.default, a, size=(4, 2))
+    grad = g.back(aten.mm.default, turned, cotangent, size=(4, 2))
+    return g.joint([y], [None, grad])
+
+
+def test_factor_of_both_passes_is_kept():
+    assert names(cut(products(), free={"x"}).saved) == ["x"]
+    assert names(cut(products(), "factors", free={"x"}).saved) == ["sin"]
+    assert cut(products(), "factors", free={"x"}).recomputed == ()
+    assert names(cut(square_sine(), "factors").saved) == names(cut(square_sine()).saved)
+
+
 # ---- random and opaque ops ----
 
 
@@ -429,7 +447,7 @@ def test_unknown_policy_is_refused(policy):
 
     assert str(caught.value) == (
         "E303 save-policy: `save` must be the name of a policy or a number of bytes\n"
-        '  expected: "auto", "inputs", "everything", or a whole number from 0\n'
+        '  expected: "auto", "factors", "inputs", "everything", or a whole number from 0\n'
         f"  got:      {policy!r}\n"
         '  fix:      leave it out, which means "auto"'
     )

@@ -75,7 +75,7 @@ def calls(graph):
 
 # ---- the law ----
 
-POLICIES = ("auto", "inputs", "everything")
+POLICIES = ("auto", "factors", "inputs", "everything")
 
 PROGRAMS = {
     f"{name}-{form}": (getattr(pipeline, form), make_inputs(name, 256, torch.float64))

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pullback.plan.build import build
 from pullback.plan.case import case_of
@@ -140,6 +141,16 @@ def test_policy_far_from_the_best_is_not_searched(monkeypatch):
     hybrids = [row.candidate for row in found.rows[8] if row.candidate.how == HYBRID]
     assert {one.save for one in hybrids} == {"everything"}
     assert any('save "auto"' in note for note in found.notes)
+
+
+def test_factors_are_kept_where_there_are_products():
+    pairs = (PAIR, ("eager", "auto"), ("eager", "factors"))
+    x, w = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+    plain = search(chain, FakeMeter(), pairs=pairs)
+    found = search(lambda x, w: Sine.apply(x) @ w, FakeMeter(), (x, w), pairs=pairs)
+
+    assert {row.candidate.save for row in plain.rows[8]} == {"", "everything", "auto"}
+    assert {row.candidate.save for row in found.rows[16]} == {"", "everything", "auto", "factors"}
 
 
 # ---- several sizes ----

@@ -80,6 +80,16 @@ def test_reasons_to_look_at_are_told_once():
     )
 
 
+def test_rules_beyond_the_first_are_counted():
+    rules = [replace(SAVED, name=f"rule-{i}", code=f"R{i}") for i in range(9)]
+    report = replace(REPORT, skips=tuple(Skip(rule, "backward fails") for rule in rules))
+
+    assert (
+        "  not tried: rule-0 (R0), rule-1 (R1), rule-2 (R2) and 6 more: backward fails"
+        in str(report).splitlines()
+    )
+
+
 def test_rules_without_work_share_a_line():
     assert "  not applicable: unread-saved, cotangent-layout" in str(REPORT).splitlines()
 

@@ -144,21 +144,35 @@ CAUSES = (
         raising="single memory location|modified by an inplace operation",
     ),
     Cause(
+        "touched-grad",
+        frozenset(
+            {"checkpoint-differs", "hooks-bypassed", "cut-gradient", "backward-twice", AGAIN}
+        ),
+        "what is in `.grad` is none of what backward returns",
+        raising=".",
+    ),
+    Cause(
+        "mutated-saved",
+        REPEATING - {AGAIN},
+        "the next backward sees other numbers",
+        is_partial=True,
+    ),
+    Cause(
         "reused-buffer",
         COMPARING,
         "what is kept from one call changes with the next",
     ),
     Cause(
-        "touched-grad",
-        frozenset({"checkpoint-differs", "hooks-bypassed", "cut-gradient", AGAIN}),
-        "what is in `.grad` is none of what backward returns",
-        raising=".",
+        "backward-twice",
+        REPEATING - {AGAIN},
+        "no two backwards over one graph give the same",
+        holds=lambda finding: not _RAISED.match(finding.got),
     ),
     Cause(
         "wrong-for-subset",
         frozenset({"wrong-under-no-grad"}),
         "forward does something else where no gradient is asked for",
-        holds=lambda finding: finding.at.startswith("forward when no input"),
+        holds=lambda finding: "when no input" in finding.at,
         raising=".",
     ),
     Cause(
@@ -193,13 +207,23 @@ CAUSES = (
     ),
     Cause(
         "silent-repair",
-        frozenset({"needless-rounding", "rounded-input", "coarse-constant", "default-dtype"}),
+        frozenset(
+            {
+                *("needless-rounding", "rounded-input", "coarse-constant", "default-dtype"),
+                "hessian-asymmetry",
+            }
+        ),
         "the digits are those of the dtype that is returned",
         holds=lambda finding: "which the engine casts" in finding.got,
         weighs=True,
     ),
     Cause("needless-rounding", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
     Cause("silent-repair", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
+    Cause(
+        "same-tensor-twice",
+        frozenset({"subclass-input"}),
+        "wrappers have no memory of their own, so that any two of them look like one tensor",
+    ),
 )
 
 

@@ -21,17 +21,22 @@ CUT, SIGN, FACTOR, SWAPPED, REDUCTION, VALUES = (
     "values",
 )
 
+NEAR = 1e-4  # a factor so close to one is none that anybody wrote
+
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The kind of an error, and what is known of it in words."""
+    """The kind of an error, and what is known of it in words; `size` is that of a mean."""
 
     kind: str
     why: str = ""
     fix: str = ""
+    size: int = 0
 
 
-def pattern_of(mismatch: Mismatch, others: Sequence[Mismatch], run: Run) -> Pattern:
+def pattern_of(
+    mismatch: Mismatch, others: Sequence[Mismatch], run: Run, *, may_be_mean: bool = True
+) -> Pattern:
     """The simplest pattern that explains the whole of a wrong gradient."""
     have, want = mismatch.have, mismatch.want
     name = mismatch.name
@@ -46,8 +51,8 @@ def pattern_of(mismatch: Mismatch, others: Sequence[Mismatch], run: Run) -> Patt
         why = f"it is the gradient of `{other}`"
         return Pattern(SWAPPED, why, "return the gradients in the order of forward's arguments")
     ratio = _ratio(have, want)
-    if ratio is not None:
-        return _scaled(name, ratio, run)
+    if ratio is not None and abs(ratio - 1) > NEAR:
+        return _scaled(name, ratio, run, may_be_mean)
     if _is_unreduced(have, want):
         why = "each entry has the share of one row only"
         return Pattern(
@@ -56,19 +61,31 @@ def pattern_of(mismatch: Mismatch, others: Sequence[Mismatch], run: Run) -> Patt
     return Pattern(VALUES)
 
 
+def factor_of(mismatch: Mismatch) -> float | None:
+    """The constant by which a gradient is off, or None."""
+    have, want = mismatch.have, mismatch.want
+    if have is None or have.shape != want.shape or not bool(torch.isfinite(want.abs()).all()):
+        return None
+    return _ratio(have.detach().cpu().to(want.dtype), want)
+
+
 def _cut(name: str) -> Pattern:
     why = f"the output depends on `{name}`, and nothing flows back to it"
     return Pattern(CUT, why, f"return the gradient of `{name}`, or mark what must not have one")
 
 
-def _scaled(name: str, ratio: float, run: Run) -> Pattern:
+def _scaled(name: str, ratio: float, run: Run, may_be_mean: bool) -> Pattern:
     if abs(ratio + 1) < 1e-6:
         return Pattern(SIGN, "the sign is flipped everywhere", f"negate the gradient of `{name}`")
-    for size in _sizes(name, run):
+    for size in sorted(_sizes(name, run)) if may_be_mean else ():
         if size > 1 and abs(ratio * size - 1) < 1e-6:
             why = f"it is {size} times too small, as a mean over {size} entries is"
-            return Pattern(REDUCTION, why, f"sum where the gradient of `{name}` takes a mean")
+            fix = f"sum where the gradient of `{name}` takes a mean"
+            return Pattern(REDUCTION, why, fix, size)
     why = f"it is {ratio:.6g} times the right one everywhere"
+    whole = round(1 / ratio) if ratio else 0
+    if abs(whole) > 1 and abs(ratio * whole - 1) < 1e-6:
+        return Pattern(FACTOR, why, f"multiply the gradient of `{name}` by {whole}")
     return Pattern(FACTOR, why, f"divide the gradient of `{name}` by {ratio:.6g}")
 
 
@@ -80,6 +97,8 @@ def _sizes(name: str, run: Run) -> set[int]:
     found: set[int] = set()
     for tensor in (*run.outputs, *run.leaves.values()):
         found |= {tensor.numel(), *tensor.shape}
+        if leaf is not None and leaf.numel():
+            found.add(tensor.numel() // leaf.numel())  # what is summed for each entry
     return found
 
 

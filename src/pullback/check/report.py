@@ -18,7 +18,7 @@ BLIND = (
 
 # Reasons that a person should see: something was tried, and was refused or went wrong.
 REFUSED = re.compile(r"refuse|raise|fail|lost|too long|from run to run|same twice|[A-Z]\w+Error")
-MOST = 3  # examples that are told
+MOST = 3  # examples that are told, and rules of those that were not tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,13 @@ class Report:
         for skip in self.skips:
             if _is_refusal(skip):
                 found.setdefault(skip.reason, []).append(f"{skip.rule.name} ({skip.rule.code})")
-        return {why: ", ".join(names) for why, names in found.items()}
+        return {why: _first(names) for why, names in found.items()}
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - MOST
+    return ", ".join(names) if more < 2 else f"{', '.join(names[:MOST])} and {more} more"
 
 
 def _is_refusal(skip: Skip) -> bool:

@@ -14,10 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
+from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.inputs.arguments import indices_of
+from pullback.check.inputs.values import is_index
 from pullback.check.mismatch import Mismatch
 from pullback.check.subject import Subject
-from pullback.check.trials import Trial, trial_of
+from pullback.check.trials import Trial, trial_of, trials
 
 ASIDE = "set aside"
 SPREAD = 3e-3  # how far apart tied values are moved
@@ -33,6 +35,23 @@ def by_shape(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
 def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     """The trials, without what is wrong for values close by that are not tied too."""
     return _without(subject, found, _untied)
+
+
+def by_zero(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without what is wrong where the zeros are all another number: those are ties."""
+    return _without(subject, found, _raised)
+
+
+def by_indices(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without inputs that are wrong for other indices in the example's own shapes."""
+    for trial in found:
+        if not trial.mismatches or not any(is_index(a) for a in tensors_in(trial.example.args)):
+            yield trial
+            continue
+        variants = indices_of(subject.small, subject.names, subject.target.name)
+        others = trials(subject, "indices", variants)
+        told = {mismatch.name for other in others for mismatch in other.mismatches}
+        yield replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name not in told))
 
 
 def set_aside(subject: Subject) -> list[Trial]:
@@ -112,6 +131,17 @@ def _untied(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
             steps = torch.arange(value.numel(), dtype=value.dtype, device=value.device)
             apart = ((steps + i / 7) * 0.618034) % 1 + 0.05
             made = made.put(i, value + SPREAD * apart.reshape(value.shape), made.label)
+    other = _tried(subject, made, mismatch.name)
+    return other if other is not None and other.mismatches else None
+
+
+def _raised(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
+    """The trial with another number in the place of all zeros that is wrong as well."""
+    made = replace(trial.example, label="other values")
+    for i in sorted(trial.example.needs):
+        value = made.args[i]
+        if int((value == 0).sum()) > 1:
+            made = made.put(i, torch.where(value == 0, 0.625, value), made.label)
     other = _tried(subject, made, mismatch.name)
     return other if other is not None and other.mismatches else None
 

@@ -20,6 +20,8 @@ from pullback.check.example import Example, can_differ, copy_of, tensors_in
 
 SEED = 20_250_101
 
+PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
+
 
 class ForwardRefusedError(Exception):
     """The user's forward raised: these arguments are outside of what it accepts."""
@@ -40,7 +42,7 @@ class BackwardFailedError(Exception):
 def told(error: BaseException) -> str:
     """An error in one line."""
     text = str(error).strip().splitlines()
-    first = text[0] if text else ""
+    first = text[0].partition(PLEA)[0].rstrip() if text else ""
     first = first if len(first) <= 160 else f"{first[:157]}..."
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

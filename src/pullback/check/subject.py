@@ -20,10 +20,10 @@ from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
-from pullback.check.inputs.shapes import smaller_of
+from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.judge import Judge
 from pullback.check.mismatch import Mismatch, index_of, number
-from pullback.check.patterns import Pattern, pattern_of
+from pullback.check.patterns import Pattern, factor_of, pattern_of
 from pullback.check.reference import Reference
 from pullback.check.repro import with_repro
 from pullback.check.run import (
@@ -66,9 +66,11 @@ class Subject:
 
     @cached_property
     def base(self) -> Example:
-        """The first example in float64 where forward accepts that, else as given."""
+        """The first example in float64 where the function serves that, else as given."""
         exact = self.given.double()
-        return exact if self.accepts(exact) else self.given
+        if not self.accepts(exact):
+            return self.given
+        return exact if self._serves(exact) or not self._serves(self.given) else self.given
 
     @cached_property
     def small_given(self) -> Example:
@@ -122,6 +124,14 @@ class Subject:
         try:
             self.run(example)
         except ForwardRefusedError:
+            return False
+        return True
+
+    def _serves(self, example: Example) -> bool:
+        """Whether neither forward nor backward raises."""
+        try:
+            self.pull(example)
+        except (ForwardRefusedError, BackwardFailedError):
             return False
         return True
 
@@ -195,7 +205,24 @@ class Subject:
         """By what pattern each gradient is wrong at the examples, by the name of the input."""
         wrong = self.base_mismatches
         called = self.run()
-        return {mismatch.name: pattern_of(mismatch, wrong, called) for mismatch in wrong}
+        found = {mismatch.name: pattern_of(mismatch, wrong, called) for mismatch in wrong}
+        for mismatch in wrong:
+            size = found[mismatch.name].size
+            if size and self._keeps_factor(mismatch, size):
+                found[mismatch.name] = pattern_of(mismatch, wrong, called, may_be_mean=False)
+        return found
+
+    def _keeps_factor(self, mismatch: Mismatch, size: int) -> bool:
+        """Whether a gradient is off by the same factor where a size is another: it is no mean."""
+        if size not in symbols_of(self.base):
+            return False
+        other = resized(self.base, {size: size + 1}, f"size {size} as {size + 1}")
+        try:
+            again = [m for m in self.judge(other) if m.name == mismatch.name]
+        except (ForwardRefusedError, BackwardFailedError):
+            return False
+        old, new = factor_of(mismatch), factor_of(again[0]) if again else None
+        return old is not None and new is not None and abs(old - new) < 1e-4 * abs(old)
 
     @cached_property
     def wrong_names(self) -> frozenset[str]:

@@ -131,8 +131,8 @@ def command(
     errors: list[Failure] = []
     try:
         selected(profile=profile, select=select, allow=allow)
-    except PullbackError as error:  # told once, and not for each target
-        errors, targets = [("", error)], ()
+    except PullbackError as mistake:  # told once, and not for each target
+        errors, targets = [("", mistake)], ()
     for name, target in _found(targets, errors):
         report = _checked(name, target, options, errors)
         if report is not None:

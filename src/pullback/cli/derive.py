@@ -26,7 +26,7 @@ _UNDECIDED = 2
     default="auto",
     show_default=True,
     metavar="POLICY",
-    help="What forward keeps: auto, inputs, everything, or a number of bytes.",
+    help="What forward keeps: auto, factors, inputs, everything, or a number of bytes.",
 )
 @click.option(
     "--prove",

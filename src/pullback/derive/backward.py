@@ -60,7 +60,8 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         program: takes tensors and plain values, also inside lists, tuples and dicts, and returns
             such. It leaves its inputs as they are. Of a Function class it is the forward.
         examples: arguments to capture it with; calls of other kinds are captured when they come.
-        save: what forward keeps for backward: "auto", "inputs", "everything", or how many bytes.
+        save: what forward keeps for backward: "auto", "factors", "inputs", "everything", or how
+            many bytes.
 
     Returns a subclass of `Function` with `source()`, the text of a module that needs only torch,
     and `frontier(*args)`, what other amounts of saved bytes would cost.

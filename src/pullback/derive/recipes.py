@@ -189,11 +189,7 @@ class Recipes:
         with _shielded():
             _warm_up(program, args)
             before = self._state()
-            try:
-                captured = capture(program, args, needs=needs)
-            except CaptureError:
-                _run_alone(program, args)
-                raise
+            captured = _captured(program, args, needs)
             _require_unchanged(captured.name, _changed(captured))
             _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
@@ -294,6 +290,18 @@ def _require_nothing_kept(name: str, before: State, after: State) -> None:
             got="a tensor from inside it that can be reached from around it after the call",
             fix="return it as one more output",
         )
+
+
+def _captured(
+    program: Callable[..., Any], args: Sequence[Any], needs: Sequence[bool] | None
+) -> Capture:
+    """The capture of a program; where it fails because the program does, what the program says."""
+    try:
+        return capture(program, args, needs=needs)
+    except CaptureError as error:
+        refusal = error
+    _run_alone(program, args)  # not inside of the handler: its error is then shown alone
+    raise refusal
 
 
 def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from pullback.derive.recipe import Parts
 from pullback.derive.source import require_flat
-from pullback.emit.cpp_function import CppFunction, write_function
+from pullback.emit.cpp_function import write_function
 from pullback.emit.cpp_library import NAMESPACE, library_text
 from pullback.emit.cpp_project import cmake_text, main_text
+from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_variants import variants_of
 from pullback.emit.plain import opened
 from pullback.emit.python import snake

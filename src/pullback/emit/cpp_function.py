@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from pullback.emit.cpp_body import Body, legal, wrapped
 from pullback.emit.cpp_checks import checks_of
 from pullback.emit.cpp_constants import constant_line
 from pullback.emit.cpp_plain import check_of, condition_of, notes_of, used_in
+from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_values import quoted, unwritable
 from pullback.emit.plain import Plain, PlainArgument
 from pullback.emit.reach import Reach
@@ -24,62 +24,6 @@ from pullback.graph.cost import base_of, is_view
 from pullback.graph.values import is_smooth
 
 GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
-
-
-@dataclass(frozen=True)
-class CppFunction:
-    """One Function, written: its class, and what the registration needs to know of it.
-
-    `tensors` are the parameters that are tensors, `plain` the others. `variants` are the Functions
-    for calls without some of the `optional` parameters, each with the names of those.
-    """
-
-    name: str
-    op: str
-    parameters: tuple[str, ...]
-    tensors: tuple[str, ...]
-    plain: tuple[PlainArgument, ...]
-    changed: frozenset[int]
-    aliases: tuple[int | None, ...]
-    lines: tuple[str, ...]
-    bodies: tuple[Body, Body]
-    optional: frozenset[str] = frozenset()
-    variants: tuple[tuple[frozenset[str], CppFunction], ...] = ()
-
-    @property
-    def result(self) -> str:
-        """The type that the op gives."""
-        count = len(self.aliases)
-        return "at::Tensor" if count == 1 else f"std::tuple<{', '.join(['at::Tensor'] * count)}>"
-
-    @property
-    def signature(self) -> str:
-        """The parameters of the op in C++."""
-        kinds = dict.fromkeys(self.optional, "const std::optional<at::Tensor>&")
-        kinds |= {self.parameters[place]: "at::Tensor" for place in self.changed}
-        kinds |= {one.name: one.kind[1] for one in self.plain}
-        return ", ".join(f"{kinds.get(n, 'const at::Tensor&')} {n}" for n in self.parameters)
-
-    @property
-    def schema(self) -> str:
-        """The schema of the op."""
-        letters = {place: chr(ord("a") + i) for i, place in enumerate(sorted(self.changed))}
-        takes = ", ".join(
-            f"Tensor({letters[place]}!) {name}" if place in letters else self._declared(place)
-            for place, name in enumerate(self.parameters)
-        )
-        gives = ["Tensor" if a is None else f"Tensor({letters[a]}!)" for a in self.aliases]
-        result = gives[0] if len(gives) == 1 else f"({', '.join(gives)})"
-        return f"{self.op}({takes}) -> {result}"
-
-    def _declared(self, place: int) -> str:
-        """A parameter in the schema."""
-        name = self.parameters[place]
-        defaults = dict.fromkeys(self.optional, "None") | {p.name: p.given for p in self.plain}
-        is_last = all(defaults.get(other) for other in self.parameters[place:])
-        kinds = dict.fromkeys(self.optional, "Tensor?") | {p.name: p.kind[0] for p in self.plain}
-        default = f"={defaults[name]}" if is_last else ""
-        return f"{kinds.get(name, 'Tensor')} {name}{default}"
 
 
 def write_function(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pullback.emit.cpp_body import includes_of, wrapped
-from pullback.emit.cpp_function import CppFunction
+from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_values import quoted
 
 NAMESPACE = "emitted"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from pullback.derive.likes import Like
-from pullback.emit.cpp_function import CppFunction
 from pullback.emit.cpp_library import NAMESPACE
 from pullback.emit.cpp_plain import written
+from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_values import DTYPES, literal
 from pullback.emit.subject import Subject
 

@@ -16,7 +16,7 @@ from pullback.graph.cut_problem import Cut, pose
 from pullback.graph.cut_search import pareto, polished, search
 from pullback.graph.parts import JointGraph
 
-POLICIES = ("auto", "inputs", "everything")
+POLICIES = ("auto", "factors", "inputs", "everything")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ def cut(
 
     - `"auto"`: the fewest bytes that need nothing dear to run twice: no matmul-like op, and no
       reduction to a quarter of its input or less;
+    - `"factors"`: the same, but what matmul-like ops of both passes read is saved, too: it must be
+      in memory for them, so that to compute it again costs time even where ops are fused;
     - `"inputs"`: run everything again that may be; random and opaque ops never run twice;
     - `"everything"`: run nothing again but views, and what one call makes of sizes alone: no more
       than eager autograd would keep;
@@ -111,7 +113,7 @@ def require_policy(policy: object) -> None:
         return
     raise PolicyError(
         "`save` must be the name of a policy or a number of bytes",
-        expected='"auto", "inputs", "everything", or a whole number from 0',
+        expected='"auto", "factors", "inputs", "everything", or a whole number from 0',
         got=repr(policy),
         fix='leave it out, which means "auto"',
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,8 +220,22 @@ def _runs_once(node: fx.Node, policy: str | int, grids: Collection[fx.Node]) -> 
     """Whether `policy` forbids to run `node` a second time."""
     if policy == "everything":
         return not (is_number(node) or is_view(node) or node in grids)
-    is_dear = policy == "auto" and (is_matmul_like(node) or _shrinks(node))
-    return is_dear or is_unrepeatable(node)
+    is_dear = policy in ("auto", "factors") and (is_matmul_like(node) or _shrinks(node))
+    return is_dear or is_unrepeatable(node) or (policy == "factors" and is_factor(node))
+
+
+def is_factor(node: fx.Node) -> bool:
+    """Whether matmul-like ops both of forward and of backward read `node`, or views of it."""
+    if node.op != "call_function" or is_view(node):
+        return False
+    phases = {phase_of(user) for user in _readers(node) if is_matmul_like(user)}
+    return BACKWARD in phases and len(phases) > 1
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that read `node` or a view of it."""
+    for user in node.users:
+        yield from _readers(user) if is_view(user) else (user,)
 
 
 # ---- nodes ----

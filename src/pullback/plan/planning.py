@@ -25,7 +25,7 @@ from pullback.plan.rows import AS_WRITTEN
 from pullback.plan.search import Search
 from pullback.run import AUTO, backend_of, backends_of
 
-SAVES = ("everything", "auto")
+SAVES = ("everything", "auto", "factors")
 
 
 def plan(
@@ -74,7 +74,7 @@ def plan(
     name = "" if place is None else parameter_names(program, len(rows[0]))[place]
     cases = _cases(program, rows, place, name)
     # What usually wins comes first: the budget may be spent before the rest.
-    saves = SAVES if weight < 0.5 else SAVES[::-1]
+    saves = SAVES if weight < 0.5 else (*SAVES[1:], SAVES[0])
     pairs = [(backend, save) for backend in reversed(names) for save in saves]
     meter = Meter(_device(rows))
     draws = RandomState(())

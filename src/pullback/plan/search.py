@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pullback.graph.cut_problem import is_factor
 from pullback.plan.build import build
 from pullback.plan.case import Case
 from pullback.plan.choice import choose, scores
@@ -113,6 +114,8 @@ class Search:
         return self.functions[key]
 
     def _build(self, candidate: Candidate, case: Case) -> Any:
+        if candidate.save == "factors" and not self._has_factors(candidate, case):
+            return None  # it would save what "auto" saves
         self._step(f"building {candidate}")
         try:
             made = build(self.program, candidate, case.args)
@@ -123,6 +126,14 @@ class Search:
             return made
         self._refuse(candidate, made.explain().removeprefix("nested: "))
         return None
+
+    def _has_factors(self, candidate: Candidate, case: Case) -> bool:
+        """Whether the policy "factors" saves more than "auto" does for the whole program."""
+        whole = replace(candidate, how=COMBINED, groups=(), save="auto")
+        made = self.functions.get((whole, case.size))
+        if made is None:
+            return False
+        return any(map(is_factor, made._pb_derived.general.captured.joint.graph.nodes))
 
     def _refuse(self, what: Candidate | str, reason: str) -> None:
         self.refused.setdefault(str(what), " ".join(reason.split())[:300])

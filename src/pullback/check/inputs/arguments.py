@@ -70,7 +70,7 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
             flat = torch.arange(index.numel()) % 3 == 1
             some = index.masked_fill(flat.reshape(index.shape), IGNORED)
             yield example.put(i, some, f"argument {i} with some entries {IGNORED}, to be ignored")
-        if (not names or _is_called_order(names[i], title)) and _is_order(index, example):
+        if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
         spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
         yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
@@ -82,6 +82,12 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
 def _sizes_below(example: Example, limit: int) -> bool:
     """Whether a negative index of that size counts nothing from the end."""
     return all(size < limit for t in tensors_in(example.args) for size in t.shape)
+
+
+def is_order(example: Example, i: int, names: tuple[str, ...] = (), title: str = "") -> bool:
+    """Whether an index tensor is an order, and is called one where there are names."""
+    is_called = not names or _is_called_order(names[i], title)
+    return is_called and _is_order(example.args[i], example)
 
 
 def _is_called_order(name: str, title: str) -> bool:

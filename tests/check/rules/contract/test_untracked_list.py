@@ -35,11 +35,9 @@ class Scaled(Function):
 
 SOUND = {
     "constants": (Scaled, lambda: (normal(3), [normal(3).detach()])),
-    "constants beside a list": (Scaled, lambda: (normal(3), (normal(3).detach(), 2.0))),
     "direct": (made(lambda a, b: a + b, lambda g, a, b: (g, g)), lambda: (normal(3), normal(3))),
 }
 PLANTED = {
-    "beside a tensor": (Scaled, lambda: (normal(3), [normal(3, seed=1)]), "`scales`"),
     "listed": (Listed, lambda: ([normal(3), normal(3)],), "`xs`"),
 }
 

@@ -1,8 +1,10 @@
 """Sound functions pass `backward-twice`; planted faults are caught, and named."""
 
 import pytest
+import torch
 from torch.autograd import Function
 
+from pullback.check.finding import Severity
 from pullback.check.rules.memory.backward_twice import check
 from tests.check.subjects import findings, made, normal
 
@@ -31,6 +33,18 @@ class Frees(Function):
     def backward(ctx, g):
         kept, ctx.kept = ctx.kept, None
         return g * kept
+
+
+class Counts(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.calls = 0
+        return x * 4
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.calls += 1
+        return g * 4 / ctx.calls
 
 
 class Once(Frees):
@@ -74,3 +88,16 @@ def test_planted_fault_is_caught(name):
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_second_backward_raises_is_told(name):
     assert findings(check, PLANTED[name][0], X)[0].got.split(":")[0] in ("IndexError", "TypeError")
+
+
+def test_second_backward_that_differs_is_wrong():
+    (found,) = findings(check, Counts, X)
+
+    assert found.severity is Severity.WRONG
+    assert found.at.endswith("in the second backward over one graph")
+
+
+def test_random_backward_is_left_to_another_rule():
+    drawn = made(lambda x: x * x, lambda g, x: 2 * x * g * torch.rand_like(g))
+
+    assert findings(check, drawn, X) == []

@@ -27,7 +27,9 @@ class Noisy(torch.autograd.Function):
     def backward(ctx, grad_out):
         x, native_dropout_0, native_dropout_1 = ctx.saved_tensors
         if torch.is_grad_enabled():
-            raise RuntimeError("`Noisy` is differentiable once: it keeps what it drew or what others computed")
+            raise RuntimeError(
+                "`Noisy` is differentiable once: it keeps what it drew or what others computed"
+            )
         g_scaled = grad_out * x
         g_native_dropout = torch.ops.aten.native_dropout_backward.default(
             g_scaled, native_dropout_1, 2.0

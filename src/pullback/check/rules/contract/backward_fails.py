@@ -37,6 +37,7 @@ RULE = Rule(code="K801", name="backward-fails", group="contract", profile="quick
 FIXES = (
     ("incorrect number of gradients", "return one value per argument of forward, None where none"),
     ("invalid gradient at index", "return each gradient in the shape and dtype of its argument"),
+    ("input_is_complex == grad_is_complex", "return the real part of it: `.real`"),
     ("must implement either the backward", "write a backward, or mark what has no gradient"),
     ("you must implement either", "write a backward, or mark what has no gradient"),
     ("one of the variables needed for gradient", "change nothing in place that was saved"),

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import emptied, hidden
+from pullback.check.retrial import by_zero
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
@@ -37,6 +38,6 @@ FIX = "give the limit of the gradient where the quotient is 0/0"
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong there."""
     found = value_trials(subject, "zero", emptied(subject.small))
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_zero(subject, found), FIX)
     masked = value_trials(subject, "hidden", hidden(subject.small))
     yield from reported(subject, RULE, masked, MASK)

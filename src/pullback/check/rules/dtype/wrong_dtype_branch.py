@@ -127,7 +127,7 @@ def _raised(subject: Subject, dtype: torch.dtype, text: str) -> Iterator[Finding
             RULE,
             example=subject.small.to(dtype),
             at=f"backward, in {name_of(dtype)}",
-            expected="gradients, as in float64",
+            expected=f"gradients, as in {name_of(dtype_of(subject.small) or torch.float64)}",
             got=text,
             fix=FIX,
             severity=Severity.FRAGILE,

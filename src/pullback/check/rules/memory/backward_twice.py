@@ -1,11 +1,12 @@
 """`backward` must run as often as the graph is kept.
 
 What it checks
-    Two calls of backward over one graph, the first with `retain_graph=True`: the second must run.
+    Two calls of backward over one graph, the first with `retain_graph=True`: the second must run,
+    and give the same.
 
 Why it matters
     A loss of several terms, or a gradient per sample, pulls more than once. A cache on ctx that is
-    cleared by the first backward makes the second fail (dgl#1046).
+    cleared by the first backward makes the second fail (dgl#1046); a counter there changes it.
 
 Fails
     kept = ctx.cache.pop()
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -28,7 +31,9 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
+    is_close,
     told,
+    worst_of,
 )
 
 RULE = Rule(
@@ -52,10 +57,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "it is declared to be good for one backward")
         return
     run = subject.run()
-    cotangents = subject.cotangents(run)
-    run.pull(cotangents, retain_graph=True)
+    first = run.pull(subject.cotangents(run), retain_graph=True)
+    before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
     try:
-        run.pull(cotangents)
+        second = run.pull(subject.cotangents(run))
     except BackwardFailedError as failure:
         yield subject.finding(
             RULE,
@@ -64,4 +69,26 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             expected="the gradients again",
             got=told(failure.error),
             fix="keep tensors with ctx.save_for_backward, and clear nothing yourself",
+        )
+        return
+    if not subject.target.intent.nondeterministic and subject.is_steady:
+        yield from _differs(subject, before, second)
+
+
+def _differs(
+    subject: Subject, first: dict[str, Tensor | None], second: dict[str, Tensor | None]
+) -> Iterator[Finding]:
+    for name, one in first.items():
+        two = second[name]
+        if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):
+            continue
+        index, have, want = worst_of(two, one)
+        yield subject.finding(
+            RULE,
+            example=subject.base,
+            at=f"gradient of `{name}` at {list(index)}, in the second backward over one graph",
+            expected=f"{want}, as in the first",
+            got=have,
+            fix="let backward change nothing on ctx, and nothing that it will read again",
+            severity=Severity.WRONG,
         )

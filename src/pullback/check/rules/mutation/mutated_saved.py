@@ -1,8 +1,8 @@
 """`backward` must not change inputs, outputs or what was saved.
 
 What it checks
-    After backward the inputs and the outputs hold what they held before it, and a second backward
-    over the same graph gives the same gradients as the first.
+    After backward the inputs and the outputs hold what they held before it; so do saved tensors and
+    those on ctx where a second backward over the same graph gives other gradients than the first.
 
 Why it matters
     A saved tensor is the caller's own: unsloth#5002 overwrote the saved logits and returned them,
@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.example import tensors_in
-from pullback.check.snapshot import Snapshot
+from pullback.check.run import Run
+from pullback.check.snapshot import Change, Snapshot, share_memory
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -51,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if not intent.is_donated(name)
     ]
     named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
-    snapshot = Snapshot(named)
+    snapshot, kept = Snapshot(named), Snapshot(_kept(run))
     try:
         first = run.pull(subject.cotangents(run, 4), retain_graph=True)
     except BackwardFailedError as failure:
@@ -69,12 +70,21 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         )
     if found or intent.donates or intent.nondeterministic or not subject.is_steady:
         return
-    kept = {name: None if g is None else g.detach().clone() for name, g in first.items()}
+    changed = next(kept.changes(), None)
+    if changed is not None:
+        yield from _differs(subject, run, first, changed)
+
+
+def _differs(
+    subject: Subject, run: Run, first: dict[str, Tensor | None], changed: Change
+) -> Iterator[Finding]:
+    """One finding per gradient that a second backward gives otherwise, since `changed` did."""
+    before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
     try:
         second = run.pull(subject.cotangents(run, 4))
     except BackwardFailedError:
         return  # `backward-twice` tells of this
-    for name, one in kept.items():
+    for name, one in before.items():
         two = second[name]
         if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):
             continue
@@ -85,5 +95,19 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=f"gradient of `{name}` at {list(index)}, in a second backward over the same graph",
             expected=f"{want}, as in the first",
             got=have,
+            why=f"{changed.name} was {changed.before} and is {changed.after} after backward",
             fix="let backward leave what was saved as it is",
         )
+
+
+def _kept(run: Run) -> Iterator[tuple[str, Tensor]]:
+    """What the node of an output holds and neither an input nor an output does, by name."""
+    known = [*tensors_in(run.passed), *run.outputs]
+    for node in dict.fromkeys(output.grad_fn for output in run.outputs):
+        saved = getattr(node, "saved_tensors", ())
+        named = [(f"saved tensor {i}", t) for i, t in enumerate(saved) if t is not None]
+        held = getattr(node, "__dict__", {})
+        named += [(f"`ctx.{name}`", t) for name, value in held.items() for t in tensors_in(value)]
+        for name, tensor in named:
+            if not any(share_memory(tensor, other) for other in known):
+                yield name, tensor

@@ -30,6 +30,7 @@ from torch import Tensor
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.example import Example, can_differ
+from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
 from pullback.check.inputs.values import is_index
@@ -93,17 +94,20 @@ def _examples(subject: Subject) -> Iterator[Example]:
         yield subject.small
     yield from failed(subject)  # for this very reason, maybe
     yield from changed(subject.small, ZERO)
-    yield from _same_index(subject.small)
+    yield from _same_index(subject)
     yield from islice(_lengths(subject.small), 8)
     if subject.profile != "quick":
         yield from islice(sizes_of(subject.small), SIZES)
         yield from islice(batches_of(subject.small), 3)
 
 
-def _same_index(example: Example) -> Iterator[Example]:
-    """Index tensors that name one place only, so that no other is written."""
+def _same_index(subject: Subject) -> Iterator[Example]:
+    """Index tensors that name one place only, so that no other is written; orders stay orders."""
+    example = subject.small
     for position in example.tensors:
         value = example.args[position]
+        if is_index(value) and is_order(example, position, subject.names, subject.target.name):
+            continue
         if is_index(value) and value.numel() > 1 and int(value.min()) >= 0:
             yield example.put(position, value * 0 + value.min(), "every index the same")
 

@@ -73,7 +73,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     families = USUAL | UNUSUAL
-    if _is_by_entry(subject):
+    is_told = any(group == RULE.group for group, _ in subject.blamed)
+    if not is_told and _is_by_entry(subject):
         families = {**USUAL, "numbers": _numbers, **UNUSUAL}
     if not _has_batch(subject):
         families.pop("batches")

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from pullback.check.example import Example, can_differ
 from pullback.check.inputs.shapes import blocks_of, broadcast_of, sizes_of
-from pullback.check.retrial import by_shape
+from pullback.check.retrial import by_indices, by_shape
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, is_close
 from pullback.check.trials import reported, trials
 
@@ -40,9 +40,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong at another size."""
     start = subject.small
     found = by_shape(subject, trials(subject, "sizes", sizes_of(start)))
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_indices(subject, found), FIX)
     found = by_shape(subject, trials(subject, "blocks", blocks_of(start)))
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_indices(subject, found), FIX)
     yield from reported(subject, RULE, trials(subject, "broadcast", _broadcast(subject)), FIX)
 
 
