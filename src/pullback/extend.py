@@ -47,6 +47,7 @@ from pullback.check.inputs.arguments import arguments_of as arguments_of
 from pullback.check.inputs.arguments import doubled as doubled
 from pullback.check.inputs.arguments import indices_of as indices_of
 from pullback.check.inputs.arguments import is_order as is_order
+from pullback.check.inputs.arguments import masks_of as masks_of
 from pullback.check.inputs.domains import ALONE as ALONE
 from pullback.check.inputs.domains import EDGES as EDGES
 from pullback.check.inputs.domains import FAINT as FAINT
@@ -107,6 +108,7 @@ from pullback.check.reference import FINEST as FINEST
 from pullback.check.reference import Precision as Precision
 from pullback.check.registration import overload_of as overload_of
 from pullback.check.retrial import by_indices as by_indices
+from pullback.check.retrial import by_masks as by_masks
 from pullback.check.retrial import by_shape as by_shape
 from pullback.check.retrial import by_ties as by_ties
 from pullback.check.retrial import by_zero as by_zero
@@ -119,6 +121,7 @@ from pullback.check.run import run as run
 from pullback.check.run import seeded as seeded
 from pullback.check.saving import saving as saving
 from pullback.check.second_order import second_order as second_order
+from pullback.check.snapshot import Change as Change
 from pullback.check.snapshot import Snapshot as Snapshot
 from pullback.check.snapshot import share_memory as share_memory
 from pullback.check.spy import marking_of as marking_of

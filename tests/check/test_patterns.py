@@ -72,6 +72,14 @@ def test_small_factor_is_told_as_its_inverse():
     assert subject(target, *args).patterns[at].fix == "multiply the gradient of `x` by 2"
 
 
+def test_digits_of_half_are_named():
+    rounded = made(lambda x: x.sin(), lambda g, x: (g * x.cos()).half().to(g.dtype))
+
+    assert subject(rounded, X).patterns["x"].why == (
+        "its numbers have the digits of float16 and no more"
+    )
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_pattern_is_named(name):
     target, args, at, kind = KINDS[name]

@@ -13,6 +13,7 @@ from pullback.check.subject import Subject
 UNEXPLAINED = (VALUES, REDUCTION)
 
 REPLACE = "return what the derived backward returns"
+LONG = 80  # an edit that takes more letters is harder to read than the backward below it
 
 
 def wrong_gradients(rule: Rule, subject: Subject, kind: str) -> Iterator[Finding | Skip]:
@@ -25,12 +26,13 @@ def wrong_gradients(rule: Rule, subject: Subject, kind: str) -> Iterator[Finding
         if pattern.kind == kind:
             known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
             backward = right_backward(subject)
+            edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
             yield subject.mismatched(
                 rule,
                 mismatch,
                 subject.base,
                 why=known.why or pattern.why,
-                fix=known.fix or pattern.fix or (REPLACE if backward else ""),
+                fix=edit or pattern.fix or (REPLACE if backward else ""),
                 place=known.place,
                 facts={"backward": backward} if backward else {},
             )

@@ -220,6 +220,13 @@ CAUSES = (
     Cause("needless-rounding", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
     Cause("silent-repair", frozenset({"hessian-asymmetry"}), "the digits are lost there"),
     Cause(
+        "backward-fails-at-shape",
+        frozenset({"empty-input"}),
+        "an empty input is one of these shapes",
+        holds=lambda finding: "is invalid for input of size" in finding.got,
+        raising="is invalid for input of size",
+    ),
+    Cause(
         "same-tensor-twice",
         frozenset({"subclass-input"}),
         "wrappers have no memory of their own, so that any two of them look like one tensor",

@@ -22,6 +22,7 @@ CUT, SIGN, FACTOR, SWAPPED, REDUCTION, VALUES = (
 )
 
 NEAR = 1e-4  # a factor so close to one is none that anybody wrote
+ROUNDINGS = 16  # of a coarse dtype that a few steps add up to
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ def pattern_of(
         return Pattern(
             REDUCTION, why, f"sum the gradient of `{name}` over the broadcast dimensions"
         )
+    dtype = _rounded_to(have, want)
+    if dtype:
+        why = f"its numbers have the digits of {dtype} and no more"
+        return Pattern(VALUES, why, "compute in the dtype of the inputs, or in a wider one")
     return Pattern(VALUES)
 
 
@@ -147,3 +152,15 @@ def _is_unreduced(have: Tensor, want: Tensor) -> bool:
         and bool((have == have.flatten()[0]).all())
         and not bool((want == want.flatten()[0]).all())
     )
+
+
+def _rounded_to(have: Tensor, want: Tensor) -> str:
+    """The coarse dtype in which `have` is `want`, up to its rounding; empty where none is."""
+    if have.is_complex() or have.shape != want.shape:
+        return ""
+    for dtype in (torch.float16, torch.bfloat16):
+        is_coarse = torch.equal(have.to(dtype).to(have.dtype), have)
+        limit = ROUNDINGS * torch.finfo(dtype).eps * float(want.abs().max())
+        if is_coarse and bool(((have - want).abs() <= limit).all()):
+            return str(dtype).removeprefix("torch.")
+    return ""

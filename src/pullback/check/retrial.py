@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, tensors_in
-from pullback.check.inputs.arguments import indices_of
+from pullback.check.inputs.arguments import indices_of, masks_of
 from pullback.check.inputs.values import is_index
 from pullback.check.mismatch import Mismatch
 from pullback.check.subject import Subject
@@ -29,7 +29,7 @@ Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
 
 def by_shape(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     """The trials, without what is wrong for the values in the example's own shapes too."""
-    return _without(subject, found, _of_values)
+    return by_masks(subject, by_indices(subject, _without(subject, found, _of_values)))
 
 
 def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
@@ -44,13 +44,32 @@ def by_zero(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
 
 def by_indices(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     """The trials, without inputs that are wrong for other indices in the example's own shapes."""
+
+    def others() -> list[Trial]:
+        variants = indices_of(subject.small, subject.names, subject.target.name)
+        return trials(subject, "indices", variants)
+
+    return _unlike(found, is_index, others)
+
+
+def by_masks(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without inputs that are wrong for other masks in the example's own shapes."""
+
+    def others() -> list[Trial]:
+        return trials(subject, "masks", masks_of(subject.small, subject.names))
+
+    return _unlike(found, lambda tensor: tensor.dtype == torch.bool, others)
+
+
+def _unlike(
+    found: Iterable[Trial], is_meant: Callable[[Tensor], bool], others: Callable[[], list[Trial]]
+) -> Iterator[Trial]:
+    """The trials, without inputs that are wrong in the others too, if they have such a tensor."""
     for trial in found:
-        if not trial.mismatches or not any(is_index(a) for a in tensors_in(trial.example.args)):
+        if not trial.mismatches or not any(map(is_meant, tensors_in(trial.example.args))):
             yield trial
             continue
-        variants = indices_of(subject.small, subject.names, subject.target.name)
-        others = trials(subject, "indices", variants)
-        told = {mismatch.name for other in others for mismatch in other.mismatches}
+        told = {mismatch.name for other in others() for mismatch in other.mismatches}
         yield replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name not in told))
 
 

@@ -55,6 +55,21 @@ def _mask(tensor: Tensor) -> Tensor:
     return flat.reshape(tensor.shape).to(tensor.dtype)
 
 
+def masks_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
+    """Each boolean input in turn all false, all true, true in some entries, and false in a row."""
+    for i in example.tensors:
+        mask = example.args[i]
+        if mask.dtype != torch.bool or not mask.numel():
+            continue
+        for value in (False, True):
+            yield example.put(i, torch.full_like(mask, value), f"`{names[i]}` all {value}")
+        yield example.put(i, _mask(mask), f"`{names[i]}` with some entries False")
+        if mask.dim() > 1:
+            row = mask.clone()
+            row.select(0, 0).fill_(False)
+            yield example.put(i, row, f"`{names[i]}` with a row of False")
+
+
 def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -> Iterator[Example]:
     """Index tensors with every index down to 0, with neighbours equal, all the same, or ignored.
 

@@ -43,6 +43,18 @@ class Growing(Function):
         return ctx.kept.mul_(g)
 
 
+class Counts(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.calls = 0
+        return x * 4
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.calls += 1
+        return g * 4 / ctx.calls
+
+
 SOUND = {
     "exp": (Exp, (X,)),
     "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
@@ -76,3 +88,13 @@ def test_planted_fault_is_caught(name):
 
     assert [finding.rule.name for finding in found] == ["mutated-saved"] * len(found)
     assert at in found[0].at
+
+
+def test_tensor_that_changed_is_named():
+    (found,) = findings(check, Growing, X)
+
+    assert found.why.startswith("`ctx.kept` was ")
+
+
+def test_counter_on_ctx_is_left_to_another_rule():
+    assert findings(check, Counts, X) == []

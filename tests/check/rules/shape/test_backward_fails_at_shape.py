@@ -106,6 +106,11 @@ PLANTED = {
         lambda: (normal(4, 5),),
         "backward",
     ),
+    "shape of the example": (
+        made(lambda x: x.reshape(-1) * 2, lambda x, g: 2 * g.reshape(4, 8)),
+        lambda: (normal(4, 8),),
+        "backward",
+    ),
     "size of the example": (
         made(lambda x: x.mean(0), lambda x, g: (g / 4).expand(4, *g.shape)),
         lambda: (normal(4, 3),),

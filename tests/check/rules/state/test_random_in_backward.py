@@ -68,6 +68,11 @@ PLANTED = {
     "for nothing": (made(SQUARE, lambda g, x: 2 * x * g + 0 * torch.rand_like(g)), (X,), "PyTorch"),
     "python": (made(SQUARE, lambda g, x: 2 * x * g * random.random()), (X,), "gradient of `x`"),
     "numpy": (made(SQUARE, lambda g, x: 2 * x * g * np.random.rand()), (X,), "gradient of `x`"),
+    "rounding": (
+        made(lambda x: x * 4, lambda g, x: (256 * g + torch.rand_like(g)).floor() / 64),
+        (X,),
+        "gradient of `x`",
+    ),
     "seldom": (made(SQUARE, lambda g, x: 2 * x * g * (random.randrange(8) > 0)), (X,), "of `x`"),
 }
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import INFINITE, MISSING, changed
+from pullback.check.retrial import by_masks
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
@@ -38,4 +39,4 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong there."""
     changes = {**INFINITE, **MISSING} if len(subject.small.needs) == 1 else MISSING
     found = value_trials(subject, "infinite", changed(subject.small, changes))
-    yield from reported(subject, RULE, found, FIX)
+    yield from reported(subject, RULE, by_masks(subject, found), FIX)

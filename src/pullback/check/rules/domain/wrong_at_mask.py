@@ -1,8 +1,8 @@
-"""A mask that lets everything through, or nothing, must be served.
+"""Gradients must be right for every mask, a full and an empty one too.
 
 What it checks
-    Each boolean input in turn with every entry true, and with every entry false, where forward
-    takes it and gives finite outputs.
+    Each boolean input in turn with every entry true, with every entry false, with some and with a
+    row of them false, where forward takes it and gives finite outputs.
 
 Why it matters
     A batch whose samples are all padding comes once in an epoch. A forward that guards the mean of
@@ -22,28 +22,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from pullback.check.example import Example
+from pullback.check.inputs.arguments import masks_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
 RULE = Rule(code="V613", name="wrong-at-mask", group="domain", profile="quick")
 
-FIX = "guard the count or the empty sum in backward as in forward"
+FIX = "let backward depend on the mask as forward does: on its count, not on the size"
+EMPTY = "guard the count or the empty sum in backward as in forward"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong."""
     if subject.target.intent.has_surrogate:
         return
-    found = trials(subject, "masks", _variants(subject.small, subject.names))
-    yield from reported(subject, RULE, found, FIX)
-
-
-def _variants(start: Example, names: tuple[str, ...]) -> Iterator[Example]:
-    for i in start.tensors:
-        mask = start.args[i]
-        if mask.dtype == torch.bool and mask.numel():
-            for value in (False, True):
-                yield start.put(i, torch.full_like(mask, value), f"`{names[i]}` all {value}")
+    found = trials(subject, "masks", masks_of(subject.small, subject.names))
+    for trial in found:
+        is_empty = "of False" in trial.example.label or "all False" in trial.example.label
+        yield from reported(subject, RULE, [trial], EMPTY if is_empty else FIX)

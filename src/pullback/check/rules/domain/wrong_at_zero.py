@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import emptied, hidden
-from pullback.check.retrial import by_zero
+from pullback.check.retrial import by_masks, by_zero
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
@@ -40,4 +40,4 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     found = value_trials(subject, "zero", emptied(subject.small))
     yield from reported(subject, RULE, by_zero(subject, found), FIX)
     masked = value_trials(subject, "hidden", hidden(subject.small))
-    yield from reported(subject, RULE, masked, MASK)
+    yield from reported(subject, RULE, by_masks(subject, masked), MASK)

@@ -49,7 +49,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     needs = tuple(sorted(subject.base.needs))
-    yield from _without_any(subject)
+    raised: set[str] = set()
+    for finding in _without_any(subject):
+        raised.add(finding.got)
+        yield finding
     whole = subject.pull()
     done: set[str] = set()
     for chosen in each(_subsets(needs), subject):
@@ -63,6 +66,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     wanted = [n for n in (subject.names[i] for i in chosen) if n in run.leaves]
                     grads = run.pull(subject.cotangents(run), wanted=wanted)
             except (BackwardFailedError, ForwardRefusedError) as failure:
+                if told(failure.error) in raised:
+                    return  # it is the same defect
                 phase = "backward" if isinstance(failure, BackwardFailedError) else "forward"
                 yield subject.finding(
                     RULE,

@@ -4,7 +4,7 @@ What it checks
     Backward raises nothing for batches of 1, 2, 7, 40 and 130, nor for images that are not square,
     where forward accepts them and PyTorch can differentiate forward's body, nor for tensors without
     dimensions where it works entry by entry; and that no gradient comes in another shape than its
-    input at other sizes. In the profile "deep" all that is raised at other sizes and ranks: many a
+    input at other sizes, nor is viewed in the sizes of the example. In the profile "deep" all that is raised at other sizes and ranks: many a
     function is meant for one rank, and says so nowhere.
 
 Why it matters
@@ -54,6 +54,8 @@ UNUSUAL = {"sizes": sizes_of, "ranks": ranks_of}
 
 # What the engine says of a gradient whose shape does not fit.
 MISSHAPEN = re.compile(r"got \[([\d, ]*)\] but expected shape compatible with \[([\d, ]*)\]")
+# What PyTorch says of a view in sizes that are written into the code.
+BAKED = re.compile(r"shape '\[([\d, ]*)\]' is invalid for input of size (\d+)")
 
 # Larger sizes that must fail as well, of either parity: times so many, and so many more.
 LARGER = ((2, 1), (3, 0), (2, 2))
@@ -125,13 +127,14 @@ def _has_batch(subject: Subject) -> bool:
 def _is_misshapen(subject: Subject, trial: Trial) -> bool:
     """Whether a gradient came in another shape, while forward surely serves this one.
 
-    Either it has all elements, only flat; or the rank is that of the example, sizes that are equal
+    Or was viewed in the shape that it has at the example, whatever is given. Either it has all elements, only flat; or the rank is that of the example, sizes that are equal
     there are equal here, and larger ones fail as well: a function of square matrices is not meant
     for others, and sizes of 1 broadcast by accident.
     """
     found = MISSHAPEN.search(trial.failure)
     if found is None:
-        return False
+        sizes = _renamed(subject.small, trial.example) if _is_baked(subject, trial) else {}
+        return any(_fails(subject, sizes, *more) for more in LARGER) if sizes else False
     have, want = ([int(size) for size in group.split(",") if size] for group in found.groups())
     if have == want:
         return False
@@ -139,6 +142,17 @@ def _is_misshapen(subject: Subject, trial: Trial) -> bool:
         return True
     sizes = _renamed(subject.small, trial.example)
     return any(_fails(subject, sizes, factor, more) for factor, more in LARGER) if sizes else False
+
+
+def _is_baked(subject: Subject, trial: Trial) -> bool:
+    """Whether backward asked for as many elements as a tensor of the example has, and has others."""
+    found = BAKED.search(trial.failure)
+    if found is None:
+        return False
+    asked = math.prod(int(size) for size in found.group(1).split(","))
+    small = subject.small
+    counts = {small.args[i].numel() for i in small.tensors}
+    return 1 < asked != int(found.group(2)) and asked in counts
 
 
 def _renamed(usual: Example, tried: Example) -> dict[int, int]:
@@ -161,4 +175,4 @@ def _fails(subject: Subject, sizes: dict[int, int], factor: int, more: int) -> b
     if not fits(subject.small, larger):
         return False
     trial = trial_of(subject, resized(subject.small, larger, "larger"))
-    return trial is not None and MISSHAPEN.search(trial.failure) is not None
+    return trial is not None and any(p.search(trial.failure) for p in (MISSHAPEN, BAKED))

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -43,6 +44,7 @@ from pullback.check.subject import (
 RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quick")
 
 SEEDS = tuple(range(987_654_321, 987_654_321 + 16))
+UNEVEN = 0.7310585786
 FIX = "draw in forward and save what was drawn, or the generator's state"
 
 
@@ -61,7 +63,7 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
         return
     run = subject.run()
     before = _states()
-    first = run.pull(subject.cotangents(run), retain_graph=True)
+    first = run.pull(_uneven(subject, run), retain_graph=True)
     moved = [name for name, state in _states().items() if state != before[name]]
     if not moved:
         return
@@ -69,7 +71,7 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     for seed in SEEDS:
         _seed(seed)
         try:
-            again = run.pull(subject.cotangents(run), retain_graph=True)
+            again = run.pull(_uneven(subject, run), retain_graph=True)
         except BackwardFailedError:
             break
         found = _difference(subject, kept, again)
@@ -85,6 +87,11 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
         got="another",
         fix=f"{FIX}, or restore the state after use",
     )
+
+
+def _uneven(subject: Subject, run: Run) -> list[Tensor | None]:
+    """Cotangents that are no multiples of a power of two, which random rounding would not touch."""
+    return [None if given is None else given * UNEVEN for given in subject.cotangents(run)]
 
 
 def _difference(
