@@ -112,6 +112,7 @@ from pullback.check.retrial import by_masks as by_masks
 from pullback.check.retrial import by_shape as by_shape
 from pullback.check.retrial import by_ties as by_ties
 from pullback.check.retrial import by_zero as by_zero
+from pullback.check.retrial import is_finite_number as is_finite_number
 from pullback.check.retrial import set_aside as set_aside
 from pullback.check.run import Run as Run
 from pullback.check.run import copies_of as copies_of
@@ -121,7 +122,7 @@ from pullback.check.run import run as run
 from pullback.check.run import seeded as seeded
 from pullback.check.saving import saving as saving
 from pullback.check.second_order import second_order as second_order
-from pullback.check.snapshot import Change as Change
+from pullback.check.snapshot import FREED as FREED
 from pullback.check.snapshot import Snapshot as Snapshot
 from pullback.check.snapshot import share_memory as share_memory
 from pullback.check.spy import marking_of as marking_of

@@ -6,7 +6,7 @@ import torch
 import pullback as pb
 from pullback.check.retrial import by_shape, by_ties, set_aside
 from pullback.check.trials import Trial, trial_of
-from tests.check.subjects import normal, subject
+from tests.check.subjects import made, normal, subject
 
 Function = torch.autograd.Function
 X = 0.3 * normal(10).detach()
@@ -97,3 +97,65 @@ def test_whole_check_names_the_right_rule(target, rule):
     report = pb.check(target, (X,), select=["shape", "domain"], profile="quick")
 
     assert [finding.rule.name for finding in report.findings] == [rule]
+
+
+def table(x, i):
+    return x[i]
+
+
+def assigned(g, x, i):
+    return torch.zeros_like(x).index_copy(0, i, g), None
+
+
+def test_repeated_index_is_no_size():
+    patient = subject(made(table, assigned), normal(6, 3), torch.tensor([0, 2, 5, 1]))
+    one = patient.small.put(0, normal(1, 3), "one row").put(1, torch.zeros(4).long(), "one row")
+
+    assert trial_of(patient, one).mismatches
+    assert [left.mismatches for left in by_shape(patient, [trial_of(patient, one)])] == [()]
+
+
+def test_count_of_mask_is_no_size():
+    def mean(x, m):
+        return (x * m).sum(-1) / m.sum(-1).clamp(min=1)
+
+    def pull(g, x, m):
+        return (g / m.shape[-1])[:, None] * m, None
+
+    patient = subject(made(mean, pull), normal(4, 6), torch.ones(4, 6).bool())
+    mask = torch.arange(10).reshape(2, 5) % 2 == 0
+    other = patient.small.put(0, normal(2, 5), "smaller").put(1, mask, "smaller")
+
+    assert trial_of(patient, other).mismatches
+    assert [left.mismatches for left in by_shape(patient, [trial_of(patient, other)])] == [()]
+
+
+class Spread(Function):
+    """Its square root is guarded in forward only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x.var(-1, unbiased=False) + 1e-8).sqrt()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        apart = x - x.mean(-1, keepdim=True)
+        spread = apart.square().mean(-1, keepdim=True).sqrt()
+        return g[..., None] * apart / (x.shape[-1] * spread)
+
+
+def test_row_of_one_is_told_as_equal_entries():
+    patient = subject(Spread, normal(4, 6))
+    trial = trial_of(patient, patient.small.put(0, normal(4, 1), "one column"))
+
+    assert trial.mismatches
+    assert [left.mismatches for left in by_shape(patient, [trial])] == [()]
+
+
+def test_quotient_of_zeros_is_a_tie():
+    patient = subject(Spread, normal(4, 6))
+    trial = trial_of(patient, patient.small.put(0, torch.ones(4, 6).double(), "equal"))
+
+    assert [len(left.mismatches) for left in by_ties(patient, [trial])] == [1]

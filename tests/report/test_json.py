@@ -8,7 +8,6 @@ from pullback.errors import TargetError
 from pullback.report.json import SCHEMA, VERSION, document, render
 from tests.report.reports import CUT, REPORT, SOUND
 
-
 UNFIT = ("ops:x", TargetError("`x` must be something that can be called", got="int"))
 
 

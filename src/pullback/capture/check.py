@@ -317,13 +317,13 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
     arguments, around = values[: len(own)], values[len(own) :]
     ways: list[Callable[[int], int]] = [lambda n: n + 1, lambda n: 2 * n, lambda n: 3 * n]
     if _elements(_shapes(own)) > LARGE:
-        ways = [lambda n: _fewer(n, 1), lambda n: _fewer(n, 2), *ways]
+        ways = [lambda n: _fewer(n, 1), lambda n: _fewer(n, 2), _few_of_many, lambda n: n + 1]
     found = 0
     for grow in ways:
         shapes = resized(arguments, around, grow)
         if found == 2 or shapes == _shapes(own):
             continue
-        drawn = [_drawn(t, shape, 0) for t, shape in zip(own, shapes, strict=True)]
+        drawn = [in_order_of(t, t.new_empty(s)) for t, s in zip(own, shapes, strict=True)]
         if captured.serves(drawn):
             found += 1
             yield shapes
@@ -332,6 +332,11 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
 def _fewer(size: int, times: int) -> int:
     """A small size for a large one that is divisible by the same small numbers."""
     return size if size < 24 * (times + 1) else 24 * times + size % 24
+
+
+def _few_of_many(size: int) -> int:
+    """A small size for a very large one: those of moderate size may be tied to each other."""
+    return size if size < 1024 else _fewer(size, 3)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pullback.check.finding import Finding, Severity
+from pullback.check.snapshot import FREED
 
 Test = Callable[[Finding], bool]
 
@@ -134,6 +135,14 @@ CAUSES = (
         "the next use of that input sees other numbers",
         is_partial=True,
         raising="modified by an inplace operation",
+    ),
+    Cause(
+        "mutated-saved",
+        REPEATING | {"crash", "gradient-aliases-input", "layout", "same-tensor-twice"},
+        "what is read next from that memory is no longer there",
+        holds=lambda finding: finding.got == FREED,
+        is_partial=True,
+        raising=".",
     ),
     Cause(
         "mutated-saved",

@@ -18,6 +18,8 @@ BLIND = (
 
 # Reasons that a person should see: something was tried, and was refused or went wrong.
 REFUSED = re.compile(r"refuse|raise|fail|lost|too long|from run to run|same twice|[A-Z]\w+Error")
+RAISED = re.compile(r"[A-Za-z_.]*(?:Error|Exception)\b")
+ABOVE = "the error above comes first"
 MOST = 3  # examples that are told, and rules of those that were not tried
 
 
@@ -94,9 +96,11 @@ class Report:
     def _refusals(self) -> dict[str, str]:
         """Why rules could not be tried, each reason once, with its rules."""
         found: dict[str, list[str]] = {}
+        raised = [f.got for f in self.findings if RAISED.match(f.got)]
         for skip in self.skips:
             if _is_refusal(skip):
-                found.setdefault(skip.reason, []).append(f"{skip.rule.name} ({skip.rule.code})")
+                why = ABOVE if any(error in skip.reason for error in raised) else skip.reason
+                found.setdefault(why, []).append(f"{skip.rule.name} ({skip.rule.code})")
         return {why: _first(names) for why, names in found.items()}
 
 

@@ -8,6 +8,7 @@ apart from one another are right. What is set aside here is for the rules on val
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -105,9 +106,24 @@ def _of_values(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | No
     tiled = _refilled(new, old, place, 0)
     same = _tried(subject, tiled, mismatch.name)
     if same is None or same.mismatches:
-        return None  # it refuses them, or they are wrong in this shape
+        return _constant(subject, old, new, mismatch)  # it refuses them, or they are wrong here
     other = _tried(subject, _refilled(old, new, place, first), mismatch.name)
     return other if other is not None and other.mismatches else None
+
+
+def _constant(subject: Subject, old: Example, new: Example, mismatch: Mismatch) -> Trial | None:
+    """The trial in the old shapes with equal entries where the new one has a single one."""
+    made = replace(old, label="other values")
+    for i in old.differentiable:
+        value, other = old.args[i], new.args[i].shape
+        for dim, size in enumerate(value.shape if len(other) == value.dim() else ()):
+            if other[dim] == 1 < size:
+                same = made.args[i].narrow(dim, 0, 1).expand(value.shape).clone()
+                made = made.put(i, same, made.label)
+    if all(made.args[i] is old.args[i] for i in old.differentiable):
+        return None
+    found = _tried(subject, made, mismatch.name)
+    return found if found is not None and found.mismatches else None
 
 
 def _refilled(shapes: Example, values: Example, place: int, first: int) -> Example:
@@ -151,7 +167,10 @@ def _untied(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
             apart = ((steps + i / 7) * 0.618034) % 1 + 0.05
             made = made.put(i, value + SPREAD * apart.reshape(value.shape), made.label)
     other = _tried(subject, made, mismatch.name)
-    return other if other is not None and other.mismatches else None
+    if other is None or not other.mismatches:
+        return None
+    is_lost = not is_finite_number(mismatch.got)  # a quotient of zeros, which only ties make
+    return None if is_lost and is_finite_number(other.mismatches[0].got) else other
 
 
 def _raised(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | None:
@@ -171,3 +190,8 @@ def _tried(subject: Subject, example: Example, name: str) -> Trial | None:
     if trial is None or trial.failure:
         return None
     return replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name == name))
+
+
+def is_finite_number(number: complex | float | None) -> bool:
+    """Whether a gradient's entry is there, and neither infinite nor NaN."""
+    return number is not None and math.isfinite(abs(number))

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pullback.check.mismatch import index_of, number
 
+FREED = "freed"  # what became of memory that is given back
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -31,6 +33,9 @@ class Snapshot:
     def changes(self) -> Iterator[Change]:
         """The tensors that no longer hold what they held."""
         for name, tensor, before in self._kept:
+            if is_freed(tensor):
+                yield Change(name, (), "its memory", FREED)
+                continue
             now = tensor.detach()
             if now.shape != before.shape:
                 yield Change(name, (), f"shape {list(before.shape)}", f"shape {list(now.shape)}")
@@ -47,6 +52,16 @@ class Snapshot:
                 number(before.flatten()[flat].item()),
                 number(now.flatten()[flat].item()),
             )
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor with elements is gone: reading it would end the process."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return False
+    try:
+        return tensor.untyped_storage().nbytes() == 0
+    except (RuntimeError, NotImplementedError):
+        return False  # a wrapper, which has none
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:

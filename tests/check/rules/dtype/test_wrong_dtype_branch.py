@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
+from pullback.check.finding import Severity
 from pullback.check.rules.dtype.wrong_dtype_branch import check
 from tests.check.subjects import findings, normal
 
@@ -78,3 +79,12 @@ def test_gradcheck_alone_would_miss_it():
     target, args, _ = PLANTED["torch.float32"]
 
     assert torch.autograd.gradcheck(target.apply, args())
+
+
+def test_backward_for_given_dtype_is_fragile():
+    target = made(lambda x, m: x @ m, lambda x, m, g: (g @ m.float().t(), x.t() @ g))
+    given = [normal(4, 4, seed=seed, dtype=torch.float32) for seed in (0, 1)]
+    found = findings(check, target, *given)
+
+    assert [finding.severity for finding in found] == [Severity.FRAGILE]
+    assert found[0].expected == "gradients, as in float32"

@@ -90,3 +90,22 @@ def test_planted_fault_is_caught(name):
 @pytest.mark.parametrize("name", PLANTED)
 def test_gradcheck_alone_would_miss_it(name):
     assert torch.autograd.gradcheck(PLANTED[name][0].apply, (A, B))
+
+
+def test_one_error_is_told_once():
+    class Unprepared(Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            if ctx.needs_input_grad[1]:
+                kept = a * 2
+            ctx.save_for_backward(a, b, kept)
+            return a * b
+
+        @staticmethod
+        def backward(ctx, g):
+            a, b, _ = ctx.saved_tensors
+            return g * b, g * a
+
+    found = findings(check, Unprepared, A, B)
+
+    assert [finding.at for finding in found] == ["forward when no input requires grad"]

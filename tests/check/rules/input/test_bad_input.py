@@ -5,7 +5,7 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.input.bad_input import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import findings, made, normal
 
 
 class Product(Function):
@@ -101,3 +101,15 @@ def test_planted_fault_is_caught(name):
 
     assert {f.rule.name for f in found} == {"bad-input"}
     assert any(where in f.at for f in found)
+
+
+def test_index_beyond_size_is_named():
+    def wrapped(t, i):
+        return t[i % len(t)]
+
+    def pull(g, t, i):
+        return torch.zeros_like(t).index_add(0, i.clamp(max=len(t) - 1), g), None
+
+    (found,) = findings(check, made(wrapped, pull), normal(5, 3), torch.tensor([0, 4, 2]))
+
+    assert found.fix.startswith("compare the indices with the size")

@@ -66,7 +66,15 @@ SOUND = {
     "writes the cotangent": (made(lambda x: x * x, lambda g, x: g.mul_(2 * x)), (X,)),
 }
 
+
+def freed(g, x):
+    grad = 2 * x * g
+    x.untyped_storage().resize_(0)
+    return grad
+
+
 PLANTED = {
+    "freed": (made(lambda x: x * x, freed), (X,), "the memory of input `x`"),
     "input": (made(lambda x: x * x, lambda g, x: x.data.mul_(2 * g)), (X,), "input `x`"),
     "output": (IntoOutput, (X,), "output 0"),
     "kept": (Growing, (X,), "in a second backward"),

@@ -41,6 +41,12 @@ RULE = Rule(
 )
 
 TEST = "test_faketensor"
+FIX = (
+    "register a fake kernel (torch.library.register_fake) that makes empty outputs as the op makes "
+    "full ones"
+)
+ALIASES = "outputs_alias_inputs check False != True"
+ALIAS = "clone what is a view of an input, or write the alias into the schema"
 OWN = "aten"  # PyTorch's own ops, which are not for us to judge
 
 
@@ -66,9 +72,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=subject.small_given,
-            at="the fake kernel",
-            expected="outputs of the shapes, dtypes and strides of the op's",
+            at="the op's outputs" if ALIASES in str(cause) else "the fake kernel",
+            expected="memory of their own, as the schema says"
+            if ALIASES in str(cause)
+            else "outputs of the shapes, dtypes and strides of the op's",
             got="none is registered" if is_absent else told(cause),
-            fix="register a fake kernel (torch.library.register_fake) that makes empty outputs "
-            "as the op makes full ones",
+            fix=ALIAS if ALIASES in str(cause) else FIX,
         )

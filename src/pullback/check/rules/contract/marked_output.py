@@ -42,6 +42,9 @@ from pullback.check.subject import (
 
 RULE = Rule(code="K804", name="marked-output", group="contract", profile="quick")
 
+FIX = "mark only integer results non-differentiable, and detach nothing on the way"
+PLAIN = "compute outside of torch.no_grad and on nothing detached, or wrap it in a Function"
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when nothing has a gradient, or one per output that is cut off."""
@@ -83,7 +86,7 @@ def _all_cut(subject: Subject, called: Run, able: Sequence[int], got: str) -> It
             at=f"gradient of `{name}`",
             expected="one that flows, as the outputs change with it",
             got=got,
-            fix="mark only integer results non-differentiable, and detach nothing on the way",
+            fix=FIX if subject.target.is_function else PLAIN,
         )
         return
 

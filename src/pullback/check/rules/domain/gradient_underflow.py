@@ -34,7 +34,10 @@ from pullback.check.trials import reported
 
 RULE = Rule(code="V607", name="gradient-underflow", group="domain", profile="quick")
 
-FIX = "divide twice in the place of dividing by a square, and guard as forward does"
+FIX = (
+    "divide twice in the place of dividing by a square, subtract tiny values from no large number, "
+    "and guard as forward does"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import EDGES, changed, tied
-from pullback.check.retrial import by_ties
+from pullback.check.retrial import by_ties, is_finite_number
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
@@ -33,10 +33,13 @@ RULE = Rule(code="V603", name="wrong-at-ties", group="domain", profile="quick")
 
 FIX = "share the gradient among the tied elements, or give it to one of them"
 
+LOST = "guard the quotient that is 0/0 where entries are equal, as forward does"
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong there."""
     found = value_trials(subject, "ties", tied(subject.small), ties=True)
-    yield from reported(subject, RULE, by_ties(subject, found), FIX)
-    found = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
-    yield from reported(subject, RULE, by_ties(subject, found), FIX)
+    edges = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
+    for trial in by_ties(subject, [*found, *edges]):
+        is_lost = not all(is_finite_number(m.got) for m in trial.mismatches)
+        yield from reported(subject, RULE, [trial], LOST if is_lost else FIX)

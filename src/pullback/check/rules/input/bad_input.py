@@ -26,7 +26,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pullback.check.example import Example
+from pullback.check.example import Example, tensors_in
+from pullback.check.inputs.values import is_index
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -47,6 +48,9 @@ RULE = Rule(
     profile="quick",
 )
 
+FIX = "compare the shapes in forward, and raise where they do not fit"
+BEYOND = "compare the indices with the size in forward, and raise where they are beyond it"
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first misfit that forward lets through."""
@@ -63,7 +67,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at=wrong.at if wrong is not None else "backward, after forward accepted the shapes",
             expected="an error in forward, or the gradients that forward implies",
             got=trial.failure or "other gradients",
-            fix="compare the shapes in forward, and raise where they do not fit",
+            fix=BEYOND if _is_beyond(subject.small, trial.example) else FIX,
         )
         return
     yield from _cut_off(subject)
@@ -78,6 +82,17 @@ def _misfits(example: Example) -> Iterator[Example]:
         if tensor.dim() >= 2 and tensor.shape[-1] != tensor.shape[-2]:
             turned = tensor.transpose(-1, -2).contiguous()
             yield example.put(i, turned, f"argument {i} with its last dimensions exchanged")
+
+
+def _is_beyond(usual: Example, misfit: Example) -> bool:
+    """Whether an index is as large as a size of the misfit, and smaller than it usually is."""
+    sizes = [
+        (old, new)
+        for i in usual.tensors
+        for old, new in zip(usual.args[i].shape, misfit.args[i].shape, strict=True)
+    ]
+    tops = [int(t.max()) for t in tensors_in(misfit.args) if is_index(t) and t.numel()]
+    return any(new <= top < old for top in tops for old, new in sizes)
 
 
 def _cut_off(subject: Subject) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pullback.check.example import tensors_in
 from pullback.check.run import Run
-from pullback.check.snapshot import Change, Snapshot, share_memory
+from pullback.check.snapshot import FREED, Snapshot, share_memory
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -60,6 +60,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     found = list(snapshot.changes())
     for change in found:
+        if change.after == FREED:
+            yield _freed(subject, change.name)
+            continue
         yield subject.finding(
             RULE,
             example=subject.base,
@@ -72,13 +75,26 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     changed = next(kept.changes(), None)
     if changed is not None:
-        yield from _differs(subject, run, first, changed)
+        why = f"{changed.name} was {changed.before} and is {changed.after} after backward"
+        yield from _differs(subject, run, first, why)
+
+
+def _freed(subject: Subject, name: str) -> Finding:
+    """A tensor whose memory is gone; without a repro, which would read it and end the process."""
+    return Finding(
+        RULE,
+        at=f"the memory of {name}, after backward",
+        expected="as before backward",
+        got=FREED,
+        inputs=subject.base.words(subject.names),
+        fix="free what backward made itself, and leave what was saved",
+    )
 
 
 def _differs(
-    subject: Subject, run: Run, first: dict[str, Tensor | None], changed: Change
+    subject: Subject, run: Run, first: dict[str, Tensor | None], why: str
 ) -> Iterator[Finding]:
-    """One finding per gradient that a second backward gives otherwise, since `changed` did."""
+    """One finding per gradient that a second backward gives otherwise."""
     before = {name: None if g is None else g.detach().clone() for name, g in first.items()}
     try:
         second = run.pull(subject.cotangents(run, 4))
@@ -95,7 +111,7 @@ def _differs(
             at=f"gradient of `{name}` at {list(index)}, in a second backward over the same graph",
             expected=f"{want}, as in the first",
             got=have,
-            why=f"{changed.name} was {changed.before} and is {changed.after} after backward",
+            why=why,
             fix="let backward leave what was saved as it is",
         )
 

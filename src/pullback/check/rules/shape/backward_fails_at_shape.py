@@ -3,9 +3,9 @@
 What it checks
     Backward raises nothing for batches of 1, 2, 7, 40 and 130, nor for images that are not square,
     where forward accepts them and PyTorch can differentiate forward's body, nor for tensors without
-    dimensions where it works entry by entry; and that no gradient comes in another shape than its
-    input at other sizes, nor is viewed in the sizes of the example. In the profile "deep" all that is raised at other sizes and ranks: many a
-    function is meant for one rank, and says so nowhere.
+    dimensions where it works entry by entry; and that at other sizes no gradient comes in another
+    shape than its input, nor is viewed in the shape of the example. In the profile "deep" all that
+    is raised at other sizes and ranks: many a function is meant for one rank, and says so nowhere.
 
 Why it matters
     The error comes hours into a training, with a shape that the author's test did not have, and
@@ -127,9 +127,9 @@ def _has_batch(subject: Subject) -> bool:
 def _is_misshapen(subject: Subject, trial: Trial) -> bool:
     """Whether a gradient came in another shape, while forward surely serves this one.
 
-    Or was viewed in the shape that it has at the example, whatever is given. Either it has all elements, only flat; or the rank is that of the example, sizes that are equal
-    there are equal here, and larger ones fail as well: a function of square matrices is not meant
-    for others, and sizes of 1 broadcast by accident.
+    Either it has all elements, only flat; or it is viewed in the shape of the example; or the rank
+    is that of the example, sizes that are equal there are equal here, and larger ones fail as well:
+    a function of square matrices is not meant for others, and sizes of 1 broadcast by accident.
     """
     found = MISSHAPEN.search(trial.failure)
     if found is None:
@@ -145,7 +145,7 @@ def _is_misshapen(subject: Subject, trial: Trial) -> bool:
 
 
 def _is_baked(subject: Subject, trial: Trial) -> bool:
-    """Whether backward asked for as many elements as a tensor of the example has, and has others."""
+    """Whether backward asks for as many elements as an input of the example has."""
     found = BAKED.search(trial.failure)
     if found is None:
         return False

@@ -24,10 +24,13 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from pullback.check.inputs.arguments import indices_of
+from pullback.check.example import Example, tensors_in
+from pullback.check.inputs.arguments import arguments_of, indices_of
+from pullback.check.inputs.values import is_index
 from pullback.check.subject import Finding, Rule, Skip, Subject
-from pullback.check.trials import reported, trials
+from pullback.check.trials import Trial, reported, trials
 
 RULE = Rule(code="S306", name="repeated-indices", group="shape", profile="quick")
 
@@ -35,11 +38,28 @@ FIX = "add up what belongs to one index: `index_add`, `scatter_add`, `index_put(
 
 IGNORED = "give entries that forward ignores no gradient, and count only the others"
 
+APART = "treat each index in backward as forward does, one that forward treats apart too"
+
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong for other indices."""
     variants = indices_of(subject.small, subject.names, subject.target.name)
-    found = trials(subject, "indices", variants)
-    for trial in found:
-        is_ignored = "to be ignored" in trial.example.label
-        yield from reported(subject, RULE, [trial], IGNORED if is_ignored else FIX)
+    for trial in trials(subject, "indices", variants):
+        if not trial.mismatches or "to be ignored" in trial.example.label:
+            yield from reported(subject, RULE, [trial], IGNORED)
+        elif _repeats(trial.example):
+            yield from reported(subject, RULE, [trial], FIX)
+        else:
+            yield from reported(subject, RULE, [_by_arguments(subject, trial)], APART)
+
+
+def _repeats(example: Example) -> bool:
+    """Whether an index tensor holds one index twice."""
+    return any(len(t.unique()) < t.numel() for t in tensors_in(example.args) if is_index(t))
+
+
+def _by_arguments(subject: Subject, trial: Trial) -> Trial:
+    """The trial without inputs that are wrong for another argument, at the example's indices."""
+    others = trials(subject, "arguments", arguments_of(subject.small, subject.names))
+    told = {mismatch.name for other in others for mismatch in other.mismatches}
+    return replace(trial, mismatches=tuple(m for m in trial.mismatches if m.name not in told))
