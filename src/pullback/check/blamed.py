@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.finding import Finding, Rule, Skip
-from pullback.check.patterns import REDUCTION, VALUES
+from pullback.check.patterns import FACTOR, REDUCTION, VALUES
 from pullback.check.reasons import Reason, reason_of, right_backward
 from pullback.check.subject import Subject
 
-# Patterns that say how a gradient is wrong and not why: the others are a reason already.
-UNEXPLAINED = (VALUES, REDUCTION)
+# Patterns that say how a gradient is wrong and not where: the others are a reason already.
+UNEXPLAINED = (VALUES, REDUCTION, FACTOR)
 
 REPLACE = "return what the derived backward returns"
 LONG = 80  # an edit that takes more letters is harder to read than the backward below it
@@ -27,11 +27,13 @@ def wrong_gradients(rule: Rule, subject: Subject, kind: str) -> Iterator[Finding
             known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
             backward = right_backward(subject)
             edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
+            if kind == FACTOR and "`" not in edit:
+                edit = pattern.fix  # it names the input at least
             yield subject.mismatched(
                 rule,
                 mismatch,
                 subject.base,
-                why=known.why or pattern.why,
+                why=pattern.why if kind == FACTOR else known.why or pattern.why,
                 fix=edit or pattern.fix or (REPLACE if backward else ""),
                 place=known.place,
                 facts={"backward": backward} if backward else {},

@@ -22,6 +22,7 @@ from pullback.check.example import Example, can_differ, mapped, tensors_in
 from pullback.check.run import seeded
 from pullback.check.tape import has_native_node, replayed
 from pullback.check.target import Target
+from pullback.check.trail import is_followed
 from pullback.derive.plain import program_of
 from pullback.derive.slopes import inner
 from pullback.function.slots import DispatchMode
@@ -73,6 +74,7 @@ class Reference:
         self.noise = FINEST
         self._has_looked = False
         self._is_native = False  # whether a C++ Function is in it, which autograd sees nothing of
+        self._lost: dict[int, bool] = {}
 
     # ---- autograd over forward as plain PyTorch ----
 
@@ -126,6 +128,18 @@ class Reference:
                 self.noise = max(self.noise, look.coarsest)
             return None
         return dict(zip(leaves, found, strict=True))
+
+    def loses(self, example: Example, position: int) -> bool:
+        """Whether a callable, which is its own reference, takes an argument out of PyTorch."""
+        if self.target.is_function or self.target.is_op:
+            return False
+        if position not in self._lost:
+            args = example.fresh(needs=frozenset())
+            try:
+                self._lost[position] = not is_followed(self.target.call, args, position)
+            except Exception:
+                self._lost[position] = False
+        return self._lost[position]
 
     def _look(self) -> Precision | None:
         """The first time, watch in which precision forward computes."""

@@ -39,3 +39,11 @@ def test_factor_is_told():
     (finding,) = findings(check, *PLANTED["half"][:1], X)
 
     assert "0.5 times the right one" in finding.why
+    assert finding.fix == "multiply the gradient of `x` by 2"
+
+
+def test_constant_that_is_wrong_is_named():
+    target = made(lambda x: x**3, lambda g, x: 2 * g * x * x)
+    (finding,) = findings(check, target, X)
+
+    assert finding.fix == "FIX"

@@ -14,7 +14,8 @@ Passes
     return g * scale, (g * x).sum()
 
 Cannot see
-    A cut on purpose, which is declared: `declares = {"surrogate": "x"}`.
+    A cut on purpose, which is declared: `declares = {"surrogate": "x"}`. In a plain callable a
+    `detach` is taken for one; values that leave PyTorch (NumPy, a bare kernel) are not.
 """
 
 from __future__ import annotations
