@@ -163,3 +163,20 @@ def test_reference_is_not_made_of_overwritten_numbers():
     report = pb.check(ScalesCotangent, (X.detach().float(),), select=groups, profile="quick")
 
     assert report.findings == ()
+
+
+def test_crash_is_echo_of_freed_memory():
+    crash = finding("crash", "crash", "while a rule was tried", got="it was ended by SIGSEGV")
+    freed = finding("mutated-saved", "mutation", "the memory of input `x`", got="freed")
+    kept = finding("mutated-saved", "mutation", "input `x` at [0], after backward")
+
+    assert names(by_cause([crash, freed])) == ["mutated-saved"]
+    assert sorted(names(by_cause([crash, kept]))) == ["crash", "mutated-saved"]
+
+
+def test_second_backward_is_told_by_what_was_saved():
+    again = finding("backward-twice", "memory", "`x` at [0], in the second backward over one graph")
+    saved = finding("mutated-saved", "mutation", "`x` at [0], in a second backward over the graph")
+
+    assert names(by_cause([again, saved])) == ["mutated-saved"]
+    assert names(by_cause([finding("hessian-asymmetry", "second"), again])) == ["backward-twice"]

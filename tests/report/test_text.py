@@ -90,6 +90,20 @@ def test_rules_beyond_the_first_are_counted():
     )
 
 
+def test_error_of_finding_is_told_once():
+    error = "RuntimeError: shape '[4, 8]' is invalid"
+    finding = replace(REPORT.findings[0], got=error)
+    skips = tuple(
+        Skip(rule, f"{words}: {error}") for rule, words in ((SAVED, "one"), (LAYOUT, "two"))
+    )
+    lines = str(replace(REPORT, findings=(finding,), skips=skips)).splitlines()
+
+    assert (
+        "  not tried: unread-saved (B854), cotangent-layout (Y401): the error above comes first"
+        in lines
+    )
+
+
 def test_rules_without_work_share_a_line():
     assert "  not applicable: unread-saved, cotangent-layout" in str(REPORT).splitlines()
 

@@ -31,7 +31,7 @@ GROUPS = (
 )
 CALLS = (
     *("stale-after-edit", "backward-twice", "freed-storage", "hooks-bypassed", "subclass-input"),
-    *("wrong-in-threads", "wrong-under-no-grad"),
+    *("wrong-in-threads", "wrong-under-no-grad", "parameter-input"),
 )
 STATES = ("two-live-calls", "stale-cache", "result-depends-on-history")
 COMPARING = frozenset({*GROUPS, *CALLS, *STATES, AGAIN})
@@ -99,7 +99,7 @@ CAUSES = (
     ),
     Cause(
         "random-in-backward",
-        COMPARING,
+        COMPARING | {"uninitialised-memory"},
         "each backward draws other numbers",
         holds=_changes_numbers,
     ),

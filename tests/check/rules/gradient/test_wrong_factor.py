@@ -46,4 +46,4 @@ def test_constant_that_is_wrong_is_named():
     target = made(lambda x: x**3, lambda g, x: 2 * g * x * x)
     (finding,) = findings(check, target, X)
 
-    assert finding.fix == "FIX"
+    assert finding.fix == "use 3 instead of 2 in `2 * cotangents[0]`"
