@@ -106,6 +106,7 @@ from pullback.check.patterns import VALUES as VALUES
 from pullback.check.precision import precisions as precisions
 from pullback.check.reference import FINEST as FINEST
 from pullback.check.reference import Precision as Precision
+from pullback.check.registration import body_of as body_of
 from pullback.check.registration import overload_of as overload_of
 from pullback.check.retrial import by_indices as by_indices
 from pullback.check.retrial import by_masks as by_masks

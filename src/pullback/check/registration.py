@@ -49,14 +49,24 @@ def place_of_op(thing: Any) -> str:
     return _place_in_python(schema.name)
 
 
-def _place_in_python(name: str) -> str:
-    """`file:line` of the backward, or else of the function, of an op that is made in Python."""
+def body_of(thing: Any) -> Any:
+    """The function behind an op that is made in Python; None for any other."""
+    schema = schema_of(thing)
+    return None if schema is None else getattr(_made_in_python(schema.name), "_init_fn", None)
+
+
+def _made_in_python(name: str) -> Any:
+    """What `torch.library.custom_op` made of that name; None where it made nothing."""
     try:
         from torch._library.custom_ops import OPDEFS
-
-        made = OPDEFS.get(name)
     except ImportError:  # another version of PyTorch
-        return ""
+        return None
+    return OPDEFS.get(name)
+
+
+def _place_in_python(name: str) -> str:
+    """`file:line` of the backward, or else of the function, of an op that is made in Python."""
+    made = _made_in_python(name)
     for attribute in ("_backward_fn", "_init_fn"):
         code = getattr(getattr(made, attribute, None), "__code__", None)
         if code is not None and not code.co_filename.startswith(TORCH):

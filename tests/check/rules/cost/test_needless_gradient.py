@@ -108,7 +108,24 @@ class Quadratic(Function):
         return dx, g * torch.outer(x, x) if second else None
 
 
+def made_op(name, backward):
+    """The product of two matrices as an op in Python, with that backward."""
+
+    @torch.library.custom_op(f"needless::{name}", mutates_args=())
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    product.register_autograd(
+        backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+    )
+    return product
+
+
 SOUND = {
+    "careful op": (
+        made_op("careful", Careful.backward),
+        lambda: (normal(3, 4), normal(4, 5, seed=1)),
+    ),
     "quadratic": (Quadratic, lambda: (normal(5), normal(5, 5, seed=1))),
     "fixed point": (FixedPoint, lambda: (normal(3, 4), normal(4, 4, seed=1))),
     "attention": (
@@ -119,6 +136,11 @@ SOUND = {
     "pointwise": (Product, lambda: (normal(4), normal(4, seed=1))),
 }
 PLANTED = {
+    "careless op": (
+        made_op("careless", Careless.backward),
+        lambda: (normal(3, 4), normal(4, 5, seed=1)),
+        "with `w` frozen",
+    ),
     "careless": (Careless, lambda: (normal(3, 4), normal(4, 5, seed=1)), "with `w` frozen"),
     "in forward": (InForward, lambda: (normal(3, 4), normal(4, 5, seed=1)), "with `x` frozen"),
 }

@@ -88,6 +88,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "stack": (
+        made(lambda x: x.mT @ x, lambda x, g: x @ (g + g.t())),
+        lambda: (normal(5, 4),),
+        "backward",
+    ),
     "number": (
         made(lambda x: x.exp(), lambda x, g: (g.view(-1, x.shape[-1]) * x.exp()).view(x.shape)),
         lambda: (normal(4, 3),),

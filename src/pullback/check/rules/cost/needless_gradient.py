@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pullback.check.dispatch import Work
+from pullback.check.registration import body_of
 from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -58,7 +59,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base or len(needs) < 2:
         yield Skip(RULE, subject.fails_at_base or "fewer than two inputs require grad")
         return
-    call, plain = subject.target.call, subject.reference.program
+    call = subject.target.call
+    body = body_of(subject.target.thing) if subject.target.is_op else None
+    plain = body or subject.reference.program
     try:
         everything, late, numbers = _products(subject, call, needs)
         if not late and subject.target.is_once_differentiable:
@@ -75,7 +78,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 continue  # its gradient is made by other operators, and no longer made
             if now < SAME * everything or least > SAVED * usual:
                 continue
-            if _wasted(now, least, usual, both - usual) < WASTE * now:
+            forward = everything - late if body else both - usual  # an op hides what it runs
+            if _wasted(now, least, usual, forward) < WASTE * now:
                 continue  # what PyTorch saves there, this function never did
             yield subject.finding(
                 RULE,
