@@ -15,7 +15,14 @@ from pullback.graph.copies import Source, copy_of, graph_of, output_count_of, wi
 from pullback.graph.cost import base_of, is_mutating, is_opaque, is_random, op_name
 from pullback.graph.parts import calls, phase_of
 
-UNDEFINED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+UNDEFINED = (
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+)
 """Ops that give memory as it is: two calls need not agree."""
 
 

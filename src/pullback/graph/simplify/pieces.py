@@ -103,6 +103,8 @@ def complex_from_parts(node: Value) -> Any:
 )
 def slices_split(node: Value) -> Any:
     """g[:, :3] and g[:, 3:] -> g.split([3, 2], 1), in backward"""
+    if len(node.node.args) != 4:  # without both ends, or with a step
+        return None
     source: Any = node.node.args[0]
     dim: Any = node.node.args[1]
     if phase_of(node.node) != BACKWARD or tensor_of(source) is None:

@@ -82,7 +82,7 @@ def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]
         if isinstance(arg, bool) or kwargs:
             kwargs[slot.name] = arg
         else:
-            args.append(dims(node, arg) if slot.name in DIMS else _alone(slot.name, arg))
+            args.append(dims(node, arg) if slot.name in DIMS else _alone(slot, arg))
     for key, arg in node.kwargs.items():
         if arg not in NOISE.get(key, ()) and not is_default(schema, key, arg):
             kwargs[key] = _told(writer, key, arg)
@@ -100,10 +100,14 @@ def _told(writer: Writer, key: str, arg: Any) -> Any:
 
 
 SETTINGS = ("shifts", "kernel_size", "stride", "padding", "dilation", "output_size")
-"""Lists of numbers, one per dimension: a number alone stands for equal ones."""
+"""Lists of numbers, one per dimension: a number alone stands for equal ones.
+
+Where the schema says how many (`int[2]`), that is: the strides of `as_strided` are always a list.
+"""
 
 
-def _alone(name: str, arg: Any) -> Any:
+def _alone(slot: Any, arg: Any) -> Any:
+    name = slot.name if slot.N is not None else ""
     is_list = name in SETTINGS and isinstance(arg, list | tuple) and len(arg) > 0
     if not is_list or any(not isinstance(each, int) or each != arg[0] for each in arg):
         return arg

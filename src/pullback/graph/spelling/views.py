@@ -107,7 +107,8 @@ def sliced(writer: Writer, node: fx.Node) -> Expression | None:
 
 def stretch(writer: Writer, node: fx.Node, start: Any, end: Any, step: Any) -> str:
     """`1:3`, with nothing where a slice begins or ends with the dimension."""
-    dim: Any = node.args[1] if node.target == aten.slice.Tensor else node.args[2]
+    place = 1 if node.target == aten.slice.Tensor else 2
+    dim: Any = node.args[place] if place < len(node.args) else 0
     first = "" if start in (0, None) else writer.arg(start)
     last = "" if end in (sys.maxsize, None) or ends(node.args[0], dim, end) else writer.arg(end)
     pace = "" if step == 1 else f":{writer.arg(step)}"
