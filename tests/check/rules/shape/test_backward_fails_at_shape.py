@@ -45,6 +45,10 @@ def softmax_backward(x, g):
 
 
 SOUND = {
+    "one matrix": (
+        made(lambda x: x.mT @ x, lambda x, g: x @ (g + g.t())),
+        lambda: (normal(5, 4),),
+    ),
     "halves": (made(glu, glu_backward), lambda: (normal(4, 8),)),
     "rows": (
         made(lambda x: x.softmax(-1), softmax_backward),
@@ -88,11 +92,6 @@ SOUND = {
     ),
 }
 PLANTED = {
-    "stack": (
-        made(lambda x: x.mT @ x, lambda x, g: x @ (g + g.t())),
-        lambda: (normal(5, 4),),
-        "backward",
-    ),
     "number": (
         made(lambda x: x.exp(), lambda x, g: (g.view(-1, x.shape[-1]) * x.exp()).view(x.shape)),
         lambda: (normal(4, 3),),

@@ -29,7 +29,7 @@ from pullback.check.retrial import by_ties, is_finite_number
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V603", name="wrong-at-ties", group="domain", profile="quick")
+RULE = Rule(code="V603", name="wrong-at-ties", group="domain", profile="standard")
 
 FIX = "share the gradient among the tied elements, or give it to one of them"
 

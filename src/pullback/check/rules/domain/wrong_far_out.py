@@ -28,7 +28,7 @@ from pullback.check.retrial import set_aside
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
 
-RULE = Rule(code="V604", name="wrong-far-out", group="domain", profile="quick")
+RULE = Rule(code="V604", name="wrong-far-out", group="domain", profile="standard")
 
 FIX = "give backward every piece that forward has, with the same bounds"
 

@@ -3,10 +3,9 @@
 What it checks
     Backward raises nothing for batches of 1, 2, 7, 40 and 130, nor for images that are not square,
     where forward accepts them and PyTorch can differentiate forward's body, nor for tensors without
-    dimensions where it works entry by entry, nor for a stack of inputs that forward takes one by
-    one; and that at other sizes no gradient comes in another shape than its input, nor is viewed in
-    the shape of the example. In the profile "deep" all that is raised at other sizes and ranks:
-    many a function is meant for one rank, and says so nowhere.
+    dimensions where it works entry by entry; and that at other sizes no gradient comes in another
+    shape than its input, nor is viewed in the shape of the example. In the profile "deep" all that
+    is raised at other sizes and ranks: many a function is meant for one rank, and says so nowhere.
 
 Why it matters
     The error comes hours into a training, with a shape that the author's test did not have, and
@@ -28,8 +27,6 @@ import math
 import re
 from collections.abc import Iterator
 
-import torch
-
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example, can_differ
 from pullback.check.inputs.shapes import (
@@ -48,7 +45,6 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
 )
 from pullback.check.trials import Trial, trial_of, trials
 
@@ -88,7 +84,6 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         for trial in trials(subject, family, variants(subject.small)):
             is_meant = family not in UNUSUAL or subject.profile == "deep"
             is_meant = is_meant or _is_misshapen(subject, trial)
-            is_meant = is_meant or (bool(trial.failure) and _is_stack(subject, trial.example))
             if trial.failure and is_meant:
                 yield subject.finding(
                     RULE,
@@ -116,22 +111,6 @@ def _numbers(example: Example) -> Iterator[Example]:
     (i,) = example.tensors
     number = example.args[i].flatten()[:1].reshape(()).clone()
     yield example.put(i, number, "without dimensions")
-
-
-def _is_stack(subject: Subject, tried: Example) -> bool:
-    """Whether the only tensor has a dimension more, and forward treats its parts one by one."""
-    if len(tried.tensors) != 1:
-        return False
-    (i,) = tried.tensors
-    if tried.args[i].dim() != subject.small.args[i].dim() + 1:
-        return False
-    try:
-        whole = subject.run(tried).outputs
-        parts = [subject.run(tried.put(i, part, "a part")).outputs for part in tried.args[i]]
-    except ForwardRefusedError:
-        return False
-    stacked = [torch.stack(same) for same in zip(*parts, strict=True)]
-    return bool(stacked) and all(is_close(a, b) for a, b in zip(whole, stacked, strict=True))
 
 
 def _has_batch(subject: Subject) -> bool:

@@ -29,7 +29,7 @@ from pullback.check.retrial import by_shape
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trial_of, trials
 
-RULE = Rule(code="S308", name="wrong-among-many", group="shape", profile="quick")
+RULE = Rule(code="S308", name="wrong-among-many", group="shape", profile="standard")
 
 FIX = "look at the last block, and at the type of the indices"
 
