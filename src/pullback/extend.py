@@ -135,6 +135,7 @@ from pullback.check.subject import Rule as Rule
 from pullback.check.subject import Severity as Severity
 from pullback.check.subject import Skip as Skip
 from pullback.check.subject import Subject as Subject
+from pullback.check.subject import differing as differing
 from pullback.check.subject import each as each
 from pullback.check.subject import is_close as is_close
 from pullback.check.subject import told as told

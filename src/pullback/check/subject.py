@@ -290,6 +290,17 @@ def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
     return bool(same.all())
 
 
+def differing(
+    now: dict[str, Tensor | None], before: dict[str, Tensor | None]
+) -> Iterator[tuple[str, tuple[int, ...], str, str]]:
+    """The gradients that came otherwise: the name, the worst index, the number now and before."""
+    for name, new in now.items():
+        old = before.get(name)
+        if new is None or old is None or new.shape != old.shape or is_close(new, old, 100):
+            continue
+        yield (name, *worst_of(new, old))
+
+
 def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], str, str]:
     """Where two tensors of one shape differ most: the index, and both numbers as text."""
     apart = (a.detach().double() if not a.is_complex() else a.detach()) - b.detach().to(

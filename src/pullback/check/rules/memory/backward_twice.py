@@ -31,9 +31,8 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
+    differing,
     told,
-    worst_of,
 )
 
 RULE = Rule(
@@ -78,11 +77,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 def _differs(
     subject: Subject, first: dict[str, Tensor | None], second: dict[str, Tensor | None]
 ) -> Iterator[Finding]:
-    for name, one in first.items():
-        two = second[name]
-        if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):
-            continue
-        index, have, want = worst_of(two, one)
+    for name, index, have, want in differing(second, first):
         yield subject.finding(
             RULE,
             example=subject.base,

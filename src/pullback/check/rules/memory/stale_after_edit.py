@@ -32,8 +32,7 @@ from pullback.check.subject import (
     Rule,
     Skip,
     Subject,
-    is_close,
-    worst_of,
+    differing,
 )
 
 RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick")
@@ -60,13 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             grads = run.pull(cotangents)
         except BackwardFailedError:
             continue
-        for name, got in grads.items():
-            expected = usual[name]
-            if is_close(got, expected, 100):
-                continue
-            if got is None or expected is None or got.shape != expected.shape:
-                continue
-            index, have, want = worst_of(got, expected)
+        for name, index, have, want in differing(grads, usual):
             yield subject.finding(
                 RULE,
                 example=subject.base,

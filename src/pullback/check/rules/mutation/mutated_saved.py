@@ -34,8 +34,7 @@ from pullback.check.subject import (
     Rule,
     Skip,
     Subject,
-    is_close,
-    worst_of,
+    differing,
 )
 
 RULE = Rule(code="M703", name="mutated-saved", group="mutation", profile="quick")
@@ -100,11 +99,7 @@ def _differs(
         second = run.pull(subject.cotangents(run, 4))
     except BackwardFailedError:
         return  # `backward-twice` tells of this
-    for name, one in before.items():
-        two = second[name]
-        if one is None or two is None or one.shape != two.shape or is_close(two, one, 100):
-            continue
-        index, have, want = worst_of(two, one)
+    for name, index, have, want in differing(second, before):
         yield subject.finding(
             RULE,
             example=subject.base,
