@@ -1,4 +1,4 @@
-"""An emitted C++ Function is at least twice as fast as the Python that it came from.
+"""An emitted C++ Function takes half the time of the Python that it came from, in the mean.
 
 A chain of ten on a few elements, forward and backward: in Python as it was written, as the C++ op
 that `emit` made of it and `build` compiled, as one writes that in C++ by hand, and as PyTorch's own
