@@ -85,7 +85,7 @@ def test_fault_at_ties_is_still_one():
             (x,) = ctx.saved_tensors
             return g * (x == x.amax(0))
 
-    report = pb.check(Largest, (X,), profile="quick")
+    report = pb.check(Largest, (X,), profile="standard")
 
     assert "wrong-at-ties" in [finding.rule.name for finding in report.findings]
 
