@@ -436,6 +436,7 @@ CASES.add(
     where="The number of rows of the first call is used in all later ones.",
     reference=lambda x: x.mean(0),
     evidence=second_size,
+    severity="fragile",
 )
 
 

@@ -60,6 +60,44 @@ class Promised(Refuses):
         return torch.mm(g, w.t()), torch.mm(x.t(), g)
 
 
+class Casts(Refuses):
+    """Saves one operand in the dtype of the output, and the other one not."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        out = x @ w
+        ctx.save_for_backward(x, w.to(out.dtype))
+        return out
+
+
+class Asserts(Refuses):
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        assert g.dtype == x.dtype
+        return g @ w.t(), x.t() @ g
+
+
+class Declines(Refuses):
+    """Refuses another dtype by an error of its own."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        if g.dtype != x.dtype:
+            raise TypeError("not under autocast")
+        return g @ w.t(), x.t() @ g
+
+
+class InDouble(Refuses):
+    """Casts, but not because of autocast."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return (x.double().sum() * 0).float() + x @ w
+
+
 class Rounds(Function):
     """Rounds the gradient of the weight to autocast's dtype, where forward needs no rounding."""
 
@@ -79,6 +117,8 @@ class Rounds(Function):
 SOUND = {
     "matmul": (Matmul, lambda: (normal(3, 4), normal(4, 5, seed=1))),
     "refuses": (Refuses, lambda: (normal(3, 4), normal(4, 5, seed=1))),
+    "declines": (Declines, lambda: (normal(3, 4), normal(4, 5, seed=1))),
+    "in double": (InDouble, lambda: (normal(3, 4), normal(4, 5, seed=1))),
 }
 PLANTED = {
     "rounds": (
@@ -87,6 +127,8 @@ PLANTED = {
         "gradient of `w`",
     ),
     "guarded": (Guarded, lambda: (normal(3, 4), normal(4, 5, seed=1)), "gradient of `w`"),
+    "casts": (Casts, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
+    "asserts": (Asserts, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
     "promised": (Promised, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
 }
 

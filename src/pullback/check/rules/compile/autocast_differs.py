@@ -4,7 +4,8 @@ What it checks
     Forward runs under `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where
     autograd can differentiate the same forward so, the gradients are near those of an ordinary
     call, and as fine where autocast leaves forward in float32. A backward that raises is a finding
-    only where `custom_fwd` or `custom_bwd` promise autocast.
+    only where the author has thought of other dtypes: by `custom_fwd` or `custom_bwd`, by a cast
+    that does something under autocast alone, or by an `assert` in backward that does not hold.
 
 Why it matters
     Under autocast some operators of forward give bfloat16 and the cotangent does too, while
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pullback.check.elsewhere import Results, is_repeatable, results_of
 from pullback.check.example import Example
@@ -47,6 +49,8 @@ RULE = Rule(code="P004", name="autocast-differs", group="compile", profile="quic
 NEAR = 0.1  # of the largest entry: bfloat16 has eight bits
 EXACT = 1e-5  # where PyTorch's own gradient loses less, nothing in forward is cast by autocast
 LOST = 4e-4  # the share that must be lost then
+
+CASTS = {"to", "type", "type_as", "float", "half", "bfloat16"}
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -73,7 +77,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         got = results_of(subject, example, called)
     except BackwardFailedError as failure:
-        if not _is_decorated(subject):
+        if not _is_promised(subject, example, failure):
             yield Skip(RULE, f"backward refuses what autocast gives: {failure}")
             return
         yield subject.finding(
@@ -112,11 +116,36 @@ def _is_float32(outputs: Sequence[Tensor]) -> bool:
     return all(output.dtype == torch.float32 for output in outputs if output.is_floating_point())
 
 
-def _is_decorated(subject: Subject) -> bool:
-    """Whether the author has promised to serve autocast, by PyTorch's decorators."""
+def _is_promised(subject: Subject, example: Example, failure: BackwardFailedError) -> bool:
+    """Whether the author has thought of other dtypes, so that this failure is no decision."""
     methods = [subject.target.method(name) for name in ("forward", "backward")]
     codes = [getattr(method, "__code__", None) for method in methods]
-    return any(code is not None and "autocast_mode" in code.co_filename for code in codes)
+    if any(code is not None and "autocast_mode" in code.co_filename for code in codes):
+        return True
+    if isinstance(failure.error, AssertionError):
+        return True
+    call = subject.target.call
+    return _casts(_cast(call), example) and not _casts(call, example)
+
+
+class Casts(TorchFunctionMode):
+    """Sees whether a tensor is cast by the author; autocast's own casts are below this level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in CASTS and isinstance(result, Tensor):
+            self.seen = self.seen or result.dtype != args[0].dtype
+        return result
+
+
+def _casts(call: Callable[..., Any], example: Example) -> bool:
+    with torch.no_grad(), Casts() as casts:
+        call(*example.fresh(needs=frozenset()))
+    return casts.seen
 
 
 def _cast(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -149,9 +149,8 @@ def _compared(
         if not _persists(subject, variant, plain, key):
             continue
         told_of.add(key)
-        severity = Severity.WRONG if "gradient" in key else Severity.FRAGILE
         words = _words(key, got, expected, who)
-        yield subject.finding(RULE, example=variant, severity=severity, **words)
+        yield subject.finding(RULE, example=variant, **words)
 
 
 class Raising(TorchFunctionMode):
