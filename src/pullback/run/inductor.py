@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from pullback.capture.fake import Stage
 from pullback.capture.joint import ONE_AT_A_TIME
 from pullback.errors import CaptureError
-from pullback.graph.cost import is_opaque
+from pullback.graph.cost import base_of, is_opaque
 from pullback.run.cache import Entry, clear, entry
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
 from pullback.run.settle import settle
@@ -35,7 +35,14 @@ NODES = 3000
 _ALIGNMENT = 16  # bytes; GPU code reads that many at once
 
 
-def specialise(graph: fx.Graph, row: Sequence[Any], *, name: str, free_sizes: bool = False) -> Call:
+def specialise(
+    graph: fx.Graph,
+    row: Sequence[Any],
+    *,
+    name: str,
+    free_sizes: bool = False,
+    donated: Sequence[int] = (),
+) -> Call:
     """`graph`, compiled for arguments that are laid out exactly like those of `row`.
 
     Arguments:
@@ -46,22 +53,30 @@ def specialise(graph: fx.Graph, row: Sequence[Any], *, name: str, free_sizes: bo
         free_sizes: whether sizes, and numbers that stand for sizes, may be others than those of
             `row`. All tensors of the row, and of the calls, are contiguous, and the capture serves
             the calls.
+        donated: places in the row of a backward graph for one layout: these tensors may be written
+            over, since each call gives them away.
 
     Returns a function of one list, which it may empty, that returns the results of the graph as a
     tuple or list. It checks nothing. Raises `CaptureError` for what cannot be compiled.
     """
     if free_sizes:
         return _any_size(graph, row, name)
-    return _realigned(_made(graph, row, name)[0], row)
+    return _realigned(_made(graph, row, name, donated=donated)[0], row)
 
 
 def _made(
-    graph: fx.Graph, row: Sequence[Any], name: str, *, free_sizes: bool = False
+    graph: fx.Graph,
+    row: Sequence[Any],
+    name: str,
+    *,
+    free_sizes: bool = False,
+    donated: Sequence[int] = (),
 ) -> tuple[Call, str]:
     """The compiled graph, and what it demands of sizes."""
     _require_what_it_takes(graph, row, name)
-    with ONE_AT_A_TIME, entry(origin_of(graph, row, name, free_sizes)) as place:
-        return _loaded(place) or _built(place, graph, row, name, free_sizes)
+    origin = origin_of(graph, row, f"{name} {list(donated)}" if donated else name, free_sizes)
+    with ONE_AT_A_TIME, entry(origin) as place:
+        return _loaded(place) or _built(place, graph, row, name, free_sizes, donated)
 
 
 def _require_what_it_takes(graph: fx.Graph, row: Sequence[Any], name: str) -> None:
@@ -78,12 +93,19 @@ def _require_what_it_takes(graph: fx.Graph, row: Sequence[Any], name: str) -> No
 
 
 def _built(
-    place: Entry, graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool
+    place: Entry,
+    graph: fx.Graph,
+    row: Sequence[Any],
+    name: str,
+    free_sizes: bool,
+    donated: Sequence[int],
 ) -> tuple[Call, str]:
     place.empty()
     try:
         settled = settle(graph, row, decompositions(), free_sizes=free_sizes)
-        lowered = lower(settled, place.folder, is_backward=name == "backward")
+        spent = _unreturned(settled.module.graph, donated)
+        is_backward = name == "backward"
+        lowered = lower(settled, place.folder, is_backward=is_backward, donated=spent)
         conditions = settled.stage.conditions(settled.arguments) if free_sizes else ""
     except Exception as error:
         place.empty()
@@ -100,6 +122,14 @@ def _built(
     }
     place.seal(facts)
     return _loaded(place) or (lowered.call, conditions)
+
+
+def _unreturned(graph: fx.Graph, places: Sequence[int]) -> list[int]:
+    """Those of the arguments at `places` whose memory is in no result."""
+    returned: Any = graph.output_node().args[0]
+    bases = {base_of(one) for one in returned if isinstance(one, fx.Node)}
+    inputs = graph.find_nodes(op="placeholder")
+    return [place for place in places if inputs[place] not in bases]
 
 
 def _loaded(place: Entry) -> tuple[Call, str] | None:

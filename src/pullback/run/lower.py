@@ -93,7 +93,8 @@ def _imported() -> SimpleNamespace:
         config=config,
         decompositions=select_decomp_table,
         codecache=codecache,
-        tracing=lambda mode: tracing(TracingContext(mode)),
+        tracing=tracing,
+        context=TracingContext,
         instructions=cpu_vec_isa,
     )
 
@@ -119,13 +120,18 @@ class Lowered:
     trusted: bool
 
 
-def lower(settled: Settled, folder: Path, *, is_backward: bool) -> Lowered:
-    """Compile `settled` into `folder`."""
+def lower(
+    settled: Settled, folder: Path, *, is_backward: bool, donated: Sequence[int] = ()
+) -> Lowered:
+    """Compile `settled` into `folder`.
+
+    Of a backward graph, the arguments at the places `donated` may be written over by the code.
+    """
     end = settled.module.graph.output_node()
     # Otherwise a result may get other strides than it has in eager.
     end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))  # type: ignore[arg-type]
     trusted = True
-    with _inside(folder), _torch().tracing(settled.stage.mode):
+    with _inside(folder), _tracing(settled, donated):
         try:
             with _trusting_the_compiler():
                 compiled = _compile(settled, is_backward=is_backward)
@@ -141,6 +147,14 @@ def lower(settled: Settled, folder: Path, *, is_backward: bool) -> Lowered:
     constants = getattr(compiled, "constants", None) or {}
     call = getattr(compiled, "current_callable", None) or compiled
     return Lowered(call, module, constants, trusted)
+
+
+def _tracing(settled: Settled, donated: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+    """What Inductor asks about the graph that it compiles."""
+    context = _torch().context(settled.stage.mode)
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated), static_input_indices=[])
+    tracing: contextlib.AbstractContextManager[Any] = _torch().tracing(context)
+    return tracing
 
 
 def _compile(settled: Settled, *, is_backward: bool) -> Any:

@@ -187,16 +187,19 @@ def _exact(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) ->
     _require_own_memory(recipe, forward.sources, row, made)
     with torch.no_grad():
         numbers = recipe.run(row[: _argument_count(recipe)])[2]
+    pull = lean(recipe.parts.backward)
+    donated = _unshared(recipe, forward.sources, made) if _donates(backend) else []
+    donated = [place for place in donated if Source(True, place) not in pull.sources]
 
     def backward(given: Sequence[Any]) -> Compiled:
-        one = lean(recipe.parts.backward)
         try:
-            return _specialised(backend, one, given, "backward", is_open=False)
+            return _specialised(backend, pull, given, "backward", is_open=False, donated=donated)
         except CaptureError as error:
             nodes.note(error)
-        return _text(one, "backward", recipe)
+        return _text(pull, "backward", recipe)
 
-    return _spec(nodes, recipe, row, forward.sources, run, backward, EXACT, numbers, made)
+    spec = _spec(nodes, recipe, row, forward.sources, run, backward, EXACT, numbers, made)
+    return replace(spec, donated=tuple(donated))
 
 
 def _spec(
@@ -284,12 +287,19 @@ def _contiguous(output: Tensor) -> Layout:
 
 
 def _specialised(
-    backend: Any, one: Lean, row: Sequence[Any], name: str, *, is_open: bool
+    backend: Any,
+    one: Lean,
+    row: Sequence[Any],
+    name: str,
+    *,
+    is_open: bool,
+    donated: Sequence[int] = (),
 ) -> Compiled:
     """A lean graph, compiled by a backend for arguments like `row`."""
     if not one.made_count:
         return whole(one, lambda row: ())
-    made: Compiled = backend.specialise(one.graph, row, name=name, free_sizes=is_open)
+    more = {"donated": donated} if donated else {}
+    made: Compiled = backend.specialise(one.graph, row, name=name, free_sizes=is_open, **more)
     complete: Callable[[Lean, Compiled], Compiled] = getattr(backend, "whole", whole)
     return complete(one, made)
 
@@ -305,6 +315,28 @@ def _text(one: Lean, name: str, recipe: Recipe) -> Compiled:
         return whole(one, lambda row: ())
     program, names = recipe.captured.name, recipe.parts.names
     return whole(one, eager.specialise(one.graph, name=name, program=program, names=names))
+
+
+def _donates(backend: Any) -> bool:
+    """Whether the backend's node gives the compiled backward tensors to write over."""
+    return bool(getattr(backend, "DONATES", False))
+
+
+def _unshared(recipe: Recipe, sources: Sequence[Any], made: Sequence[Any]) -> list[int]:
+    """Places of saved tensors that forward made for backward alone, each with its own memory."""
+    count, end = recipe.captured.joint.output_count, recipe.captured.joint.output_count
+    end += recipe.saved_count
+    memory = [x.untyped_storage() if isinstance(x, Tensor) else None for x in made]
+    begins = [one and one.data_ptr() for one in memory]
+    places = []
+    for place, source in enumerate(sources[count:end]):
+        if source.is_input or source in sources[:count] or sources[count:end].count(source) > 1:
+            continue
+        x, own = made[source.place], memory[source.place]
+        is_whole = own is not None and own.nbytes() == x.numel() * x.element_size() > 0
+        if is_whole and begins.count(begins[source.place]) == 1:
+            places.append(place)
+    return places
 
 
 def _require_own_memory(

@@ -31,6 +31,9 @@ from pullback.run.lean import whole as whole_in_python
 from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
 
+DONATES = True
+"""Its node gives saved tensors that nobody else sees to the compiled backward, to write over."""
+
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 _lock = threading.Lock()
 _failure: list[str] = []  # why the extension could not be built, in one line
@@ -64,10 +67,15 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
 
 
 def specialise(
-    graph: fx.Graph, row: Sequence[Any], *, name: str, free_sizes: bool = False
+    graph: fx.Graph,
+    row: Sequence[Any],
+    *,
+    name: str,
+    free_sizes: bool = False,
+    donated: Sequence[int] = (),
 ) -> Compiled:
     """As `inductor.specialise`; without Python where that can be had."""
-    call = inductor.specialise(graph, row, name=name, free_sizes=free_sizes)
+    call = inductor.specialise(graph, row, name=name, free_sizes=free_sizes, donated=donated)
     reading = None if free_sizes else reading_of(call, row)
     if reading is None:
         return call
@@ -151,6 +159,7 @@ def _description(spec: NodeSpec) -> dict[str, Any]:
         "number_sources": [0 if one is None else _code(one) for one in sources],
         "is_live": [place in spec.live for place in range(len(spec.outputs))],
         "cotangents": [_row(one) for one in spec.cotangents],
+        "donated": spec.donated,
         "begin": _beginning(spec),
         "general": spec.general,
     }

@@ -98,6 +98,8 @@ class NodeSpec:
             hooks may give them back in another one.
         some: makes a backward graph like the compiled one that computes the gradients of some
             inputs only, for which of those that need one it is; None if there is only the whole.
+        donated: the places in `saved` of tensors that the compiled backward may write over. The
+            node gives it a copy of one that somebody else may still read.
     """
 
     name: str
@@ -116,6 +118,7 @@ class NodeSpec:
     general: Callable[..., Sequence[Any]]
     kept: tuple[Layout, ...] = ()
     some: Callable[[tuple[bool, ...]], Compiled] | None = None
+    donated: tuple[int, ...] = ()
 
 
 def make_node(spec: NodeSpec) -> Callable[..., Any]:

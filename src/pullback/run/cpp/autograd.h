@@ -6,6 +6,7 @@
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
 #include <string>
@@ -40,6 +41,12 @@ struct torch::autograd::CppNode<pullback::Compiled>
   static void set_program(AutogradContext* ctx, std::shared_ptr<pullback::Program> program) {
     const auto node = ctx->grad_fn_.lock();
     static_cast<CppNode*>(node.get())->program = std::move(program);
+  }
+
+  // As `release_variables`, which waits for the end of the backward that calls this.
+  static void release(AutogradContext* ctx) {
+    ctx->saved_variables_.clear();
+    ctx->has_freed_buffers_ = true;
   }
 
   // Compiled autograd runs backward with a context of its own, which has no node.
@@ -134,9 +141,32 @@ const Pull* begin(const Program& program, const Values& row) {
   return pull.release();
 }
 
+// Whether nobody else can see the memory of a tensor: it and its memory are held once, and that was
+// allocated as usual. An array of NumPy's was not, nor memory that is copied when it is written.
+bool is_alone(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  const auto* allocator = storage.allocator();
+  return tensor.use_count() == 1 && storage.use_count() == 1 && allocator != nullptr &&
+      storage.data_ptr().get_deleter() == allocator->raw_deleter();
+}
+
+// Let the node go of what it has saved, as the engine would do a moment later, unless the graph is
+// kept. What the compiled backward may write over, and somebody else can still see, it gets a copy
+// of.
+void donate(
+    const Program& program, AutogradContext* ctx, variable_list& saved, variable_list& tensors) {
+  if (!torch::autograd::get_current_graph_task_keep_graph()) CompiledNode::release(ctx);
+  saved.clear();
+  for (size_t place : program.donated) {
+    at::Tensor& tensor = tensors[place];
+    if (!is_alone(tensor))
+      tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
+  }
+}
+
 // The gradients of the inputs that need one, by the compiled backward; false if it cannot.
 bool pulled(
-    const Program& program, AutogradContext* ctx, const variable_list& saved,
+    const Program& program, AutogradContext* ctx, variable_list& saved,
     const variable_list& cotangents, variable_list& gradients) {
   if (at::GradMode::is_enabled() || !is_plain_here()) return false;
   Values row = row_of(program, ctx, saved, cotangents);
@@ -151,6 +181,7 @@ bool pulled(
   }
   if (!take(pull->read, row.tensors, 0) || !take(pull->cotangents, row.tensors, first))
     return false;
+  donate(program, ctx, saved, row.tensors);
   if (pull->backward.library) {
     gradients = pull->backward(std::move(row)).tensors;
   } else {
@@ -176,7 +207,7 @@ variable_list pulled_by_general(
 
 variable_list Backward::backward(AutogradContext* ctx, variable_list given) {
   const auto program = CompiledNode::program_of(ctx);
-  const auto saved = ctx->get_saved_variables();
+  auto saved = ctx->get_saved_variables();
   variable_list cotangents, gradients;
   for (size_t i = 0; i < given.size(); ++i)
     if (program->is_live[i]) cotangents.push_back(std::move(given[i]));

@@ -23,20 +23,21 @@ struct Library {
   std::vector<size_t> taken;  // those of its arguments that are tensors
   std::vector<Result> results;
 
-  Values run(const variable_list& row) const {
-    variable_list given;
-    given.reserve(taken.size());
-    for (size_t place : taken) given.push_back(row.at(place));
-    const variable_list made = graph->run(given);
+  // What it takes, it lets go of as soon as the graph has read it.
+  Values run(variable_list&& row) const {
     Values values;
     values.tensors.resize(results.size());
     for (size_t i = 0; i < results.size(); ++i) {
       const Result& result = results[i];
-      if (result.kind == Result::Number)
-        values.numbers.emplace_back(i, result.number);
-      else if (result.kind != Result::Nothing)
-        values.tensors[i] = (result.kind == Result::Made ? made : row).at(result.place);
+      if (result.kind == Result::Number) values.numbers.emplace_back(i, result.number);
+      if (result.kind == Result::Given) values.tensors[i] = row.at(result.place);
     }
+    variable_list given;
+    given.reserve(taken.size());
+    for (size_t place : taken) given.push_back(std::move(row.at(place)));
+    const variable_list made = graph->run(std::move(given));
+    for (size_t i = 0; i < results.size(); ++i)
+      if (results[i].kind == Result::Made) values.tensors[i] = made.at(results[i].place);
     return values;
   }
 };
@@ -71,11 +72,11 @@ PyObject* library_call(PyObject* self, PyObject* args, PyObject*) {
   if (!PyArg_ParseTuple(args, "O", &row)) return nullptr;
   Values made;
   {
-    const Values given = values_of(row);
+    Values given = values_of(row);
     const auto library = reinterpret_cast<LibraryObject*>(self)->library;
     ReleaseGil released(true);
     const at::NoGradGuard below;
-    made = library->run(given.tensors);
+    made = library->run(std::move(given.tensors));
   }
   return list_of(std::move(made));
   END_HANDLE_TH_ERRORS
@@ -144,7 +145,7 @@ struct Callee {
 
   // With the GIL held, unless it is a library.
   Values operator()(Values&& row) const {
-    if (library) return library->run(row.tensors);
+    if (library) return library->run(std::move(row.tensors));
     Owned list(list_of(std::move(row)));
     return values_of(Owned(PyObject_CallOneArg(python, list.object)).object);
   }

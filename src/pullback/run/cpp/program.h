@@ -41,6 +41,7 @@ struct Program {
   std::vector<Source> number_sources;
   std::vector<bool> is_live;  // whether an output carries a gradient
   std::vector<Layout> cotangents;
+  std::vector<size_t> donated;  // those of the saved that the compiled backward may write over
   PyObject* begin = nullptr;  // makes the compiled backward
   PyObject* general = nullptr;
   mutable std::atomic<const Pull*> pull{nullptr};  // set once, with the GIL held
@@ -98,6 +99,7 @@ std::shared_ptr<Program> program_of(const py::dict& given) {
   // Cotangents are brought into one layout even where the graphs would take any.
   program->cotangents = layouts_of(
       program->demands == Demands::Any ? Demands::Dense : program->demands, given["cotangents"]);
+  program->donated = py::cast<std::vector<size_t>>(given["donated"]);
   program->begin = py::object(given["begin"]).release().ptr();
   program->general = py::object(given["general"]).release().ptr();
   const std::lock_guard<std::mutex> lock(known_lock);

@@ -58,9 +58,9 @@ struct Steps {
   std::vector<std::pair<size_t, at::Tensor>> constants;
   std::vector<int64_t> made;  // a register, or -1 for nothing
 
-  variable_list run(const variable_list& given) const {
-    variable_list registers(register_count);
-    std::copy(given.begin(), given.end(), registers.begin());
+  variable_list run(variable_list&& given) const {
+    variable_list registers(std::move(given));
+    registers.resize(register_count);
     for (const auto& [place, tensor] : constants) registers[place] = tensor;
     for (const Step& step : steps) take(step, registers);
     variable_list results;

@@ -133,17 +133,18 @@ class Casts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.seen: bool = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") in CASTS and isinstance(result, Tensor):
-            self.seen = self.seen or result.dtype != args[0].dtype
+            self.seen |= result.dtype != args[0].dtype
         return result
 
 
 def _casts(call: Callable[..., Any], example: Example) -> bool:
-    with torch.no_grad(), Casts() as casts:
+    casts = Casts()
+    with torch.no_grad(), casts:
         call(*example.fresh(needs=frozenset()))
     return casts.seen
 
