@@ -74,6 +74,8 @@ def _extrapolated(
             continue
         row = [first]
         rounding = 2 * noise * scale / h
+        if rounding >= best.error:
+            break  # and it grows from here on
         for j, old in enumerate(before):
             power = SHRINK ** (order * (j + 1))
             row.append((power * row[j] - old) / (power - 1))

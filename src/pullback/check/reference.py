@@ -158,10 +158,12 @@ class Reference:
     ) -> Callable[[float], float]:
         """`t -> <cotangents, forward(x + t direction)>`, a real number."""
 
+        ways = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
+
         def value(t: float) -> float:
             args = list(example.fresh(needs=frozenset()))
-            for i, along in direction.items():
-                args[i] = args[i] + t * along.to(args[i])
+            for i, along in ways.items():
+                args[i] = args[i] + t * along
             with torch.no_grad(), warnings.catch_warnings(), seeded():
                 warnings.simplefilter("ignore")
                 outputs = tensors_in(self.target.call(*args))

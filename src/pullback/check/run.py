@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -178,11 +179,19 @@ def cotangent_of(output: Tensor, draw: int) -> Tensor | None:
     """The `draw`-th cotangent of one output: see `cotangents_of`."""
     if not can_differ(output):
         return None
+    draws = _drawn if output.numel() <= _FEW else _drawn.__wrapped__
+    values = draws(tuple(output.shape), draw, output.is_complex())
+    return values.to(device=output.device, dtype=output.dtype, copy=True)
+
+
+_FEW = 10_000  # elements: the same few small cotangents are drawn again and again
+
+
+@lru_cache(maxsize=64)
+def _drawn(shape: tuple[int, ...], draw: int, is_complex: bool) -> Tensor:
     generator = torch.Generator().manual_seed(7919 * draw + 13)
-    values = _quarters(tuple(output.shape), generator)
-    if output.is_complex():
-        values = torch.complex(values, _quarters(tuple(output.shape), generator))
-    return values.to(device=output.device, dtype=output.dtype)
+    values = _quarters(shape, generator)
+    return torch.complex(values, _quarters(shape, generator)) if is_complex else values
 
 
 def _quarters(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
