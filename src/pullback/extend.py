@@ -38,6 +38,7 @@ from pullback.check.example import example_of as example_of
 from pullback.check.example import mapped as mapped
 from pullback.check.example import name_of as name_of
 from pullback.check.example import tensors_in as tensors_in
+from pullback.check.example import wide_of as wide_of
 from pullback.check.extremes import value_trials as value_trials
 from pullback.check.finding import PROFILES as PROFILES
 from pullback.check.forward_mode import inner as inner

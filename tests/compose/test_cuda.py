@@ -1,11 +1,13 @@
 """Compositions on a GPU: the law, other devices and streams, and layouts."""
 
+from multiprocessing.pool import ThreadPool
+
 import pytest
 import torch
 
 import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
-from pullback.run import available
+from pullback.run import available, native, wrapper
 
 pytestmark = pytest.mark.needs_cuda
 
@@ -69,6 +71,57 @@ def test_call_on_another_stream_is_right(backend):
     torch.cuda.current_stream().wait_stream(stream)
 
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sqsin", "norm_block", "mlp", "swiglu"])
+def test_native_node_runs_without_python(name, monkeypatch):
+    if "native" not in available():
+        pytest.skip("no native here")
+    read = []
+
+    def reading_of(call, row):
+        read.append(wrapper.reading_of(call, row))
+        return read[-1]
+
+    monkeypatch.setenv(native.GPU_STEPS, "1")
+    monkeypatch.setattr(native, "reading_of", reading_of)
+    args = make_inputs(name, 4096, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES[name].nested, *args, backend="native")
+    want = gradients(PIPELINES[name].nested, args)
+    for _ in range(3):
+        torch.testing.assert_close(gradients(combined.apply, args), want, rtol=1e-4, atol=1e-4)
+
+    assert len(read) == 2
+    assert None not in read
+
+
+@pytest.mark.parametrize("steps", ["0", "1"])
+def test_thread_that_never_used_the_gpu_launches(steps, monkeypatch):
+    if "native" not in available():
+        pytest.skip("no native here")
+    monkeypatch.setenv(native.GPU_STEPS, steps)
+    args = make_inputs("sqsin", 4096, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES["sqsin"].nested, *args, backend="native")
+    want = gradients(PIPELINES["sqsin"].nested, args)
+    gradients(combined.apply, args)
+    with ThreadPool(4) as pool:
+        for got in pool.map(lambda _: gradients(combined.apply, args), range(8)):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("steps", ["0", "1"])
+def test_graph_on_gpu_is_pulled_twice(steps, monkeypatch):
+    if "native" not in available():
+        pytest.skip("no native here")
+    monkeypatch.setenv(native.GPU_STEPS, steps)
+    args = make_inputs("mlp", 4096, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES["mlp"].nested, *args, backend="native")
+    leaves = [x for x in args if x.requires_grad]
+    for _ in range(2):
+        out = combined.apply(*args).square().sum()
+        first = torch.autograd.grad(out, leaves, retain_graph=True)
+
+        torch.testing.assert_close(torch.autograd.grad(out, leaves), first)
 
 
 def test_calls_on_cpu_and_gpu_alternate():

@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from pullback.run.wrapper import reading_of
+from pullback.run.wrapper import Unread, launch_of, reading_of
 
 HEAD = """
 import torch
@@ -104,3 +105,126 @@ def test_unknown_form_is_left_alone(form, call_of):
 def test_other_callables_are_left_alone():
     assert reading_of(torch.sin, ROW) is None
     assert reading_of(lambda args: args, ROW) is None
+
+
+# ---- on a GPU ----
+
+
+class Static:
+    """A compiled kernel, as Inductor's own launcher has it."""
+
+    function, num_warps, shared = 140_000_000_000_000, 4, 512
+    has_global_scratch, has_profile_scratch = True, False
+
+    def __init__(self, types):
+        self.arg_tys = types
+
+    def run(self, *args):
+        raise AssertionError("nothing is launched while it is read")
+
+
+class Kernel:
+    """A kernel with one launcher, for blocks of 128."""
+
+    def __init__(self, types="OOi", launchers=1):
+        space = {"runner": Static(types).run}
+        lines = [
+            "def launcher(a, b, xnumel, BLOCK, stream):",
+            "    runner(-(xnumel // -128), 1, 1, stream, a, b, xnumel)",
+        ]
+        exec("\n".join(lines), space)
+        self.launchers = [space["launcher"]] * launchers
+
+
+GPU = """
+a, b = args
+args.clear()
+with torch.cuda._DeviceGuard(1):
+    torch.cuda.set_device(1)
+    buf0 = empty_strided_cuda((1000, ), (1, ), torch.bfloat16)
+    stream1 = get_raw_stream(1)
+    triton.run(a, reinterpret_tensor(buf0, (10, ), (1, ), 0), 1000, 128, stream=stream1)
+    del a
+    extern_kernels.mm(b, b, out=buf0)
+return (buf0, )
+"""
+
+
+@pytest.fixture
+def on_gpu():
+    with FakeTensorMode(), torch.device("cuda:1"):
+        return [torch.empty(4), torch.empty(4)]
+
+
+@pytest.fixture
+def read(call_of, on_gpu):
+    """A function that reads the text of a function for a GPU."""
+
+    def make(body, kernel):
+        call = call_of(body)
+        call.__globals__["triton"] = kernel
+        return reading_of(call, on_gpu)
+
+    return make
+
+
+def test_launch_is_read(read):
+    reading = read(GPU, Kernel())
+
+    assert reading.device == 1
+    assert [(step["kind"], step["to"], step["from"]) for step in reading.steps] == [
+        ("empty", 2, []),
+        ("view", 3, [2]),
+        ("launch", 0, [0, 3]),
+        ("drop", 3, []),
+        ("drop", 0, []),
+        ("mm", 2, [1, 1]),
+    ]
+    launch = reading.steps[2]
+    assert (launch["function"], launch["threads"], launch["shared"]) == (Static.function, 128, 512)
+    assert launch["grid"] == (8, 1, 1)
+    assert launch["numbers"] == [None, None, 1000, 0]  # the last is the scratch that is not there
+
+
+OTHERWISE = {
+    "another device": (GPU.replace("1)", "0)"), Kernel()),
+    "a buffer on a CPU": (GPU.replace("strided_cuda", "strided_cpu"), Kernel()),
+    "another stream": (GPU.replace("stream=stream1", "stream=other"), Kernel()),
+    "a kernel without launchers": (GPU, Kernel(launchers=0)),
+    "a kernel that is not tuned yet": (GPU, Kernel(launchers=2)),
+    "another kind of kernel": (GPU, print),
+    "an unknown type": (GPU, Kernel(types="OO?")),
+    "another number of arguments": (GPU, Kernel(types="OO")),
+}
+
+
+@pytest.mark.parametrize("form", OTHERWISE)
+def test_other_launches_are_left_alone(form, read):
+    assert read(*OTHERWISE[form]) is None
+
+
+def test_tensors_on_two_devices_are_left_alone(call_of, on_gpu):
+    call = call_of("a, b = args\nreturn (a, )")
+
+    assert reading_of(call, on_gpu) is not None
+    assert reading_of(call, [on_gpu[0], ROW[0]]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "bits"),
+    [("i", -1, 0xFFFFFFFF), ("l", -1, -1), ("f", 1.0, 0x3F800000), ("d", -2.0, -(1 << 62))],
+)
+def test_numbers_are_packed_as_they_lie(kind, number, bits):
+    static = Static(f"{kind}")
+    static.has_global_scratch = False
+    space = {"runner": static.run}
+    exec("def launcher(x, stream):\n    runner(1, 1, 1, stream, x)", space)
+    kernel = Kernel()
+    kernel.launchers = [space["launcher"]]
+
+    assert launch_of(kernel, [number]).numbers() == [bits]
+
+
+def test_kernel_of_another_form_is_unread():
+    with pytest.raises(Unread, match="another launcher"):
+        launch_of(object(), [])

@@ -111,6 +111,11 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
 
 
+def wide_of(tensor: Tensor) -> Tensor:
+    """`tensor` in float64, or complex128."""
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """`value` with every tensor in it changed; lists, tuples and dicts are looked into."""
     if isinstance(value, Tensor):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
+from pullback.check.example import Example, can_differ, wide_of
 from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.reference import STEP
 from pullback.check.run import (
@@ -137,7 +137,7 @@ def not_finite(
     }
     if not spoiled or not _is_faithful(subject, called):
         return
-    wide = tuple(None if c is None else _wide(c) for c in cotangents)
+    wide = tuple(None if c is None else wide_of(c) for c in cotangents)
     exact = called.example.double()
     most = steep * _largest(wide)
     places = tuple(positions[name] for name in spoiled)
@@ -182,8 +182,8 @@ def _is_faithful(subject: Subject, called: Run) -> bool:
     for have, want in pairs:
         if can_differ(have) and have.shape == want.shape:
             scale = want.detach().abs().max() if want.numel() else torch.zeros(())
-            apart = (_wide(have) - _wide(want)).abs()
-            if not bool((apart <= 1e-3 * _wide(want).abs() + 1e-5 * scale).all()):
+            apart = (wide_of(have) - wide_of(want)).abs()
+            if not bool((apart <= 1e-3 * wide_of(want).abs() + 1e-5 * scale).all()):
                 return False
     return True
 
@@ -207,7 +207,7 @@ def _jumps(
 
     Next to a guard against zero it is smooth in steps of the guard's size only, with that slope.
     """
-    unit = torch.zeros(example.args[position].shape, dtype=_wide(example.args[position]).dtype)
+    unit = torch.zeros(example.args[position].shape, dtype=wide_of(example.args[position]).dtype)
     unit.view(-1)[flat] = 1
     for step in STEPS:
         left, right = subject.reference.sides(example, cotangents, {position: unit}, step)
@@ -314,15 +314,15 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
     if not positions:
         return
     pulled = {i: grad for i, name in positions.items() if (grad := grads[name]) is not None}
-    wide = tuple(None if c is None else _wide(c) for c in cotangents)
+    wide = tuple(None if c is None else wide_of(c) for c in cotangents)
     want = subject.reference.gradients(example, wide, tuple(positions)) or {}
     groups = [[i] for i in positions] if len(positions) == 1 else [list(positions)]
     groups += [[i] for i in positions] if len(positions) > 1 else []
     for group in groups:
         along = {i: torch.ones(called.args[i].shape, dtype=torch.float64) for i in group}
-        have = math.fsum(float(_wide(pulled[i]).sum()) for i in group)
-        said = math.fsum(float(_wide(g).sum()) for i in group if (g := want.get(i)) is not None)
-        size = math.fsum(float(_wide(pulled[i]).abs().sum()) for i in group)
+        have = math.fsum(float(wide_of(pulled[i]).sum()) for i in group)
+        said = math.fsum(float(wide_of(g).sum()) for i in group if (g := want.get(i)) is not None)
+        size = math.fsum(float(wide_of(pulled[i]).abs().sum()) for i in group)
         slack = 1e-4 * (size + abs(said)) + 1e-8
         if not abs(have - said) > slack:
             continue
@@ -351,7 +351,3 @@ def _uneven(called: Run, cotangents: Cotangents) -> list[Tensor | None]:
         noise = torch.rand(cotangent.shape, generator=generator, dtype=torch.float64)
         found.append((cotangent * (0.5 + noise)).to(cotangent.dtype))
     return found
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.differences import Estimate
-from pullback.check.example import Example, can_differ
+from pullback.check.example import Example, can_differ, wide_of
 from pullback.check.mismatch import (
     Mismatch,
     Tolerance,
@@ -24,7 +24,7 @@ from pullback.check.mismatch import (
 )
 from pullback.check.reference import STEP, Reference
 from pullback.check.run import Run
-from pullback.check.slopes import DIRECTIONS, Slopes, wide_of
+from pullback.check.slopes import DIRECTIONS, Slopes
 from pullback.derive.slopes import inner
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt

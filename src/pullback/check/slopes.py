@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.differences import Estimate
-from pullback.check.example import Example
+from pullback.check.example import Example, wide_of
 from pullback.check.reference import STEP, Reference
 from pullback.check.run import Run
 
@@ -97,8 +97,3 @@ class Slopes:
         if not (left.is_known and right.is_known):
             return True
         return not left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value))
-
-
-def wide_of(tensor: Tensor) -> Tensor:
-    """A tensor in float64, or complex128."""
-    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, words_of
+from pullback.check.example import Example, wide_of, words_of
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
@@ -280,9 +280,8 @@ def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
         return other is None or not bool((other.detach().abs() > 0).any())
     if a.shape != b.shape:
         return False
-    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    one, two = a.detach().to(wide), b.detach().to(wide)
+    one, two = wide_of(a), wide_of(b)
     finite = two.abs()[torch.isfinite(two.abs())]
     scale = float(finite.max()) if finite.numel() else 0.0
     limit = factor * (1e3 * eps * two.abs() + 1e2 * eps * scale + 1e-12)
@@ -303,9 +302,7 @@ def differing(
 
 def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], str, str]:
     """Where two tensors of one shape differ most: the index, and both numbers as text."""
-    apart = (a.detach().double() if not a.is_complex() else a.detach()) - b.detach().to(
-        torch.complex128 if a.is_complex() else torch.float64
-    )
+    apart = wide_of(a) - wide_of(b)
     size = torch.nan_to_num(apart.abs(), nan=float("inf"))
     flat = int(size.flatten().argmax()) if size.numel() else 0
     if not size.numel():

@@ -1,10 +1,11 @@
 """Run: how the graphs of a node become functions, one backend per file.
 
-A backend is a module of this folder with two functions, and may have a third:
+A backend is a module of this folder with two functions, and may have others:
 
     absence() -> str | None
     specialise(graph, row, *, name, free_sizes=False) -> function
     make_node(spec) -> function
+    donates(forward) -> bool
 
 `absence` says in one line why it cannot be used here. `specialise` compiles the forward or the
 backward graph of a node (`name`), in the form that `graph.split` gives, for arguments that are laid
@@ -17,7 +18,9 @@ that every backend keeps:
 - It leaves its arguments as they are, keeps none of them, and draws no random numbers.
 - It may be called from several threads at once, and on the device and stream of its arguments.
 
-`make_node` builds the autograd node, where the backend has one of its own (`node.make_node`).
+`make_node` builds the autograd node, where the backend has one of its own (`node.make_node`). That
+may let a backward graph write over some of its arguments: where `donates` says so of the forward
+that saved them, `specialise` is told their places (`donated`).
 
 What a backend cannot compile, it refuses with `CaptureError`: that node then runs eagerly, and
 `explain()` repeats the reason.

@@ -61,7 +61,14 @@ def specialise(
     """
     if free_sizes:
         return _any_size(graph, row, name)
-    return _realigned(_made(graph, row, name, donated=donated)[0], row)
+    return realigned(compiled(graph, row, name=name, donated=donated), row)
+
+
+def compiled(
+    graph: fx.Graph, row: Sequence[Any], *, name: str, donated: Sequence[int] = ()
+) -> Call:
+    """As `specialise` for one layout, for arguments whose memory begins at a multiple of 16."""
+    return _made(graph, row, name, donated=donated)[0]
 
 
 def _made(
@@ -206,7 +213,7 @@ def _unpacked(text: str) -> dict[str, Tensor]:
 # ---- alignment ----
 
 
-def _realigned(call: Call, row: Sequence[Any]) -> Call:
+def realigned(call: Call, row: Sequence[Any]) -> Call:
     """`call` for arguments that may begin anywhere in memory.
 
     On a CPU, code reads from anywhere; on a GPU it reads several numbers at once.
@@ -246,7 +253,7 @@ def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
     if any(isinstance(value, float) for value in row):
         raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
     call, conditions = _made(graph, row, name, free_sizes=True)
-    general = _realigned(call, row)
+    general = realigned(call, row)
     stage = Stage(dynamic=True)
     fitting: dict[Any, Call] = {}
 

@@ -188,7 +188,7 @@ def _exact(nodes: Nodes, backend: Any, recipe: Recipe, row: Sequence[Tensor]) ->
     with torch.no_grad():
         numbers = recipe.run(row[: _argument_count(recipe)])[2]
     pull = lean(recipe.parts.backward)
-    donated = _unshared(recipe, forward.sources, made) if _donates(backend) else []
+    donated = _unshared(recipe, forward.sources, made) if _donates(backend, run) else []
     donated = [place for place in donated if Source(True, place) not in pull.sources]
 
     def backward(given: Sequence[Any]) -> Compiled:
@@ -317,9 +317,10 @@ def _text(one: Lean, name: str, recipe: Recipe) -> Compiled:
     return whole(one, eager.specialise(one.graph, name=name, program=program, names=names))
 
 
-def _donates(backend: Any) -> bool:
+def _donates(backend: Any, forward: Compiled) -> bool:
     """Whether the backend's node gives the compiled backward tensors to write over."""
-    return bool(getattr(backend, "DONATES", False))
+    donates: Callable[[Compiled], bool] = getattr(backend, "donates", lambda forward: False)
+    return donates(forward)
 
 
 def _unshared(recipe: Recipe, sources: Sequence[Any], made: Sequence[Any]) -> list[int]:

@@ -6,7 +6,7 @@ torch and Python, which takes a C++ compiler about half a minute, and is kept in
 
 What the node calls is compiled by Inductor as for backend "inductor". Where the Python around the
 kernels can be read (`wrapper.py`), neither forward nor backward runs Python or holds its lock;
-otherwise each is one call of it.
+otherwise, and on a GPU unless `PULLBACK_GPU_STEPS=1` asks for it, each is one call of it.
 
 What a native node is called with, it checks itself: it returns `MISS` for a call that the spec does
 not cover, and has then done nothing.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,8 +32,8 @@ from pullback.run.lean import whole as whole_in_python
 from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
 
-DONATES = True
-"""Its node gives saved tensors that nobody else sees to the compiled backward, to write over."""
+GPU_STEPS = "PULLBACK_GPU_STEPS"
+"""Set to 1, kernels on a GPU are launched from C++ as well. On trial: by default Python does it."""
 
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 _lock = threading.Lock()
@@ -75,15 +76,36 @@ def specialise(
     donated: Sequence[int] = (),
 ) -> Compiled:
     """As `inductor.specialise`; without Python where that can be had."""
-    call = inductor.specialise(graph, row, name=name, free_sizes=free_sizes, donated=donated)
-    reading = None if free_sizes else reading_of(call, row)
+    if free_sizes:
+        return inductor.specialise(graph, row, name=name, free_sizes=True)
+    call = inductor.compiled(graph, row, name=name, donated=donated)
+    if any(isinstance(value, Tensor) and value.is_cuda for value in row):
+        if os.environ.get(GPU_STEPS) != "1":
+            return inductor.realigned(call, row)
+        _settle(call, row, donated)
+    reading = reading_of(call, row)
     if reading is None:
-        return call
+        return inductor.realigned(call, row)
     rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
     try:
-        return extension().steps(reading.register_count, *rows)  # type: ignore[no-any-return]
+        return extension().steps(reading.device, reading.register_count, *rows)  # type: ignore[no-any-return]
     except ValueError:  # a kernel that cannot be called from C++
-        return call
+        return inductor.realigned(call, row)
+
+
+def _settle(call: Compiled, row: Sequence[Any], donated: Sequence[int]) -> None:
+    """Run it once: on a GPU, it measures which of several block sizes it takes."""
+    with torch.no_grad():
+        given = [value.clone() if i in donated else value for i, value in enumerate(row)]
+        inductor.realigned(call, row)(given)
+
+
+def donates(forward: Compiled) -> bool:
+    """Whether the node gives what this forward saved to the compiled backward, to write over.
+
+    It does where nobody else can have seen it: what was once a tensor in Python is held by that.
+    """
+    return isinstance(forward, extension().Library)
 
 
 def whole(lean: Lean, compiled: Compiled) -> Compiled:

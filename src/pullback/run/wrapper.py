@@ -1,14 +1,18 @@
 """What Inductor's Python does between its kernels, read as steps that C++ can take.
 
 Inductor compiles a graph into kernels and a short Python function that makes buffers, calls the
-kernels with them, and returns some. For graphs of fixed sizes on a CPU it consists of a handful of
-forms. Where it is made of these alone, it is read here, and run without Python (`cpp/`);
-compiling the same graph ahead of time would take a compiler ten seconds more.
+kernels with them, and returns some. For graphs of fixed sizes it consists of a handful of forms.
+Where it is made of these alone, it is read here, and run without Python (`cpp/`); compiling the
+same graph ahead of time would take a compiler ten seconds more.
+
+A kernel on a CPU is a function of a library. One on a GPU is launched by a function that Inductor
+wrote for its block sizes: that one is run here once, with the launch itself replaced by notes.
 """
 
 from __future__ import annotations
 
 import ast
+import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +31,12 @@ class Unread(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A function as steps on numbered registers; its arguments are in the first of them."""
+    """A function as steps on numbered registers; its arguments are in the first of them.
 
+    `device` is the number of the GPU that it runs on, or -1 for a CPU.
+    """
+
+    device: int
     register_count: int
     taken: tuple[int, ...]
     steps: tuple[Step, ...]
@@ -41,10 +49,13 @@ def reading_of(call: Callable[..., Any], row: Sequence[Any]) -> Reading | None:
     code = getattr(call, "__code__", None)
     if not isinstance(call, types.FunctionType) or code is None or call.__name__ != "call":
         return None
+    devices = {v.device for v in row if isinstance(v, Tensor)} or {torch.device("cpu")}
+    if len(devices) > 1:
+        return None
     try:
         tree = ast.parse(Path(code.co_filename).read_text(encoding="utf-8"))
         (function,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "call"]
-        reader = _Reader(call.__globals__, row)
+        reader = _Reader(call.__globals__, row, _number(devices.pop()))
         for statement in function.body:
             reader.read(statement)
         return reader.reading()
@@ -52,10 +63,18 @@ def reading_of(call: Callable[..., Any], row: Sequence[Any]) -> Reading | None:
         return None
 
 
+def _number(device: torch.device) -> int:
+    if device.type not in ("cpu", "cuda"):
+        raise Unread(str(device))
+    return -1 if device.type == "cpu" else device.index or 0
+
+
 @dataclass(eq=False)
 class _Reader:
     space: Mapping[str, Any]
     row: Sequence[Any]
+    device: int
+    streams: set[str] = field(default_factory=set)
     places: dict[str, int] = field(default_factory=dict)
     count: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -67,7 +86,7 @@ class _Reader:
             raise Unread("no result")
         taken = tuple(i for i, value in enumerate(self.row) if isinstance(value, Tensor))
         rows = tuple(self.steps), tuple(self.constants), tuple(self.made)
-        return Reading(self.count, taken, *rows)
+        return Reading(self.device, self.count, taken, *rows)
 
     # ---- statements ----
 
@@ -80,6 +99,12 @@ class _Reader:
                 self._assign(name, value)
             case ast.Expr(value=ast.Call(func=ast.Attribute(ast.Name("args"), "clear"))):
                 pass
+            case ast.With(items=[ast.withitem(context_expr=guard, optional_vars=None)], body=body):
+                self._require_device(guard, "torch.cuda._DeviceGuard")
+                for one in body:
+                    self.read(one)
+            case ast.Expr(value=ast.Call(func=func) as call) if _is_setting(func):
+                self._require_device(call, "torch.cuda.set_device")
             case ast.Expr(value=ast.Call() as call):
                 self._run(call)
             case ast.Delete(targets=targets):
@@ -103,7 +128,12 @@ class _Reader:
             case ast.Name():
                 source = self._operand(value)[0]
                 self._step("same", self._new(name), [source])
-            case ast.Call(func=ast.Name(id="empty_strided_cpu"), args=[sizes, strides, dtype]):
+            case ast.Call(func=ast.Name(id="get_raw_stream")):
+                self._require_device(value, "get_raw_stream")
+                self.streams.add(name)
+            case ast.Call(func=ast.Name(id=maker), args=[sizes, strides, dtype]):
+                if maker != ("empty_strided_cpu" if self.device < 0 else "empty_strided_cuda"):
+                    raise Unread(ast.unparse(value))
                 facts = {"sizes": _numbers(sizes), "strides": _numbers(strides)}
                 self._step("empty", self._new(name), [], dtype=_dtype(dtype), **facts)
             case ast.Call(func=ast.Name(id="reinterpret_tensor")):
@@ -119,6 +149,8 @@ class _Reader:
                 self._kernel(name, call)
             case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name):
                 self._product(name, call)
+            case ast.Attribute(value=ast.Name(id=name), attr="run"):
+                self._launch(name, call)
             case _:
                 raise Unread(ast.unparse(call))
 
@@ -129,6 +161,33 @@ class _Reader:
             raise Unread(name)
         with _Operands(self, call.args) as sources:
             self._step("kernel", 0, sources, path=str(path), name=kernel.__name__)
+
+    def _launch(self, name: str, call: ast.Call) -> None:
+        match call.keywords:
+            case [ast.keyword(arg="stream", value=ast.Name(id=stream))] if stream in self.streams:
+                pass
+            case _:
+                raise Unread(ast.unparse(call))
+        values = [one for one in call.args if not isinstance(one, ast.Constant)]
+        with _Operands(self, values) as sources:
+            places = iter(sources)
+            given = [
+                one.value if isinstance(one, ast.Constant) else _Place(next(places))
+                for one in call.args
+            ]
+            launch = launch_of(self.space.get(name), given)
+            pointers = [one.register for one in launch.arguments if isinstance(one, _Place)]
+            facts = {"function": launch.function, "grid": launch.grid, "threads": launch.threads}
+            facts |= {"shared": launch.shared, "numbers": launch.numbers()}
+            self._step("launch", 0, pointers, **facts)
+
+    def _require_device(self, call: ast.expr, name: str) -> None:
+        """Raise unless `call` calls the function `name` with the number of the device."""
+        match call:
+            case ast.Call(func=func, args=[ast.Constant(value=number)], keywords=[]):
+                if ast.unparse(func) == name and number == self.device:
+                    return
+        raise Unread(ast.unparse(call))
 
     def _product(self, name: str, call: ast.Call) -> None:
         named = {one.arg: one.value for one in call.keywords}
@@ -199,6 +258,79 @@ class _Operands:
         for place, is_own in self.found:
             if is_own:
                 self.reader._step("drop", place, [])
+
+
+# ---- launches ----
+
+FORMATS = {
+    "i": "<i", "l": "<q", "b": "<b", "h": "<h",
+    "I": "<I", "K": "<Q", "B": "<B", "H": "<H",
+    "f": "<f", "d": "<d",
+}  # fmt: skip
+"""How a number of each of the launcher's types lies in memory."""
+
+POINTER = "O"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    register: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is launched on a GPU: what the driver is told."""
+
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    types: str
+    arguments: tuple[Any, ...]
+
+    def numbers(self) -> list[int | None]:
+        """Each argument as the eight bytes that hold it; None for the address of a tensor."""
+        pairs = zip(self.types, self.arguments, strict=True)
+        return [None if isinstance(one, _Place) else _eight_bytes(t, one) for t, one in pairs]
+
+
+def _eight_bytes(kind: str, value: Any) -> int:
+    packed = b"" if kind == POINTER else struct.pack(FORMATS[kind], value)
+    (number,) = struct.unpack("<q", packed.ljust(8, b"\0"))
+    return int(number)
+
+
+def launch_of(kernel: Any, given: Sequence[Any]) -> Launch:
+    """How `kernel.run(*given)` launches its kernel, which is compiled and has one launcher."""
+    try:
+        (launcher,) = kernel.launchers
+        code, space = launcher.__code__, launcher.__globals__
+        static = space["runner"].__self__
+        facts = int(static.function), 32 * int(static.num_warps), int(static.shared)
+        types_ = static.arg_tys
+        scratch = static.has_global_scratch, getattr(static, "has_profile_scratch", False)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Unread("another launcher") from error
+    noted: list[tuple[Any, ...]] = []
+
+    def note(*args: Any) -> None:
+        noted.append(args)
+
+    names = {**space, "runner": note}
+    types.FunctionType(code, names, closure=launcher.__closure__)(*given, stream=0)
+    if len(noted) != 1:
+        raise Unread("not one launch")
+    x, y, z, _, *arguments = noted[0]
+    more = sum(map(bool, scratch))
+    row = (*arguments, *(None,) * more)
+    if len(row) != len(types_) + more or any(kind not in (*FORMATS, POINTER) for kind in types_):
+        raise Unread("other arguments")
+    function, threads, shared = facts
+    return Launch(function, (x, y, z), threads, shared, types_ + POINTER * more, row)
+
+
+def _is_setting(func: ast.expr) -> bool:
+    return ast.unparse(func) == "torch.cuda.set_device"
 
 
 def _name(value: ast.expr) -> str:

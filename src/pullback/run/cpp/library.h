@@ -95,14 +95,16 @@ Library::Result result_of(const py::handle& row) {
       {}};
 }
 
-// steps(register_count, taken, steps, constants, made): a graph that was read step by step.
+// steps(device, register_count, taken, steps, constants, made): a graph read step by step.
 PyObject* make_steps(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  Py_ssize_t count = 0;
+  Py_ssize_t device = -1, count = 0;
   PyObject *taken = nullptr, *steps = nullptr, *constants = nullptr, *made = nullptr;
-  if (!PyArg_ParseTuple(args, "nOOOO", &count, &taken, &steps, &constants, &made)) return nullptr;
+  if (!PyArg_ParseTuple(args, "nnOOOO", &device, &count, &taken, &steps, &constants, &made))
+    return nullptr;
   auto graph = std::make_shared<Steps>();
   auto library = std::make_shared<Library>();
+  graph->device = device;
   graph->register_count = count;
   for (const auto& row : py::cast<py::list>(py::handle(steps)))
     graph->steps.push_back(step_of(py::cast<py::dict>(row)));

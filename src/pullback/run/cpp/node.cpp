@@ -6,7 +6,7 @@
 // compiled backward does not cover, the function `general` of the spec does: missing cotangents,
 // double backward, tensors of other kinds.
 //
-// The headers beside this file hold one idea each, in the order gil, layout, values, steps,
+// The headers beside this file hold one idea each, in the order gil, layout, values, gpu, steps,
 // library, program, autograd, entry; they are parts of this one unit, which ends with the Python
 // module. Besides them it takes only headers that PyTorch installs.
 

@@ -1,5 +1,5 @@
 // Steps: a graph that Inductor compiled as kernels and as Python that calls them, read from that
-// Python (`run/wrapper.py`): one step after another, without Python.
+// Python (`run/wrapper.py`): one step after another, without Python, on a CPU or on one GPU.
 
 #pragma once
 
@@ -16,18 +16,20 @@
 #include <utility>
 #include <vector>
 
+#include "gpu.h"
 #include "values.h"
 
 namespace pullback {
 
 struct Step {
-  enum Kind { Empty, View, Same, Drop, Kernel, Mm, Bmm, Addmm } kind;
+  enum Kind { Empty, View, Same, Drop, Kernel, Launch, Mm, Bmm, Addmm } kind;
   size_t to = 0;  // the register that it writes, or drops
   std::vector<size_t> from;
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype = at::kFloat;
   int64_t offset = 0;
   void* kernel = nullptr;
+  Launching launching;
   double alpha = 1, beta = 1;
 };
 
@@ -53,6 +55,7 @@ constexpr auto KERNEL_CALLERS = kernel_callers(std::make_index_sequence<MOST_POI
 
 // Several threads may run it at once.
 struct Steps {
+  int64_t device = -1;  // the number of a GPU
   std::vector<Step> steps;
   size_t register_count = 0;
   std::vector<std::pair<size_t, at::Tensor>> constants;
@@ -62,19 +65,26 @@ struct Steps {
     variable_list registers(std::move(given));
     registers.resize(register_count);
     for (const auto& [place, tensor] : constants) registers[place] = tensor;
-    for (const Step& step : steps) take(step, registers);
+    if (device < 0) {
+      for (const Step& step : steps) take(step, registers, nullptr);
+    } else {
+      const Gpu gpu(device);
+      for (const Step& step : steps) take(step, registers, &gpu);
+    }
     variable_list results;
     results.reserve(made.size());
     for (int64_t place : made) results.push_back(place < 0 ? at::Tensor() : registers[place]);
     return results;
   }
 
-  static void take(const Step& step, variable_list& registers) {
+  static void take(const Step& step, variable_list& registers, const Gpu* gpu) {
     const auto from = [&](size_t i) -> const at::Tensor& { return registers[step.from[i]]; };
     at::Tensor& to = registers[step.to];
     switch (step.kind) {
       case Step::Empty:
-        to = at::Tensor(at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype));
+        to = gpu == nullptr
+            ? at::Tensor(at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype))
+            : gpu->empty(step.sizes, step.strides, step.dtype);
         break;
       case Step::View:
         to = torch::inductor::_reinterpret_tensor(from(0), step.sizes, step.strides, step.offset);
@@ -90,6 +100,13 @@ struct Steps {
         for (size_t i = 0; i < step.from.size(); ++i)
           pointers[i] = const_cast<void*>(from(i).const_data_ptr());
         KERNEL_CALLERS[step.from.size()](step.kernel, pointers.data());
+        break;
+      }
+      case Step::Launch: {
+        std::vector<void*> addresses(step.from.size());
+        for (size_t i = 0; i < step.from.size(); ++i)
+          addresses[i] = const_cast<void*>(from(i).const_data_ptr());
+        gpu->launch(step.launching, addresses);
         break;
       }
       case Step::Mm:
@@ -110,8 +127,8 @@ struct Steps {
 Step::Kind step_kind(const std::string& word) {
   static const std::unordered_map<std::string, Step::Kind> kinds{
       {"empty", Step::Empty}, {"view", Step::View},     {"same", Step::Same},
-      {"drop", Step::Drop},   {"kernel", Step::Kernel}, {"mm", Step::Mm},
-      {"bmm", Step::Bmm},     {"addmm", Step::Addmm}};
+      {"drop", Step::Drop},   {"kernel", Step::Kernel}, {"launch", Step::Launch},
+      {"mm", Step::Mm},       {"bmm", Step::Bmm},       {"addmm", Step::Addmm}};
   return kinds.at(word);
 }
 
@@ -134,6 +151,7 @@ Step step_of(const py::dict& row) {
   if (row.contains("offset")) step.offset = py::cast<int64_t>(row["offset"]);
   if (row.contains("alpha")) step.alpha = py::cast<double>(row["alpha"]);
   if (row.contains("beta")) step.beta = py::cast<double>(row["beta"]);
+  if (step.kind == Step::Launch) step.launching = launching_of(row);
   if (step.kind != Step::Kernel) return step;
   TORCH_CHECK_VALUE(step.from.size() <= MOST_POINTERS, "a kernel of too many pointers");
   step.kernel = kernel_at(py::cast<std::string>(row["path"]), py::cast<std::string>(row["name"]));

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.example import wide_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -74,7 +75,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             one = usual[name]
             if name in done or got is None or one is None or got.shape != one.shape:
                 continue
-            back = got.detach().to(_wide(got)) / size
+            back = wide_of(got) / size
             if _is_same(back, one):
                 continue
             done.add(name)
@@ -109,7 +110,3 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     apart = torch.where(is_known, (a - b).abs(), 0.0)
     apart = torch.where(torch.isnan(apart), torch.inf, apart)
     return is_close(a, b) or bool((apart <= COARSE * b.abs() + COARSE * 1e-2 * scale).all())
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.complex128 if tensor.is_complex() else torch.float64
