@@ -19,7 +19,9 @@ from pullback.check.boxes import Box as Box
 from pullback.check.boxes import boxed as boxed
 from pullback.check.boxes import opened as opened
 from pullback.check.dispatch import Fill as Fill
+from pullback.check.dispatch import Foreign as Foreign
 from pullback.check.dispatch import Work as Work
+from pullback.check.dispatch import foreign_calls as foreign_calls
 from pullback.check.dispatch import in_turns as in_turns
 from pullback.check.dispatch import poisoned as poisoned
 from pullback.check.draws import draws as draws
@@ -108,6 +110,7 @@ from pullback.check.precision import precisions as precisions
 from pullback.check.reference import FINEST as FINEST
 from pullback.check.reference import Precision as Precision
 from pullback.check.registration import body_of as body_of
+from pullback.check.registration import has_vmap_rule as has_vmap_rule
 from pullback.check.registration import overload_of as overload_of
 from pullback.check.retrial import by_indices as by_indices
 from pullback.check.retrial import by_masks as by_masks

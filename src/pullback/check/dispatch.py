@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pullback.check.example import tensors_in
+from pullback.check.example import copy_of, mapped, tensors_in
 from pullback.function.slots import DispatchMode
 
 # Operators that give another view of memory which is there already.
 _VIEWS_OF_NOTHING = ("detach", "alias", "lift_fresh")
+
+_OWN = ("aten", "prim", "prims")  # PyTorch's own operators
 
 
 class Work(DispatchMode):  # type: ignore[misc]
     """Counts the operators of a program, the numbers that they write, and those of products.
 
     `products` counts multiplications of matrix products and convolutions, where the work is far
-    more than the numbers written.
+    more than the numbers written. What an op that is not PyTorch's own computes is not seen.
     """
 
     def __init__(self) -> None:
@@ -60,6 +63,35 @@ def _multiplications(name: str, args: tuple[Any, ...], result: Any) -> int:
         one = int(args[0].numel() * args[2][0].numel())
         return one * sum(bool(asked) for asked in args[-1][:2])
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A call of an op that is not PyTorch's own: the op, and copies of its arguments."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def foreign_calls(call: Callable[..., Any], args: Sequence[Any]) -> list[Foreign]:
+    """The first call of each such op that `call(*args)` makes, as far as it gets."""
+    calls = _Calls()
+    with suppress(Exception), torch.no_grad(), calls:
+        call(*args)
+    return list(calls.seen.values())
+
+
+class _Calls(DispatchMode):  # type: ignore[misc]
+    def __init__(self) -> None:
+        DispatchMode.__init__(self)
+        self.seen: dict[Any, Foreign] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace not in _OWN and func not in self.seen:
+            self.seen[func] = Foreign(func, mapped(args, copy_of), mapped(kwargs, copy_of))
+        return func(*args, **kwargs)
 
 
 class Turns(DispatchMode):  # type: ignore[misc]

@@ -55,6 +55,13 @@ def body_of(thing: Any) -> Any:
     return None if schema is None else getattr(_made_in_python(schema.name), "_init_fn", None)
 
 
+def has_vmap_rule(thing: Any) -> bool:
+    """Whether an op that is made in Python has a rule for `vmap`."""
+    schema = schema_of(thing)
+    made = None if schema is None else _made_in_python(schema.name)
+    return getattr(made, "_vmap_fn", None) is not None
+
+
 def _made_in_python(name: str) -> Any:
     """What `torch.library.custom_op` made of that name; None where it made nothing."""
     try:

@@ -22,7 +22,7 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.names import function_of
 from pullback.check.naming import load
-from pullback.check.registration import near, place_of_op, schema_of
+from pullback.check.registration import has_vmap_rule, near, place_of_op, schema_of
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
@@ -99,7 +99,9 @@ class Target:
 
     @property
     def has_vmap(self) -> bool:
-        """Whether the Function has a rule for `vmap`, written or generated."""
+        """Whether the Function or op has a rule for `vmap`, written or generated."""
+        if self.is_op:
+            return has_vmap_rule(self.thing)
         return self.method("vmap") is not None or self.generates_vmap
 
     @property

@@ -123,11 +123,14 @@ def _is_order(index: Tensor, example: Example) -> bool:
 
 
 def doubled(example: Example) -> Iterator[tuple[int, int, Example, Example]]:
-    """One tensor in two slots, and its twin in which the slots hold equal copies."""
+    """One tensor in two slots, and its twin in which the slots hold equal copies.
+
+    A slot may hold a tensor of another size, so long as it is of the same rank.
+    """
     for k, i in enumerate(example.differentiable):
         for j in example.differentiable[k + 1 :]:
             one, two = example.args[i], example.args[j]
-            if one.shape != two.shape or one.dtype != two.dtype:
+            if one.dim() != two.dim() or one.dtype != two.dtype:
                 continue
             label = f"one tensor in slots {i} and {j}"
             needs = example.needs | {i, j}

@@ -1,6 +1,7 @@
 """Sound functions pass `wrong-vmap`; planted faults are caught, and named."""
 
 import pytest
+import torch
 from torch.autograd import Function
 
 from pullback.check.rules.batching.wrong_vmap import check
@@ -67,7 +68,25 @@ class ReadsNumber(Generated):
         ctx.save_for_backward(*inputs)
 
 
+def squaring(name, place):
+    """An op that squares, whose rule says that the batch is where `place` says."""
+
+    @torch.library.custom_op(f"tests_wrong_vmap::{name}", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    op.register_fake(torch.empty_like)
+    op.register_vmap(lambda info, in_dims, x: (op(x), place(in_dims)))
+    return op
+
+
+kept = squaring("kept", lambda in_dims: in_dims[0])
+front = squaring("front", lambda in_dims: 0)
+
+
 SOUND = {
+    "op": (kept, lambda: (normal(3, 4),)),
+    "program with an op": (lambda x: kept(2 * x), lambda: (normal(3, 4),)),
     "rule": (Row, lambda: (normal(3, 4), normal(3, 4, seed=1))),
     "generated": (Generated, lambda: (normal(3, 4), normal(3, 4, seed=1))),
     "no rule": (NoRule, lambda: (normal(3, 4), normal(3, 4, seed=1))),
@@ -75,6 +94,8 @@ SOUND = {
 PLANTED = {
     "in front": (InFront, lambda: (normal(3, 3), normal(3, 3, seed=1)), "in_dims=(2, 2)"),
     "first only": (FirstOnly, lambda: (normal(3, 3), normal(3, 3, seed=1)), "in_dims=(0, None)"),
+    "op": (front, lambda: (normal(3, 3),), "in_dims=(2,)"),
+    "program with an op": (lambda x: front(x), lambda: (normal(3, 3),), "in_dims=(2,)"),
     "reads a number": (ReadsNumber, lambda: (normal(3), normal(3, seed=1)), "vmap, for"),
 }
 

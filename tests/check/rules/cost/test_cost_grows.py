@@ -70,7 +70,19 @@ class Entries(Square):
         return grad.view_as(x)
 
 
+@torch.library.custom_op("tests_cost_grows::gram", mutates_args=())
+def gram(x: torch.Tensor) -> torch.Tensor:
+    return x.mT @ x
+
+
+gram.register_autograd(
+    lambda ctx, g: ctx.saved_tensors[0] @ (g + g.mT),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
 SOUND = {
+    "work inside an op": (lambda x: gram(x), lambda: (normal(4, 3),)),
     "square": (Square, lambda: (normal(8, 3),)),
     "cumulative": (Cumulative, lambda: (normal(8, 3),)),
     "matmul": (Matmul, lambda: (normal(3, 4), normal(4, 5, seed=1))),

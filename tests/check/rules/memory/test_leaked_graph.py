@@ -1,6 +1,7 @@
 """Sound functions pass `leaked-graph`; planted faults are caught, and named."""
 
 import pytest
+import torch
 from torch.autograd import Function
 
 import pullback as pb
@@ -103,7 +104,41 @@ class ByNode(Function):
         return 2 * g
 
 
+class Detached(Function):
+    """Keeps another tensor with the memory of each output."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        SEEN.append(y.detach())
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y
+
+
+TABLE = torch.arange(8.0)
+
+
+class Table(Function):
+    """Returns a part of one table, besides."""
+
+    @staticmethod
+    def forward(ctx, x):
+        part = TABLE[: x.shape[0]]
+        ctx.mark_non_differentiable(part)
+        return 2 * x, part
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return 2 * g
+
+
 SOUND = {
+    "table": (Table, (X,)),
     "saved": (Saved, (X,)),
     "ours": (Ours, (X,)),
     "only the last": (Cached, (X,)),
@@ -114,6 +149,7 @@ PLANTED = {
     "cycle": (Cycle, (X,), "output 0"),
     "list": (Listed, (X,), "input `x`"),
     "by node": (ByNode, (X,), "input `x`"),
+    "detached": (Detached, (X,), "output 0"),
 }
 
 

@@ -40,13 +40,36 @@ class Asks(Function):
         return grad * b, None if ctx.same else grad * a
 
 
+class Distances(Function):
+    """Between rows of two sets, which may have other numbers of rows."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.same = a.data_ptr() == b.data_ptr()
+        ctx.save_for_backward(a, b)
+        return (a[:, None] - b[None]).square().sum(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        way = 2 * grad[:, :, None] * (a[:, None] - b[None])
+        return way.sum(1), None if ctx.same else -way.sum(0)
+
+
 SOUND = {
+    "sizes": (
+        made(torch.matmul, lambda a, b, g: (g @ b.t(), a.t() @ g)),
+        lambda: (normal(3, 4), normal(4, 5, seed=1)),
+    ),
     "product": (
         made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
         lambda: (normal(4, 5), normal(4, 5, seed=1)),
-    )
+    ),
 }
-PLANTED = {"asks": (Asks, lambda: (normal(4), normal(4, seed=1)), "both `a` and `b`")}
+PLANTED = {
+    "asks": (Asks, lambda: (normal(4), normal(4, seed=1)), "both `a` and `b`"),
+    "distances": (Distances, lambda: (normal(4, 2), normal(3, 2, seed=1)), "both `a` and `b`"),
+}
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -3,7 +3,8 @@
 What it checks
     For each subset of the tensor inputs that is batched, and for the batch as first and as last
     dimension: `torch.vmap` gives the outputs of a loop. Only where the class has a `vmap` or sets
-    `generate_vmap_rule`. A rule that raises where PyTorch itself can batch forward is fragile.
+    `generate_vmap_rule`, or an op has one. A rule that raises where PyTorch itself can batch
+    forward is fragile.
 
 Why it matters
     A rule is told in `in_dims` where the batch of each input is, and it is easily written for the
@@ -29,10 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.dispatch import foreign_calls
 from pullback.check.draws import draws
 from pullback.check.elsewhere import Results, difference
 from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.inputs.values import resampled
+from pullback.check.registration import has_vmap_rule
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
 
@@ -44,7 +47,7 @@ WAYS = 12
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first way of batching that differs from the loop."""
-    if not subject.target.has_vmap:
+    if not (subject.target.has_vmap or _calls_batched_op(subject)):
         yield Skip(RULE, "it has no rule for vmap")
         return
     if draws(subject):
@@ -75,6 +78,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             return
     if refusals:
         yield Skip(RULE, f"not every batch could be tried: {refusals[0]}")
+
+
+def _calls_batched_op(subject: Subject) -> bool:
+    """Whether a program calls an op that has a rule for `vmap`."""
+    if subject.target.is_op or subject.target.is_function:
+        return False
+    calls = foreign_calls(subject.target.call, subject.small.fresh(needs=frozenset()))
+    return any(has_vmap_rule(called.op) for called in calls)
 
 
 def _finding(

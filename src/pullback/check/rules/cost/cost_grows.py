@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pullback.check.dispatch import Work
+from pullback.check.dispatch import Work, foreign_calls
 from pullback.check.example import Example
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.run import run
@@ -71,7 +71,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
-    if subject.target.is_op:
+    if subject.target.is_op or foreign_calls(subject.target.call, subject.small.fresh()):
         yield Skip(RULE, "what an op computes inside cannot be counted")
         return
     loops: list[Finding | None] = []

@@ -2,7 +2,8 @@
 
 What it checks
     After a call with and without backward, and after one that was used under `no_grad`, the inputs
-    and outputs are freed as soon as they are dropped: at once, without the garbage collector.
+    and outputs, and the memory that holds them, are freed as soon as they are dropped: at once,
+    without the garbage collector.
 
 Why it matters
     An output kept on ctx makes a cycle (output, node, ctx, output) that only the garbage collector
@@ -24,8 +25,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pullback.check.example import tensors_in
 from pullback.check.run import Run
@@ -43,6 +49,7 @@ RULE = Rule(
 )
 
 CALLS = 3
+PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -58,8 +65,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             if not alive:
                 continue
             gc.collect()
-            kept = Counter(name for name, reference in alive if reference() is not None)
-            grown = [name for name, count in kept.items() if count == CALLS]
+            kept = Counter(name for name, held in alive if held.is_alive)
+            places = {(name, held.place) for name, held in alive if held.is_alive}
+            spread = Counter(name for name, _ in places)
+            grown = [name for name in kept if kept[name] == CALLS == spread[name]]
             if grown:
                 name = next((n for n in grown if n.startswith("output")), grown[0])
                 yield _finding(subject, name, words, "it is still held after a collection", 2)
@@ -75,9 +84,32 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             gc.enable()
 
 
-def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor, and the memory that it lies in, without holding them."""
+
+    place: int
+    tensor: Callable[[], Any]
+    memory: Any
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Held:
+        """That of a tensor; of a subclass, which may have no memory of its own, itself alone."""
+        if tensor.layout != torch.strided or type(tensor) not in PLAIN:
+            return cls(id(tensor), weakref.ref(tensor), None)
+        memory = tensor.untyped_storage()
+        return cls(memory.data_ptr(), weakref.ref(tensor), StorageWeakRef(memory))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether one of them is still there."""
+        is_held = self.memory is not None and not self.memory.expired()
+        return is_held or self.tensor() is not None
+
+
+def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[str, Held]]:
     """What of some calls, all made before any is dropped, is still alive after that."""
-    references: list[tuple[str, Any]] = []
+    references: list[tuple[str, Held]] = []
     runs: list[Run] = []
     try:
         for _ in range(CALLS):
@@ -89,14 +121,14 @@ def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[str, Any]]
         return []
     finally:
         runs.clear()
-    return [(name, reference) for name, reference in references if reference() is not None]
+    return [(name, held) for name, held in references if held.is_alive]
 
 
-def _references(run: Run) -> list[tuple[str, Any]]:
+def _references(run: Run) -> list[tuple[str, Held]]:
     """Weak references to what went into and came out of one call."""
     named = [(f"input `{name}`", arg) for name, arg in zip(run.names, run.passed, strict=False)]
     named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
-    return [(name, weakref.ref(tensor)) for name, value in named for tensor in tensors_in(value)]
+    return [(name, Held.of(tensor)) for name, value in named for tensor in tensors_in(value)]
 
 
 def _finding(subject: Subject, name: str, words: str, got: str, times: int) -> Finding:
