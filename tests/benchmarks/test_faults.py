@@ -4,6 +4,7 @@ import gc
 import inspect
 import io
 import json
+import sys
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def quiet_memory():
     gc.unfreeze()
 
 
+@pytest.fixture
+def usual_stack():
+    """Python's own limit of recursion, whatever other tests have made of it."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("usual_stack")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", each(CASES))
 def test_planted_fault_shows_itself(case):

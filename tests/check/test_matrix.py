@@ -59,6 +59,7 @@ def test_fault_is_found_by_the_same_rules(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_whole_table_is_unchanged(request):
     now = {name: found(name) for name in sorted(CASES)}
     if request.config.getoption("--update-gold"):

@@ -1,5 +1,7 @@
 """A wrong gradient comes with its reason, the edit that mends it and the backward that is right."""
 
+import time
+
 import pytest
 import torch
 
@@ -80,11 +82,21 @@ def test_search_is_made_once(monkeypatch):
     monkeypatch.setattr(
         reasons, "blame", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
     )
+    monkeypatch.setattr(reasons, "can_fork", lambda: "in this process, to be counted")
     one = subject(WRONG, *INPUTS, profile="deep")
     for _ in range(2):
         reasons.reason_of(one, "x")
 
     assert calls == [1]
+
+
+def test_search_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(reasons, "derive", lambda *args: time.sleep(60))
+    monkeypatch.setitem(reasons.SECONDS, "standard", 0.1)
+    begun = time.monotonic()
+
+    assert reasons.reason_of(subject(WRONG, *INPUTS), "x") == reasons.Reason()
+    assert time.monotonic() - begun < 30
 
 
 def test_unknown_pattern_is_no_reason():

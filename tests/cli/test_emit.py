@@ -1,6 +1,7 @@
 """`pullback emit` writes files that run alone, and says what is wrong in one message."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -126,8 +127,8 @@ def test_built_op_is_named(ops, monkeypatch):
     assert result.exit_code == 0, result.output
     written, built = result.stderr.splitlines()
     assert written == "written: square.cpp"
-    assert built.startswith("built: torch.ops.")
-    assert built.endswith(".square")
+    assert built.startswith("built: torch.ops.emitted.square, in ")
+    assert Path(built.partition(", in ")[2]).is_file()
 
 
 def test_missing_examples_name_the_option(ops):

@@ -88,10 +88,19 @@ def index_of(flat: int, shape: Any) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def number(value: complex | float | None) -> str:
+def number(value: complex | float | None, digits: int = 6) -> str:
     """A number as it is shown: six digits, `none` where there is no gradient."""
     if value is None:
         return "None"
     if isinstance(value, complex):
-        return f"{value.real:.6g}{value.imag:+.6g}j"
-    return f"{value:.6g}"
+        return f"{value.real:.{digits}g}{value.imag:+.{digits}g}j"
+    return f"{value:.{digits}g}"
+
+
+def numbers(one: complex | float | None, two: complex | float | None) -> tuple[str, str]:
+    """Two numbers as they are shown: with so many digits that they are not the same text."""
+    for digits in (6, 9, 12, 17):
+        texts = number(one, digits), number(two, digits)
+        if texts[0] != texts[1]:
+            break
+    return texts

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.subject import Subject
 from pullback.derive.plain import program_of
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Seconds of work to search for a reason, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
+
+PATIENCE = 2.5  # times as long by the clock, and the search is ended
 
 UNKNOWN = "it follows no simple pattern"  # as `blame` says where it found none
 
@@ -85,11 +88,26 @@ def _of(subject: Subject) -> _Known:
         seconds = SECONDS[subject.profile]
         known = _Known({}, "")
         if seconds and subject.target.is_function:
-            # First the backward: it imports what both need, so that the search has all its time.
-            backward = _backward(subject, seconds)
-            known = _Known(_reasons(subject, seconds), backward)
+            known = _searched(subject, seconds)
         _known[subject] = known
     return _known[subject]
+
+
+def _searched(subject: Subject, seconds: float) -> _Known:
+    """What is found within the time; nothing where one step of the search takes too long."""
+
+    def search() -> _Known:
+        # First the backward: it imports what both need, so that the search has all its time.
+        backward = _backward(subject, seconds)
+        return _Known(_reasons(subject, seconds), backward)
+
+    if can_fork():
+        return search()
+    try:
+        known: _Known = answer_of(search, PATIENCE * seconds)
+    except Died:
+        return _Known({}, "")
+    return known
 
 
 def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:

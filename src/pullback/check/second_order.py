@@ -17,13 +17,14 @@ from torch import Tensor
 
 from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.check.example import Example, can_differ, mapped, tensors_in
-from pullback.check.mismatch import Tolerance, excess_of, index_of, number, tolerance_for
+from pullback.check.mismatch import Tolerance, excess_of, index_of, numbers, tolerance_for
 from pullback.check.reference import STEP
 from pullback.check.run import BackwardFailedError, ForwardRefusedError, cotangent_of, run, seeded
 from pullback.check.subject import Subject, told
 
 DOUBTS = 3
 SUBSETS = 4
+ONCE = "@once_differentiable"  # a Function that the program calls is marked so
 DRAW = 500  # the draws of the weights, apart from those of the cotangents
 
 
@@ -82,6 +83,8 @@ def _looked_at(subject: Subject) -> Outcome:
                 found.setdefault(defect.name, defect)
         except (BackwardFailedError, ForwardRefusedError, RuntimeError, NotImplementedError) as e:
             skip = skip or f"it refuses aloud: {told(getattr(e, 'error', e))}"
+            if ONCE in skip:  # it is so only where the cotangent has a history
+                break
         if found:
             break
     return Outcome(tuple(found.values()), skip)
@@ -96,6 +99,23 @@ def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
         for i in sorted(example.needs)[:SUBSETS]:
             label = f"only `{subject.names[i]}` requires grad"
             yield example.need(frozenset({i}), label), True
+
+
+def _leads_to_refusal(gradient: Tensor) -> bool:
+    """Whether its history begins in a Function that can be differentiated once.
+
+    PyTorch raises there only if the way goes on to something that needs a gradient.
+    """
+    waiting, seen = [gradient.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().rpartition("::")[2] == "Error":
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 class Point:
@@ -157,6 +177,8 @@ class Point:
                 create_graph=True,
                 allow_unused=True,
             )
+            if any(g is not None and _leads_to_refusal(g) for g in first):
+                raise RuntimeError(f"a Function is marked with {ONCE}")
             total = _weighted(first, self.weights)
             sources = [*leaves, *(given if self.has_history else [])]
             if total is None or not total.requires_grad:
@@ -264,8 +286,7 @@ class Point:
                 self.names[source] if source < len(self.names) else str(source - len(self.names)),
                 self._words(source),
                 index_of(flat, like.shape),
-                number(estimate.value),
-                number(mine),
+                *numbers(estimate.value, mine),
                 got is None or not bool((got != 0).any()),
                 self.example,
             )

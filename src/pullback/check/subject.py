@@ -22,7 +22,8 @@ from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.judge import Judge
-from pullback.check.mismatch import Mismatch, index_of, number
+from pullback.check.leftovers import leftovers_of
+from pullback.check.mismatch import Mismatch, index_of, numbers
 from pullback.check.patterns import Pattern, factor_of, pattern_of
 from pullback.check.reference import Reference
 from pullback.check.repro import with_repro
@@ -47,6 +48,7 @@ class Subject:
         self.target = target
         self.examples = tuple(examples)
         self.profile = profile
+        self.beginning = leftovers_of(target)  # before the first call
         self.reference = Reference(target)
         self.judge_of = Judge(self.reference)
         self.tried: Counter[str] = Counter()
@@ -261,11 +263,8 @@ class Subject:
 
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""
-        told = {
-            "at": mismatch.at,
-            "expected": number(mismatch.expected),
-            "got": number(mismatch.got),
-        }
+        expected, got = numbers(mismatch.expected, mismatch.got)
+        told = {"at": mismatch.at, "expected": expected, "got": got}
         return self.finding(rule, example=example, **{**told, **facts})
 
     def names_at(self, positions: Iterable[int]) -> str:
@@ -307,11 +306,8 @@ def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], str, str]:
     flat = int(size.flatten().argmax()) if size.numel() else 0
     if not size.numel():
         return (), "", ""
-    return (
-        index_of(flat, a.shape),
-        number(a.detach().flatten()[flat].item()),
-        number(b.detach().flatten()[flat].item()),
-    )
+    one, two = (tensor.detach().flatten()[flat].item() for tensor in (a, b))
+    return index_of(flat, a.shape), *numbers(one, two)
 
 
 def each(items: Iterable[Any], subject: Subject) -> Iterator[Any]:

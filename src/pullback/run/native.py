@@ -88,7 +88,8 @@ def specialise(
         return inductor.realigned(call, row)
     rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
     try:
-        return extension().steps(reading.device, reading.register_count, *rows)  # type: ignore[no-any-return]
+        facts = reading.device, list(reading.reused), reading.register_count
+        return extension().steps(*facts, *rows)  # type: ignore[no-any-return]
     except ValueError:  # a kernel that cannot be called from C++
         return inductor.realigned(call, row)
 
@@ -96,8 +97,12 @@ def specialise(
 def _settle(call: Compiled, row: Sequence[Any], donated: Sequence[int]) -> None:
     """Run it once: on a GPU, it measures which of several block sizes it takes."""
     with torch.no_grad():
-        given = [value.clone() if i in donated else value for i, value in enumerate(row)]
+        given = [_copy(value) if i in donated else value for i, value in enumerate(row)]
         inductor.realigned(call, row)(given)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return _like(Layout.of(tensor)).copy_(tensor)
 
 
 def donates(forward: Compiled) -> bool:

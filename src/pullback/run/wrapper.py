@@ -33,10 +33,12 @@ class Unread(Exception):
 class Reading:
     """A function as steps on numbered registers; its arguments are in the first of them.
 
-    `device` is the number of the GPU that it runs on, or -1 for a CPU.
+    `device` is the number of the GPU that it runs on, or -1 for a CPU; `reused` are the places of
+    those arguments whose memory holds something else later.
     """
 
     device: int
+    reused: tuple[int, ...]
     register_count: int
     taken: tuple[int, ...]
     steps: tuple[Step, ...]
@@ -64,7 +66,7 @@ def reading_of(call: Callable[..., Any], row: Sequence[Any]) -> Reading | None:
 
 
 def _number(device: torch.device) -> int:
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip):
         raise Unread(str(device))
     return -1 if device.type == "cpu" else device.index or 0
 
@@ -75,6 +77,7 @@ class _Reader:
     row: Sequence[Any]
     device: int
     streams: set[str] = field(default_factory=set)
+    renamed: set[int] = field(default_factory=set)
     places: dict[str, int] = field(default_factory=dict)
     count: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -85,8 +88,9 @@ class _Reader:
         if self.made is None:
             raise Unread("no result")
         taken = tuple(i for i, value in enumerate(self.row) if isinstance(value, Tensor))
+        reused = tuple(place for i, place in enumerate(taken) if i in self.renamed)
         rows = tuple(self.steps), tuple(self.constants), tuple(self.made)
-        return Reading(self.device, self.count, taken, *rows)
+        return Reading(self.device, reused, self.count, taken, *rows)
 
     # ---- statements ----
 
@@ -127,6 +131,7 @@ class _Reader:
         match value:
             case ast.Name():
                 source = self._operand(value)[0]
+                self.renamed.add(source)
                 self._step("same", self._new(name), [source])
             case ast.Call(func=ast.Name(id="get_raw_stream")):
                 self._require_device(value, "get_raw_stream")
@@ -136,8 +141,9 @@ class _Reader:
                     raise Unread(ast.unparse(value))
                 facts = {"sizes": _numbers(sizes), "strides": _numbers(strides)}
                 self._step("empty", self._new(name), [], dtype=_dtype(dtype), **facts)
-            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+            case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[of, *_]):
                 source = self._view(value)
+                self.renamed.add(self._operand(of)[0] if isinstance(of, ast.Name) else -1)
                 self._step("same", self._new(name), [source])
                 self._step("drop", source, [])
             case _:
@@ -295,7 +301,10 @@ class Launch:
 
 
 def _eight_bytes(kind: str, value: Any) -> int:
-    packed = b"" if kind == POINTER else struct.pack(FORMATS[kind], value)
+    try:
+        packed = b"" if kind == POINTER else struct.pack(FORMATS[kind], value)
+    except struct.error as error:
+        raise Unread(f"{value!r} as {kind}") from error
     (number,) = struct.unpack("<q", packed.ljust(8, b"\0"))
     return int(number)
 
@@ -317,7 +326,10 @@ def launch_of(kernel: Any, given: Sequence[Any]) -> Launch:
         noted.append(args)
 
     names = {**space, "runner": note}
-    types.FunctionType(code, names, closure=launcher.__closure__)(*given, stream=0)
+    try:
+        types.FunctionType(code, names, closure=launcher.__closure__)(*given, stream=0)
+    except Exception as error:
+        raise Unread("a launcher that asks for something else") from error
     if len(noted) != 1:
         raise Unread("not one launch")
     x, y, z, _, *arguments = noted[0]

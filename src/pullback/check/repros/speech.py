@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.finding import Finding
-from pullback.check.mismatch import Mismatch, index_of, number
+from pullback.check.mismatch import Mismatch, index_of, number, numbers
 from pullback.check.repros.scene import Scene
 
 _REAL = r"(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
@@ -30,7 +30,8 @@ def of_mismatch(finding: Finding, shown: Mismatch) -> Finding:
     if not (_is_plain(finding.expected) and _is_plain(finding.got) and _WHERE.match(finding.at)):
         return finding
     at = _WHERE.sub(lambda _: shown.at, finding.at, count=1)
-    return replace(finding, at=at, expected=number(shown.expected), got=number(shown.got))
+    expected, got = numbers(shown.expected, shown.got)
+    return replace(finding, at=at, expected=expected, got=got)
 
 
 def of_change(finding: Finding, body: str, made: dict[str, Any]) -> Finding:
@@ -72,12 +73,12 @@ def _told(finding: Finding, expected: Tensor, got: Tensor) -> Finding:
         return finding
     flat = int(apart.flatten().argmax())
     index = list(index_of(flat, got.shape))
-    numbers = [number(t.detach().flatten()[flat].item()) for t in (expected, got)]
+    want, have = numbers(*(t.detach().flatten()[flat].item() for t in (expected, got)))
     return replace(
         finding,
         at=_SHARE.sub("", _ENTRY.sub(f" at {index}" if index else "", finding.at, count=1)),
-        expected=_NUMBER.sub(numbers[0], finding.expected, count=1),
-        got=_NUMBER.sub(numbers[1], finding.got, count=1),
+        expected=_NUMBER.sub(want, finding.expected, count=1),
+        got=_NUMBER.sub(have, finding.got, count=1),
     )
 
 

@@ -10,7 +10,15 @@ from torch import fx
 from pullback.graph.cost import op_of
 from pullback.graph.rewrite import Table, rule
 from pullback.graph.simplify.composites import is_wide
-from pullback.graph.values import Value, aten, same, same_kind, same_layout, tensor_of
+from pullback.graph.values import (
+    Value,
+    aten,
+    outcome_of,
+    same,
+    same_kind,
+    same_layout,
+    tensor_of,
+)
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 ONES = (aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -79,7 +87,7 @@ def widened_and_back(node: Value) -> Any:
 def round_trip(node: Value) -> Any:
     """t(t(x)) -> x, and every other chain of views that comes back"""
     found, source = None, node.node
-    while source.target in VIEWS:
+    while source.target in VIEWS and not _copies(source):
         source = source.args[0]  # type: ignore[assignment]
         if _same_place(node.node, source):
             found = source
@@ -183,6 +191,17 @@ def whole_slice(node: Value) -> Any:
 def zeros_like(node: Value) -> Any:
     """x.new_zeros(x.shape) -> zeros_like(x)"""
     return node.args[0].made(aten.zeros_like.default)
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether it is a `reshape` that no view can do: the copy lies elsewhere, in another order."""
+    if node.target != aten.reshape.default:
+        return False
+    try:
+        outcome_of(aten.view.default, node.args, {})
+    except (RuntimeError, ValueError):
+        return True
+    return False
 
 
 def _same_place(a: fx.Node, b: fx.Node) -> bool:

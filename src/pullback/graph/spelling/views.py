@@ -143,10 +143,10 @@ def indexed(writer: Writer, node: fx.Node) -> Expression | None:
 
 
 def put(writer: Writer, node: fx.Node) -> Expression | None:
-    """`x.index_put((i,), y, accumulate=True)`."""
+    """`x.index_put((i,), y, accumulate=True)`; by the op where a dimension is not indexed."""
     source, indices, values, *accumulate = node.args
     if None in indices:  # type: ignore[operator]
-        return None
+        return writer.call("torch.ops.aten.index_put", *node.args)
     flag: dict[str, Any] = {"accumulate": True} if accumulate and accumulate[0] else {}
     return writer.method(source, "index_put", tuple(indices), values, **flag)  # type: ignore[arg-type]
 

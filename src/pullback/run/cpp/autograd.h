@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -122,6 +123,17 @@ bool take(const std::vector<Layout>& layouts, variable_list& tensors, size_t fir
   return true;
 }
 
+// What of the saved a compiled backward writes over; all that it may where nobody can tell.
+std::vector<size_t> written_over(const Program& program, const Callee& backward) {
+  if (!backward.library) return program.donated;
+  std::vector<size_t> places;
+  for (size_t place : program.donated) {
+    const auto& reused = backward.library->reused;
+    if (std::find(reused.begin(), reused.end(), place) != reused.end()) places.push_back(place);
+  }
+  return places;
+}
+
 // The compiled backward, made by Python from a first row.
 const Pull* begin(const Program& program, const Values& row) {
   HoldGil gil;
@@ -133,6 +145,7 @@ const Pull* begin(const Program& program, const Values& row) {
   pull->read = layouts_of(program.demands, pair[1]);
   pull->cotangents = program.cotangents;
   pull->backward = callee_of(py::object(pair[0]).ptr());
+  pull->donated = written_over(program, pull->backward);
   if (pull->backward.library) {
     align(pull->read);
     align(pull->cotangents);
@@ -150,14 +163,16 @@ bool is_alone(const at::Tensor& tensor) {
       storage.data_ptr().get_deleter() == allocator->raw_deleter();
 }
 
-// Let the node go of what it has saved, as the engine would do a moment later, unless the graph is
-// kept. What the compiled backward may write over, and somebody else can still see, it gets a copy
-// of.
+// Where the compiled backward writes over saved tensors, let the node go of them, as the engine
+// would do a moment later, unless the graph is kept. Of what somebody else can still see, it gets a
+// copy.
 void donate(
-    const Program& program, AutogradContext* ctx, variable_list& saved, variable_list& tensors) {
-  if (!torch::autograd::get_current_graph_task_keep_graph()) CompiledNode::release(ctx);
+    const std::vector<size_t>& donated, AutogradContext* ctx, variable_list& saved,
+    variable_list& tensors) {
   saved.clear();
-  for (size_t place : program.donated) {
+  if (donated.empty()) return;
+  if (!torch::autograd::get_current_graph_task_keep_graph()) CompiledNode::release(ctx);
+  for (size_t place : donated) {
     at::Tensor& tensor = tensors[place];
     if (!is_alone(tensor))
       tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
@@ -181,7 +196,7 @@ bool pulled(
   }
   if (!take(pull->read, row.tensors, 0) || !take(pull->cotangents, row.tensors, first))
     return false;
-  donate(program, ctx, saved, row.tensors);
+  donate(pull->donated, ctx, saved, row.tensors);
   if (pull->backward.library) {
     gradients = pull->backward(std::move(row)).tensors;
   } else {

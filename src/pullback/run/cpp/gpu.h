@@ -39,20 +39,34 @@ Launching launching_of(const py::dict& row) {
 
 // ---- the driver ----
 
-using LaunchKernel = int (*)(
+constexpr int INVALID_CONTEXT = 201;  // this thread has not used the GPU yet
+
+// A function of the driver's.
+template <class Function>
+Function* driver(const char* name) {
+  static void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* symbol = library == nullptr ? nullptr : dlsym(library, name);
+  TORCH_CHECK(symbol != nullptr, "the driver of the GPU (libcuda.so.1) has no ", name);
+  return reinterpret_cast<Function*>(symbol);
+}
+
+using LaunchKernel = int(
     void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
     void**);
 
-constexpr int INVALID_CONTEXT = 201;  // this thread has not used the GPU yet
-
-LaunchKernel launch_kernel() {
-  static const LaunchKernel found = [] {
-    void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    void* symbol = driver == nullptr ? nullptr : dlsym(driver, "cuLaunchKernel");
-    TORCH_CHECK(symbol != nullptr, "the driver of the GPU (libcuda.so.1) cannot be loaded");
-    return reinterpret_cast<LaunchKernel>(symbol);
-  }();
+LaunchKernel* launch_kernel() {
+  static LaunchKernel* const found = driver<LaunchKernel>("cuLaunchKernel");
   return found;
+}
+
+// Let this thread use what PyTorch uses on a GPU: setting the device does not, where it is set.
+void enter_context(int number) {
+  int device = 0;
+  void* context = nullptr;
+  int status = driver<int(int*, int)>("cuDeviceGet")(&device, number);
+  if (status == 0) status = driver<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, device);
+  if (status == 0) status = driver<int(void*)>("cuCtxSetCurrent")(context);
+  TORCH_CHECK(status == 0, "this thread cannot use the GPU: CUDA error ", status);
 }
 
 // ---- a GPU, for as long as a graph runs ----
@@ -86,7 +100,7 @@ struct Gpu {
     };
     int status = start();
     if (status == INVALID_CONTEXT) {
-      c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+      enter_context(device.index());
       status = start();
     }
     TORCH_CHECK(status == 0, "a kernel cannot be launched on the GPU: CUDA error ", status);

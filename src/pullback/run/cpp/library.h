@@ -20,7 +20,8 @@ struct Library {
   };
 
   std::shared_ptr<const Steps> graph;
-  std::vector<size_t> taken;  // those of its arguments that are tensors
+  std::vector<size_t> taken;   // those of its arguments that are tensors
+  std::vector<size_t> reused;  // those whose memory it writes over
   std::vector<Result> results;
 
   // What it takes, it lets go of as soon as the graph has read it.
@@ -95,12 +96,12 @@ Library::Result result_of(const py::handle& row) {
       {}};
 }
 
-// steps(device, register_count, taken, steps, constants, made): a graph read step by step.
+// steps(device, reused, register_count, taken, steps, constants, made): a graph read step by step.
 PyObject* make_steps(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   Py_ssize_t device = -1, count = 0;
-  PyObject *taken = nullptr, *steps = nullptr, *constants = nullptr, *made = nullptr;
-  if (!PyArg_ParseTuple(args, "nnOOOO", &device, &count, &taken, &steps, &constants, &made))
+  PyObject *reused = nullptr, *taken = nullptr, *steps = nullptr, *constants = nullptr, *made = nullptr;
+  if (!PyArg_ParseTuple(args, "nOnOOOO", &device, &reused, &count, &taken, &steps, &constants, &made))
     return nullptr;
   auto graph = std::make_shared<Steps>();
   auto library = std::make_shared<Library>();
@@ -114,6 +115,7 @@ PyObject* make_steps(PyObject*, PyObject* args) {
         py::cast<size_t>(pair[0]), tensor_of(py::object(pair[1]).ptr()));
   }
   graph->made = py::cast<std::vector<int64_t>>(py::handle(made));
+  library->reused = py::cast<std::vector<size_t>>(py::handle(reused));
   library->taken = py::cast<std::vector<size_t>>(py::handle(taken));
   for (size_t i = 0; i < graph->made.size(); ++i)
     library->results.push_back({Library::Result::Made, i, {}});

@@ -18,6 +18,7 @@ namespace pullback {
 struct Pull {
   Callee backward;
   std::vector<Layout> read, cotangents;
+  std::vector<size_t> donated;  // the saved tensors that it writes over
 };
 
 // Where a value comes from: from the inputs as it is, from what forward made as the complement.

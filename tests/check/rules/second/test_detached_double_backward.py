@@ -98,7 +98,21 @@ class OnceUnderAutocast(Function):
         return 3 * g * x * x
 
 
+class Once(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
 SOUND = {
+    "once, in a program": (lambda x: 2 * Once.apply(x), lambda: (normal(5),)),
     "once": (OnceUnderAutocast, lambda: (normal(5),)),
     "square": (Square, lambda: (normal(5),)),
     "linear": (Linear, lambda: (normal(5),)),

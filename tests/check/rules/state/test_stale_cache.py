@@ -84,7 +84,99 @@ class WrongBelow(Function):
         return 2 * x * g * (1 if x.abs().max() > 1.9 else 2)
 
 
+ORDERS, WINDOWS, SIZES, SCALES = {}, {}, {}, {}
+
+
+class Sorted(Function):
+    """Keeps the order of the first numbers of a shape, also for forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        order = ORDERS.setdefault(tuple(x.shape), x.detach().argsort(-1))
+        ctx.save_for_backward(order)
+        return x.gather(-1, order)
+
+    @staticmethod
+    def backward(ctx, g):
+        (order,) = ctx.saved_tensors
+        return torch.zeros_like(g).scatter(-1, order, g)
+
+
+class Window(Function):
+    """Keeps the window of the first dtype of a length."""
+
+    @staticmethod
+    def forward(ctx, x):
+        n = x.shape[-1]
+        if n not in WINDOWS:
+            WINDOWS[n] = torch.hamming_window(n, dtype=x.dtype)
+        window = WINDOWS[n].to(x.dtype)
+        ctx.save_for_backward(window)
+        return x * window
+
+    @staticmethod
+    def backward(ctx, g):
+        (window,) = ctx.saved_tensors
+        return g * window
+
+
+class OnTensor(Function):
+    """Keeps the scale of a tensor on the tensor."""
+
+    @staticmethod
+    def forward(ctx, x):
+        if not hasattr(x, "scale"):
+            x.scale = x.detach().abs().max()
+        ctx.save_for_backward(x.scale)
+        return x / x.scale
+
+    @staticmethod
+    def backward(ctx, g):
+        (scale,) = ctx.saved_tensors
+        return g / scale
+
+
+class ByLength(Function):
+    """Keeps what the key decides."""
+
+    @staticmethod
+    def forward(ctx, x):
+        key = x.shape[-1], x.dtype
+        if key not in SIZES:
+            SIZES[key] = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+        ctx.save_for_backward(SIZES[key])
+        return x * SIZES[key]
+
+    @staticmethod
+    def backward(ctx, g):
+        (sizes,) = ctx.saved_tensors
+        return g * sizes
+
+
+class Watched(Function):
+    """Keeps a number on the tensor, with the version that it is of."""
+
+    @staticmethod
+    def forward(ctx, x):
+        if getattr(x, "known", (-1,))[0] != x._version:
+            x.known = x._version, x.detach().abs().max()
+        ctx.save_for_backward(x.known[1])
+        return x / x.known[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        (scale,) = ctx.saved_tensors
+        return g / scale
+
+
+def centred(x):
+    """A plain function that keeps the first mean of a shape."""
+    return x - SCALES.setdefault(tuple(x.shape), x.detach().mean())
+
+
 SOUND = {
+    "by length": (ByLength, (X,)),
+    "watched": (Watched, (X,)),
     "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
     "table": (Table, (X,)),
     "wrong at other values": (WrongBelow, (2 * X / X.abs().max(),)),
@@ -94,6 +186,10 @@ PLANTED = {
     "by shape": (Softmax, (X,), "gradient of `x`"),
     "first call": (FirstMean, (X,), "gradient of `x`"),
     "around it": (AroundIt, (X,), "gradient of `x`"),
+    "order": (Sorted, (X,), "output 0"),
+    "another dtype": (Window, (X,), "in float32"),
+    "on the tensor": (OnTensor, (X,), "changed in place"),
+    "plain function": (centred, (X,), "output 0"),
 }
 
 

@@ -4,6 +4,8 @@ What it checks
     The gradients at other values of the same shape. Where one is wrong although it is right at the
     example, the containers and values on the class, and the containers that its methods see around
     them, are emptied: a gradient that is right then was computed from what an earlier call left.
+    Outputs are compared, too: after a call with other values, or in float32, and without one; and
+    after a change of the inputs in place, where a call has left something on them.
 
 Why it matters
     A cache that is keyed by the shape, or filled once and never again, is right in every test that
@@ -21,14 +23,14 @@ Cannot see
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pullback.check.example import Example
+from pullback.check.example import Example, can_differ, copy_of
+from pullback.check.leftovers import leftovers_of, with_leftovers
 from pullback.check.mismatch import Mismatch
 from pullback.check.others import other_values
 from pullback.check.subject import (
@@ -38,24 +40,29 @@ from pullback.check.subject import (
     Rule,
     Skip,
     Subject,
+    is_close,
+    worst_of,
 )
 
 RULE = Rule(code="T904", name="stale-cache", group="state", profile="quick")
 
-CONTAINERS = (dict, list, set)
-VALUES = (int, float, complex, tuple, Tensor)
-
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
-    """Yield one finding per gradient that is right only once the caches are empty."""
-    if not subject.target.is_function or subject.fails_at_base:
+    """Yield one finding per gradient that is right only once the caches are empty, or an output."""
+    if subject.fails_at_base:
         return
     _ = subject.base_mismatches  # the call that would fill a cache
+    found = list(_gradients(subject)) if subject.target.is_function else []
+    found = found or list(_outputs(subject))
+    yield from found or _edited(subject)
+
+
+def _gradients(subject: Subject) -> Iterator[Finding]:
     for example in (other_values(subject.base), other_values(subject.base, 2)):
         wrong = [m for m in _judged(subject, example) or () if m.name not in subject.wrong_names]
         if not wrong:
             continue
-        with _emptied(subject):
+        with with_leftovers(subject.target, leftovers_of(subject.target).emptied()):
             after = _judged(subject, example)
         if after is None:
             return
@@ -72,51 +79,84 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
 
 
+def _outputs(subject: Subject) -> Iterator[Finding]:
+    """A finding for an output that is another one after other calls than without any."""
+    before = subject.beginning
+    if not before.is_changed or subject.target.intent.nondeterministic or not subject.is_steady:
+        return
+    base, given = subject.base, subject.base.to(torch.float32)
+    for earlier, example in ((base, other_values(base)), (given, base)):
+        with with_leftovers(subject.target, before):
+            alone = _held(subject, example)
+        with with_leftovers(subject.target, before):
+            _held(subject, earlier)
+            after = _held(subject, example)
+        for i, (one, two) in enumerate(zip(alone, after, strict=False)):
+            if one.shape == two.shape and not is_close(two, one):
+                index, have, want = worst_of(two, one)
+                yield subject.finding(
+                    RULE,
+                    example=example,
+                    at=f"output {i} at {list(index)}, after a call with {_words(earlier, base)}",
+                    expected=f"{want}, as without that call",
+                    got=have,
+                    why="what an earlier call left is used in this one",
+                    fix="keep nothing from call to call that depends on more than its key",
+                )
+                return
+
+
+def _edited(subject: Subject) -> Iterator[Finding]:
+    """A finding where what was kept with an input outlives a change of that input."""
+    if subject.writes_inputs or subject.target.intent.nondeterministic or not subject.is_steady:
+        return
+    args = subject.small.fresh(needs=frozenset())
+    tensors = [args[i] for i in subject.small.differentiable]
+    try:
+        before = [dict(getattr(tensor, "__dict__", {})) for tensor in tensors]
+        subject.run_with(subject.small, args)
+        if [dict(tensor.__dict__) for tensor in tensors] == before:
+            return  # nothing is kept with them
+        for tensor in tensors:
+            tensor.mul_(0.75)
+        after = subject.run_with(subject.small, args).outputs
+        alone = subject.run_with(subject.small, tuple(map(_copy, args))).outputs
+    except (ForwardRefusedError, RuntimeError):
+        return
+    for i, (two, one) in enumerate(zip(after, alone, strict=False)):
+        if can_differ(one) and one.shape == two.shape and not is_close(two, one):
+            index, have, want = worst_of(two, one)
+            yield subject.finding(
+                RULE,
+                example=subject.small,
+                at=f"output {i} at {list(index)}, after the inputs were changed in place",
+                expected=f"{want}, as for new tensors with the same numbers",
+                got=have,
+                why="what an earlier call left on a tensor is used in this one",
+                fix="keep nothing on a tensor that its numbers decide, or compare its `_version`",
+            )
+            return
+
+
+def _copy(arg: Any) -> Any:
+    return copy_of(arg) if isinstance(arg, Tensor) else arg
+
+
+def _words(earlier: Example, base: Example) -> str:
+    return "other values" if earlier is base else "the same values in float32"
+
+
+def _held(subject: Subject, example: Example) -> list[Tensor]:
+    """What the outputs hold; nothing where forward refuses."""
+    try:
+        return [one.detach().clone() for one in subject.run(example).outputs if can_differ(one)]
+    except ForwardRefusedError:
+        return []
+
+
 def _judged(subject: Subject, example: Example) -> list[Mismatch] | None:
     """What is wrong at an example; None where it cannot be run."""
     try:
         return subject.judge(example)
     except (ForwardRefusedError, BackwardFailedError):
         return None
-
-
-@contextmanager
-def _emptied(subject: Subject) -> Iterator[None]:
-    """The Function without what its calls may have left; put back afterwards."""
-    function = subject.target.function
-    values = {
-        name: value
-        for name, value in vars(function).items()
-        if isinstance(value, VALUES)
-        and not isinstance(value, bool)
-        and not name.startswith(("__", "_pb_"))
-        and name != "declares"
-    }
-    kept = [(container, container.copy()) for container in _containers(subject)]
-    for container, _ in kept:
-        container.clear()
-    for name in values:
-        setattr(function, name, None)
-    try:
-        yield
-    finally:
-        for name, value in values.items():
-            setattr(function, name, value)
-        for container, copy in kept:
-            container.clear()
-            container.extend(copy) if isinstance(container, list) else container.update(copy)
-
-
-def _containers(subject: Subject) -> list[Any]:
-    """The containers on the class, and those that its methods name."""
-    function = subject.target.function
-    found = [value for name, value in vars(function).items() if name != "declares"]
-    for name in ("forward", "backward", "setup_context"):
-        method = subject.target.method(name)
-        try:
-            seen = inspect.getclosurevars(inspect.unwrap(method))
-        except (TypeError, ValueError):
-            continue
-        found += [*seen.globals.values(), *seen.nonlocals.values()]
-    plain = [value for value in found if type(value) in CONTAINERS]
-    return list({id(value): value for value in plain}.values())
