@@ -182,3 +182,26 @@ def test_rules_run_here_when_asked_to():
     assert report.notes == (
         "the rules ran in this process, which a crash or a hang would have ended: asked to",
     )
+
+
+def test_program_names_the_functions_it_calls():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    (note,) = pb.check(lambda x: Twice.apply(x) + 1, (torch.randn(4),), profile="quick").notes
+
+    assert note.startswith("it calls `Twice`: some rules look into a Function only")
+    assert pb.check(Twice, (torch.randn(4),), profile="quick").notes == ()
+    assert pb.check(torch.sin, (torch.randn(4),), profile="quick").notes == ()
+
+
+def test_module_says_that_parameters_are_not_checked():
+    (note,) = pb.check(torch.nn.Linear(3, 2), (torch.randn(4, 3),), profile="quick").notes
+
+    assert note == "the gradients of its parameters are not checked, only those of its inputs"

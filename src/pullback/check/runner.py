@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pullback.check.autopsy import Cause, cause_of
@@ -132,6 +133,7 @@ class _Collected:
         """Note what a worker said; raises `ExamplesError` where forward refuses the examples."""
         if message.kind == "accepted":
             self.seconds = message.seconds
+            self.notes += _notes(self.job.target, message.inside)
         if message.kind == "unfit":
             raise ExamplesError(
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
@@ -194,6 +196,15 @@ class _Collected:
             notes=tuple(self.notes),
             interrupted=self.interrupted,
         )
+
+
+def _notes(target: Target, inside: Sequence[str]) -> Iterator[str]:
+    """What a check of a program cannot see, and that of something else can."""
+    if inside:
+        names = ", ".join(f"`{name}`" for name in inside)
+        yield f"it calls {names}: some rules look into a Function only when that is checked itself"
+    if isinstance(target.thing, torch.nn.Module) and any(True for _ in target.thing.parameters()):
+        yield "the gradients of its parameters are not checked, only those of its inputs"
 
 
 # ---- inputs ----

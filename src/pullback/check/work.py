@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from pullback.check.example import Example
 from pullback.check.finding import Finding, Skip
@@ -27,6 +28,7 @@ OPS = str(Path(TORCH, "_ops.py"))
 # Seconds of work that one rule may take before it is asked to end, by profile, and how many times
 # as long it may take by the clock.
 CROWDED = 2
+NODES = 10_000  # of a graph that is looked through
 SECONDS = {"quick": 0.5, "standard": 4.0, "deep": 60.0}
 
 
@@ -44,8 +46,9 @@ class Job:
 class Message:
     """What a worker says: that it begins a rule, what the rule found, or that all is done.
 
-    Before the first rule the examples are tried: "accepted" comes with the seconds that took,
-    "unfit" with the arguments that forward refused and why. "refused" is a fork without autograd.
+    Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
+    the Functions that a program has called; "unfit" with the arguments that forward refused, and
+    why. "refused" is a fork without autograd.
     """
 
     kind: str  # "accepted" | "unfit" | "begin" | "found" | "end" | "refused"
@@ -55,6 +58,7 @@ class Message:
     reason: str = ""
     where: str = ""
     seconds: float = 0.0
+    inside: tuple[str, ...] = ()
 
 
 Tell = Callable[[Message], Any]
@@ -96,7 +100,25 @@ def _fitness(subject: Subject) -> Message:
         else:
             return Message("unfit", reason=reason, where=example.words(subject.names))
     seconds = (time.process_time() - start) / len(subject.examples)
-    return Message("accepted", seconds=seconds)
+    return Message("accepted", seconds=seconds, inside=_inside(subject))
+
+
+def _inside(subject: Subject) -> tuple[str, ...]:
+    """The names of the Functions that a program has called at the first example."""
+    if subject.target.is_function or subject.target.is_op or subject.first_run is None:
+        return ()
+    waiting: list[Any] = [output.grad_fn for output in subject.first_run.outputs]
+    seen: set[Any] = set()
+    names: dict[str, None] = {}
+    while waiting and len(seen) < NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            names[type(node).__name__.removesuffix("Backward")] = None
+        waiting += [following for following, _ in node.next_functions]
+    return tuple(sorted(names))
 
 
 def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Skip]:
