@@ -29,7 +29,7 @@ from pullback.check.trials import reported
 
 RULE = Rule(code="V605", name="wrong-when-small", group="domain", profile="quick")
 
-FIX = "differentiate forward's own guard, and use the series where the quotient cancels"
+FIX = "let backward do for small numbers what forward does: the same guard, series or rounding"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

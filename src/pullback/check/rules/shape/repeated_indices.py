@@ -34,7 +34,10 @@ from pullback.check.trials import Trial, reported, trials
 
 RULE = Rule(code="S306", name="repeated-indices", group="shape", profile="quick")
 
-FIX = "add up what belongs to one index: `index_add`, `scatter_add`, `index_put(accumulate=True)`"
+FIX = (
+    "where forward reads one place several times, add up in backward (`index_add`); where it adds "
+    "several into one, give each of them that gradient (`index_select`)"
+)
 
 IGNORED = "give entries that forward ignores no gradient, and count only the others"
 

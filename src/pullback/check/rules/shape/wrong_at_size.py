@@ -33,7 +33,10 @@ from pullback.check.trials import reported, trials
 
 RULE = Rule(code="S301", name="wrong-at-size", group="shape", profile="quick")
 
-FIX = "derive every size in backward from the shapes of the saved tensors, and mask the last block"
+FIX = (
+    "compare with the gradient at the size of the example: every size must come from a shape, and "
+    "where work goes in blocks, the last one may be partial"
+)
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
