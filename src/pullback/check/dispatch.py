@@ -67,11 +67,15 @@ def _multiplications(name: str, args: tuple[Any, ...], result: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A call of an op that is not PyTorch's own: the op, and copies of its arguments."""
+    """A call of an op that is not PyTorch's own: the op, and copies of its arguments.
+
+    `written` names the first argument that it changed though its schema says nothing of it.
+    """
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    written: str = ""
 
 
 def foreign_calls(call: Callable[..., Any], args: Sequence[Any]) -> list[Foreign]:
@@ -89,9 +93,20 @@ class _Calls(DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace not in _OWN and func not in self.seen:
-            self.seen[func] = Foreign(func, mapped(args, copy_of), mapped(kwargs, copy_of))
-        return func(*args, **kwargs)
+        if func.namespace in _OWN or func in self.seen:
+            return func(*args, **kwargs)
+        copies = mapped(args, copy_of), mapped(kwargs, copy_of)
+        result = func(*args, **kwargs)
+        self.seen[func] = Foreign(func, *copies, _written(func, args, copies[0]))
+        return result
+
+
+def _written(func: Any, args: Sequence[Any], before: Sequence[Any]) -> str:
+    for argument, now, old in zip(func._schema.arguments, args, before, strict=False):
+        is_declared = argument.alias_info is not None and argument.alias_info.is_write
+        if isinstance(now, torch.Tensor) and not is_declared and not torch.equal(now, old):
+            return str(argument.name) if not now.isnan().any() else ""
+    return ""
 
 
 class Turns(DispatchMode):  # type: ignore[misc]

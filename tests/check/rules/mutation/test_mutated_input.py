@@ -130,3 +130,29 @@ def test_op_must_name_what_it_writes():
 
     assert finding.at.startswith("input `x` at ")
     assert finding.fix == "work on a clone of `x`, or name it in `mutates_args`"
+
+
+@torch.library.custom_op("tests_mutated_input::centre", mutates_args=())
+def centre(x: torch.Tensor) -> torch.Tensor:
+    x -= x.mean()
+    return x.clone()
+
+
+@torch.library.custom_op("tests_mutated_input::scale", mutates_args={"x"})
+def scale(x: torch.Tensor) -> None:
+    x *= 2
+
+
+def test_op_that_writes_in_a_program_is_named():
+    (found,) = findings(check, lambda x: centre(2 * x), normal(4))
+
+    assert found.at == "argument `x` of the op `tests_mutated_input::centre`"
+
+
+def test_op_that_says_what_it_writes_is_fine():
+    def program(x):
+        y = x.detach().clone()
+        scale(y)
+        return x * y
+
+    assert findings(check, program, normal(4)) == []

@@ -3,7 +3,8 @@
 What it checks
     Every tensor among the arguments, also in lists, holds the same numbers after forward as before,
     with grad required and without; an input that is marked dirty and returned may change. Of a
-    plain program, only changes that no version counter shows are told.
+    plain program, only changes that no version counter shows are told, and those that a custom op
+    makes to an argument of its own without a word in its schema.
 
 Why it matters
     Another op may have saved the same tensor: its gradient is then wrong, with no error, as in
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.dispatch import foreign_calls
 from pullback.check.example import Example
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 from pullback.check.writes import Written, written_inputs
@@ -35,6 +37,8 @@ RULE = Rule(code="M701", name="mutated-input", group="mutation", profile="quick"
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input that forward changes without saying so."""
     told: set[str] = set()
+    if not (subject.target.is_function or subject.target.is_op):
+        yield from _by_ops(subject)
     for example in subject.examples:
         for needs in (None, frozenset[int]()):
             try:
@@ -49,6 +53,21 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     continue
                 told.add(written.change.name)
                 yield _finding(subject, example, written)
+
+
+def _by_ops(subject: Subject) -> Iterator[Finding]:
+    """Findings about ops that a program calls, and that write where their schema says nothing."""
+    args = subject.small_given.fresh(needs=frozenset())
+    for called in foreign_calls(subject.target.call, args):
+        if called.written:
+            yield subject.finding(
+                RULE,
+                example=subject.small_given,
+                at=f"argument `{called.written}` of the op `{called.op.name()}`",
+                expected="the same numbers as before, since its schema says nothing else",
+                got="others",
+                fix=f"work on a clone of `{called.written}`, or name it in `mutates_args`",
+            )
 
 
 def _finding(subject: Subject, example: Example, written: Written) -> Finding:
