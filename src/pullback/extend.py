@@ -96,6 +96,8 @@ from pullback.check.inputs.values import is_index as is_index
 from pullback.check.inputs.values import is_permutation as is_permutation
 from pullback.check.inputs.values import resampled as resampled
 from pullback.check.intermediates import keeps_intermediate as keeps_intermediate
+from pullback.check.leftovers import leftovers_of as leftovers_of
+from pullback.check.leftovers import with_leftovers as with_leftovers
 from pullback.check.mismatch import Mismatch as Mismatch
 from pullback.check.mismatch import index_of as index_of
 from pullback.check.mismatch import number as number

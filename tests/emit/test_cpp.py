@@ -401,8 +401,9 @@ def test_outputs_share_no_memory(ops):
     assert len(memory) == 3
 
 
-def test_checker_accepts_the_op(ops):
-    report = pb.check(ops["my_activation"], (torch.randn(4, dtype=torch.float64).requires_grad_(),))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_checker_accepts_the_op(ops, dtype):
+    report = pb.check(ops["my_activation"], (torch.randn(4, dtype=dtype).requires_grad_(),))
 
     assert report.ok, str(report)
 

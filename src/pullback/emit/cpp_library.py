@@ -31,9 +31,12 @@ at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
 }
 
 // The same beside another tensor. In its dtype it need not be converted at every use; lower
-// precisions compute with the number itself.
+// precisions compute with the number itself, and what Python watches takes no other one.
 at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
-  return number(value, other.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+  const bool is_watched = other.key_set().has(c10::DispatchKey::Python) ||
+      c10::impl::TorchDispatchModeTLS::any_modes_set();
+  const bool is_direct = other.scalar_type() == at::kFloat && !is_watched;
+  return number(value, is_direct ? at::kFloat : at::kDouble);
 }""",
     "scalar": """\
 // A number as a tensor of the dtype of another, which it is compared with or chosen beside.
@@ -80,7 +83,11 @@ auto call_op(const char* name, const char* overload, Args&&... args) {
 """What the functions of a file may need, by name."""
 
 NEEDED_BY_HELPER = {
-    "number": ("ATen/ScalarOps.h", "ATen/ops/scalar_tensor.h"),
+    "number": (
+        "ATen/ScalarOps.h",
+        "ATen/ops/scalar_tensor.h",
+        "c10/core/impl/TorchDispatchModeTLS.h",
+    ),
     "scalar": ("ATen/ops/scalar_tensor.h",),
     "floor_of": ("cmath",),
     "power": ("cmath",),
