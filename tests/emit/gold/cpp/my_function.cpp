@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -31,9 +32,12 @@ at::Tensor number(const at::Scalar& value, at::ScalarType dtype) {
 }
 
 // The same beside another tensor. In its dtype it need not be converted at every use; lower
-// precisions compute with the number itself.
+// precisions compute with the number itself, and what Python watches takes no other one.
 at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
-  return number(value, other.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+  const bool is_watched = other.key_set().has(c10::DispatchKey::Python) ||
+      c10::impl::TorchDispatchModeTLS::any_modes_set();
+  const bool is_direct = other.scalar_type() == at::kFloat && !is_watched;
+  return number(value, is_direct ? at::kFloat : at::kDouble);
 }
 
 }  // namespace
