@@ -23,7 +23,7 @@ Cannot see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,26 +84,21 @@ def _outputs(subject: Subject) -> Iterator[Finding]:
     before = subject.beginning
     if not before.is_changed or subject.target.intent.nondeterministic or not subject.is_steady:
         return
-    base, given = subject.base, subject.base.to(torch.float32)
-    for earlier, example in ((base, other_values(base)), (given, base)):
+    base = subject.base
+    single = base.to(torch.float32)
+    for earlier, example, words in (
+        (base, other_values(base), "other values"),
+        (single, base, "the same values in float32"),
+    ):
         with with_leftovers(subject.target, before):
             alone = _held(subject, example)
         with with_leftovers(subject.target, before):
             _held(subject, earlier)
             after = _held(subject, example)
-        for i, (one, two) in enumerate(zip(alone, after, strict=False)):
-            if one.shape == two.shape and not is_close(two, one):
-                index, have, want = worst_of(two, one)
-                yield subject.finding(
-                    RULE,
-                    example=example,
-                    at=f"output {i} at {list(index)}, after a call with {_words(earlier, base)}",
-                    expected=f"{want}, as without that call",
-                    got=have,
-                    why="what an earlier call left is used in this one",
-                    fix="keep nothing from call to call that depends on more than its key",
-                )
-                return
+        found = _other(subject, example, after, alone, f"after a call with {words}")
+        if found is not None:
+            yield found
+            return
 
 
 def _edited(subject: Subject) -> Iterator[Finding]:
@@ -123,27 +118,32 @@ def _edited(subject: Subject) -> Iterator[Finding]:
         alone = subject.run_with(subject.small, tuple(map(_copy, args))).outputs
     except (ForwardRefusedError, RuntimeError):
         return
+    found = _other(subject, subject.small, after, alone, "after the inputs were changed in place")
+    if found is not None:
+        yield found
+
+
+def _other(
+    subject: Subject, example: Example, after: Sequence[Tensor], alone: Sequence[Tensor], when: str
+) -> Finding | None:
+    """A finding for the first output that is not what it is without the calls before it."""
     for i, (two, one) in enumerate(zip(after, alone, strict=False)):
         if can_differ(one) and one.shape == two.shape and not is_close(two, one):
             index, have, want = worst_of(two, one)
-            yield subject.finding(
+            return subject.finding(
                 RULE,
-                example=subject.small,
-                at=f"output {i} at {list(index)}, after the inputs were changed in place",
-                expected=f"{want}, as for new tensors with the same numbers",
+                example=example,
+                at=f"output {i} at {list(index)}, {when}",
+                expected=f"{want}, as without an earlier call",
                 got=have,
-                why="what an earlier call left on a tensor is used in this one",
-                fix="keep nothing on a tensor that its numbers decide, or compare its `_version`",
+                why="what an earlier call left is used in this one",
+                fix="keep nothing from call to call that its key, or a tensor's version, misses",
             )
-            return
+    return None
 
 
 def _copy(arg: Any) -> Any:
     return copy_of(arg) if isinstance(arg, Tensor) else arg
-
-
-def _words(earlier: Example, base: Example) -> str:
-    return "other values" if earlier is base else "the same values in float32"
 
 
 def _held(subject: Subject, example: Example) -> list[Tensor]:
