@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from pullback.run.wrapper import Unread, launch_of, reading_of
+from pullback.run.launches import Unread, launch_of
+from pullback.run.wrapper import reading_of
 
 HEAD = """
 import torch

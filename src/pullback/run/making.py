@@ -325,13 +325,13 @@ def _donates(backend: Any, forward: Compiled) -> bool:
 
 def _unshared(recipe: Recipe, sources: Sequence[Any], made: Sequence[Any]) -> list[int]:
     """Places of saved tensors that forward made for backward alone, each with its own memory."""
-    count, end = recipe.captured.joint.output_count, recipe.captured.joint.output_count
-    end += recipe.saved_count
+    count = recipe.captured.joint.output_count
+    outputs, saved = sources[:count], sources[count : count + recipe.saved_count]
     memory = [x.untyped_storage() if isinstance(x, Tensor) else None for x in made]
     begins = [one and one.data_ptr() for one in memory]
     places = []
-    for place, source in enumerate(sources[count:end]):
-        if source.is_input or source in sources[:count] or sources[count:end].count(source) > 1:
+    for place, source in enumerate(saved):
+        if source.is_input or source in outputs or saved.count(source) > 1:
             continue
         x, own = made[source.place], memory[source.place]
         is_whole = own is not None and own.nbytes() == x.numel() * x.element_size() > 0

@@ -5,14 +5,12 @@ kernels with them, and returns some. For graphs of fixed sizes it consists of a 
 Where it is made of these alone, it is read here, and run without Python (`cpp/`); compiling the
 same graph ahead of time would take a compiler ten seconds more.
 
-A kernel on a CPU is a function of a library. One on a GPU is launched by a function that Inductor
-wrote for its block sizes: that one is run here once, with the launch itself replaced by notes.
+A kernel on a CPU is a function of a library; how one is launched on a GPU, `launches` says.
 """
 
 from __future__ import annotations
 
 import ast
-import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.run.launches import Place, Unread, launch_of
+
 Step = dict[str, Any]
-
-
-class Unread(Exception):
-    """Something in the Python that is none of the known forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +174,11 @@ class _Reader:
         with _Operands(self, values) as sources:
             places = iter(sources)
             given = [
-                one.value if isinstance(one, ast.Constant) else _Place(next(places))
+                one.value if isinstance(one, ast.Constant) else Place(next(places))
                 for one in call.args
             ]
             launch = launch_of(self.space.get(name), given)
-            pointers = [one.register for one in launch.arguments if isinstance(one, _Place)]
+            pointers = [one.register for one in launch.arguments if isinstance(one, Place)]
             facts = {"function": launch.function, "grid": launch.grid, "threads": launch.threads}
             facts |= {"shared": launch.shared, "numbers": launch.numbers()}
             self._step("launch", 0, pointers, **facts)
@@ -264,81 +260,6 @@ class _Operands:
         for place, is_own in self.found:
             if is_own:
                 self.reader._step("drop", place, [])
-
-
-# ---- launches ----
-
-FORMATS = {
-    "i": "<i", "l": "<q", "b": "<b", "h": "<h",
-    "I": "<I", "K": "<Q", "B": "<B", "H": "<H",
-    "f": "<f", "d": "<d",
-}  # fmt: skip
-"""How a number of each of the launcher's types lies in memory."""
-
-POINTER = "O"
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    register: int
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a kernel is launched on a GPU: what the driver is told."""
-
-    function: int
-    grid: tuple[int, int, int]
-    threads: int
-    shared: int
-    types: str
-    arguments: tuple[Any, ...]
-
-    def numbers(self) -> list[int | None]:
-        """Each argument as the eight bytes that hold it; None for the address of a tensor."""
-        pairs = zip(self.types, self.arguments, strict=True)
-        return [None if isinstance(one, _Place) else _eight_bytes(t, one) for t, one in pairs]
-
-
-def _eight_bytes(kind: str, value: Any) -> int:
-    try:
-        packed = b"" if kind == POINTER else struct.pack(FORMATS[kind], value)
-    except struct.error as error:
-        raise Unread(f"{value!r} as {kind}") from error
-    (number,) = struct.unpack("<q", packed.ljust(8, b"\0"))
-    return int(number)
-
-
-def launch_of(kernel: Any, given: Sequence[Any]) -> Launch:
-    """How `kernel.run(*given)` launches its kernel, which is compiled and has one launcher."""
-    try:
-        (launcher,) = kernel.launchers
-        code, space = launcher.__code__, launcher.__globals__
-        static = space["runner"].__self__
-        facts = int(static.function), 32 * int(static.num_warps), int(static.shared)
-        types_ = static.arg_tys
-        scratch = static.has_global_scratch, getattr(static, "has_profile_scratch", False)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Unread("another launcher") from error
-    noted: list[tuple[Any, ...]] = []
-
-    def note(*args: Any) -> None:
-        noted.append(args)
-
-    names = {**space, "runner": note}
-    try:
-        types.FunctionType(code, names, closure=launcher.__closure__)(*given, stream=0)
-    except Exception as error:
-        raise Unread("a launcher that asks for something else") from error
-    if len(noted) != 1:
-        raise Unread("not one launch")
-    x, y, z, _, *arguments = noted[0]
-    more = sum(map(bool, scratch))
-    row = (*arguments, *(None,) * more)
-    if len(row) != len(types_) + more or any(kind not in (*FORMATS, POINTER) for kind in types_):
-        raise Unread("other arguments")
-    function, threads, shared = facts
-    return Launch(function, (x, y, z), threads, shared, types_ + POINTER * more, row)
 
 
 def _is_setting(func: ast.expr) -> bool:

@@ -19,7 +19,7 @@
 
 namespace pullback {
 
-// How a kernel is launched, as `wrapper.Launch` says.
+// How a kernel is launched, as `launches.Launch` says.
 struct Launching {
   void* function = nullptr;
   std::array<unsigned, 3> grid{1, 1, 1};
