@@ -14,6 +14,7 @@ Every name that a module under `check/rules/` takes from another module of ours 
 means the same; what is not here may change without notice. Nothing of ours imports this module.
 """
 
+from pullback.capture.indices import is_index as is_index
 from pullback.check.blamed import wrong_gradients as wrong_gradients
 from pullback.check.boxes import Box as Box
 from pullback.check.boxes import boxed as boxed
@@ -92,7 +93,6 @@ from pullback.check.inputs.shapes import ranks_of as ranks_of
 from pullback.check.inputs.shapes import resized as resized
 from pullback.check.inputs.shapes import sizes_of as sizes_of
 from pullback.check.inputs.shapes import symbols_of as symbols_of
-from pullback.check.inputs.values import is_index as is_index
 from pullback.check.inputs.values import is_permutation as is_permutation
 from pullback.check.inputs.values import resampled as resampled
 from pullback.check.intermediates import keeps_intermediate as keeps_intermediate

@@ -73,8 +73,10 @@ def test_call_on_another_stream_is_right(backend):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sqsin", "norm_block", "mlp", "swiglu"])
-def test_native_node_runs_without_python(name, monkeypatch):
+@pytest.mark.parametrize("size", [4096, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "attention"])
+def test_native_node_runs_without_python(name, dtype, size, monkeypatch):
     if "native" not in available():
         pytest.skip("no native here")
     read = []
@@ -83,23 +85,24 @@ def test_native_node_runs_without_python(name, monkeypatch):
         read.append(wrapper.reading_of(call, row))
         return read[-1]
 
-    monkeypatch.setenv(native.GPU_STEPS, "1")
     monkeypatch.setattr(native, "reading_of", reading_of)
-    args = make_inputs(name, 4096, torch.float32, "cuda")
+    args = make_inputs(name, size, dtype, "cuda")
     combined = pb.combine(PIPELINES[name].nested, *args, backend="native")
-    want = gradients(PIPELINES[name].nested, args)
+    doubled = [x.detach().double() if x.is_floating_point() else x for x in args]
+    exact = [x.requires_grad_(y.requires_grad) for x, y in zip(doubled, args, strict=True)]
+    want = gradients(PIPELINES[name].nested, exact)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.1
     for _ in range(3):
-        torch.testing.assert_close(gradients(combined.apply, args), want, rtol=1e-4, atol=1e-4)
+        for got, wanted in zip(gradients(combined.apply, args), want, strict=True):
+            assert (got - wanted).norm() <= tolerance * wanted.norm()
 
     assert len(read) == 2
     assert None not in read
 
 
-@pytest.mark.parametrize("steps", ["0", "1"])
-def test_thread_that_never_used_the_gpu_launches(steps, monkeypatch):
+def test_thread_that_never_used_the_gpu_launches():
     if "native" not in available():
         pytest.skip("no native here")
-    monkeypatch.setenv(native.GPU_STEPS, steps)
     args = make_inputs("sqsin", 4096, torch.float32, "cuda")
     combined = pb.combine(PIPELINES["sqsin"].nested, *args, backend="native")
     want = gradients(PIPELINES["sqsin"].nested, args)
@@ -109,11 +112,9 @@ def test_thread_that_never_used_the_gpu_launches(steps, monkeypatch):
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("steps", ["0", "1"])
-def test_graph_on_gpu_is_pulled_twice(steps, monkeypatch):
+def test_graph_on_gpu_is_pulled_twice():
     if "native" not in available():
         pytest.skip("no native here")
-    monkeypatch.setenv(native.GPU_STEPS, steps)
     args = make_inputs("mlp", 4096, torch.float32, "cuda")
     combined = pb.combine(PIPELINES["mlp"].nested, *args, backend="native")
     leaves = [x for x in args if x.requires_grad]
@@ -147,3 +148,17 @@ def test_autocast_is_as_written():
 
     assert got.dtype is want.dtype
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_indices_out_of_range_are_not_tried_on_the_gpu(backend):
+    """A capture is tried with other sizes; of fewer classes, most labels would be out of range."""
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    args = make_inputs("cross_entropy", 1 << 20, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES["cross_entropy"].nested, *args, backend=backend)
+
+    got = gradients(combined.apply, args)
+
+    torch.cuda.synchronize()
+    torch.testing.assert_close(got, gradients(PIPELINES["cross_entropy"].nested, args))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from pullback.run import native
 from pullback.run.launches import Unread, launch_of
 from pullback.run.wrapper import reading_of
 
@@ -84,7 +85,37 @@ def test_numbers_among_arguments_have_no_register(call_of):
     assert reading.steps == ()
 
 
+REDUCED = """
+a, b = args
+args.clear()
+buf0 = a[0 * 2 * 3 : (0 + 1) * 2 * 3].view(2, 3).sum(dim=0)
+buf1 = a[1 * 2 * 3 : (1 + 1) * 2 * 3].view(2, 3).amax(dim=0).to(torch.float64)
+buf2 = a[2 * 2 * 3 : (2 + 1) * 2 * 3].view(2, 3).amin(dim=0)
+b.zero_()
+return (buf0, buf1, buf2, )
+"""
+
+
+@pytest.mark.needs_compiler
+def test_last_round_of_a_reduction_runs_as_python(call_of):
+    call, row = call_of(REDUCED), [torch.randn(18), torch.ones(3)]
+    reading = reading_of(call, row)
+
+    facts = reading.device, list(reading.reused), reading.register_count
+    rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
+    got = native.extension().steps(*facts, *rows)([row[0], zeroed := torch.ones(3)])
+
+    for mine, python in zip(got, call(list(row)), strict=True):
+        assert mine.dtype == python.dtype
+        torch.testing.assert_close(mine, python)
+    assert not zeroed.any()
+
+
 UNKNOWN = {
+    "a slice of steps": "a, b = args\nc = a[0:4:2].view(1, 2).sum(dim=0)\nreturn (c, )",
+    "another reduction": "a, b = args\nc = a[0:4].view(2, 2).prod(dim=0)\nreturn (c, )",
+    "another dimension": "a, b = args\nc = a[0:4].view(2, 2).sum(dim=1)\nreturn (c, )",
+    "an open bound": "s, a = args\nc = a[0:s].view(s, 2).sum(dim=0)\nreturn (c, )",
     "an op": "a, b = args\nbuf = torch.ops.aten.sin.default(a)\nreturn (buf, )",
     "an open size": "s, a = args\nb = empty_strided_cpu((s, ), (1, ), torch.int8)\nreturn (b, )",
     "a number for a kernel": "a, b = args\nkernel(a, 4)\nreturn (a, )",

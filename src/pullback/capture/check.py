@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of, resized
+from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import in_order_of, near, normal, picked
@@ -85,9 +86,9 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     least = min([_shapes(own), *others], key=_elements)
     if _elements(least) * 2 > _elements(_shapes(own)):  # nothing much smaller
         least = _shapes(own)
-    check.compare([_drawn(t, s, 2) for t, s in zip(own, least, strict=True)], 2)
-    for seed, shapes in enumerate(others, 3):
-        check.compare([_drawn(t, s, seed) for t, s in zip(own, shapes, strict=True)], seed)
+    for seed, shapes in enumerate([least, *others], 2):
+        row = [_drawn(t, s, seed) for t, s in zip(own, shapes, strict=True)]
+        check.compare(row, seed, is_drawn=True)
     _verify_in_double(captured, program, leaves, least)
 
 
@@ -113,11 +114,12 @@ def _verify_in_double(
         )
     except Exception:
         return  # what runs in single precision only is no fault of the graph
-    if _shapes(tensors) == list(shapes):
-        given = [near(t, 1) for t in tensors]
-    else:
+    is_drawn = _shapes(tensors) != list(shapes)
+    if is_drawn:
         given = [_drawn(t, s, 1) for t, s in zip(tensors, shapes, strict=True)]
-    _Check(again, program).compare(given, 1)
+    else:
+        given = [near(t, 1) for t in tensors]
+    _Check(again, program).compare(given, 1, is_drawn=is_drawn)
 
 
 def _shapes(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
@@ -136,16 +138,26 @@ class _Check:
         self.program = program
         self.shapes = ""
 
-    def compare(self, tensors: Sequence[Tensor], seed: int, *, must_run: bool = False) -> bool:
+    def compare(
+        self,
+        tensors: Sequence[Tensor],
+        seed: int,
+        *,
+        must_run: bool = False,
+        is_drawn: bool = False,
+    ) -> bool:
         """Compare both on `tensors`; False when the program cannot run on them.
 
-        With `must_run`, what the program raises then is raised.
+        With `must_run`, what the program raises then is raised; with `is_drawn`, indices among the
+        tensors may be out of range.
         """
         if not self.captured.serves(tensors):
             return False
         self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
         with _unchanged(self.captured), _seeded(seed):
             try:
+                if is_drawn:
+                    try_indices(self.program, self.captured.fill(tensors))
                 expected, cotangents = self._run_program(tensors, seed)
             except DifferingCaptureError:
                 raise

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.inputs.arguments import indices_of, masks_of
-from pullback.check.inputs.values import is_index
 from pullback.check.mismatch import Mismatch
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, trial_of, trials

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, wide_of, words_of
+from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
+from pullback.check.example import Example, tensors_in, wide_of, words_of
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
@@ -112,9 +113,27 @@ class Subject:
         """Call the target on fresh copies; raises `ForwardRefusedError` where it refuses them."""
         example = self.base if example is None else example
         self.tried["runs"] += 1
+        self._try_indices(example)
         wanted = None if needs is None else frozenset(needs)
         through = self.writes_inputs
         return run(self.target.call, example, self.names, needs=wanted, through_clone=through)
+
+    def _try_indices(self, example: Example) -> None:
+        """Refuse indices that would end all use of the GPU; those that were given are right."""
+        if example is self.given or not has_indices_elsewhere(example.args):
+            return
+        numbers = _sizes_and_indices(example)
+        if numbers in self._right_indices:
+            return
+        try:
+            try_indices(self.target.call, example.args)
+        except Exception as error:
+            raise ForwardRefusedError(error) from error
+        self._right_indices.append(numbers)
+
+    @cached_property
+    def _right_indices(self) -> list[Any]:
+        return [_sizes_and_indices(example) for example in self.examples]
 
     def run_with(self, example: Example, args: tuple[Any, ...]) -> Run:
         """Call the target on these very arguments, made from `example`."""
@@ -270,6 +289,11 @@ class Subject:
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""
         return ", ".join(f"`{self.names[i]}`" for i in positions)
+
+
+def _sizes_and_indices(example: Example) -> list[Any]:
+    tensors = tensors_in(example.args)
+    return [(tuple(t.shape), t.tolist() if is_index(t) else None) for t in tensors]
 
 
 def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:

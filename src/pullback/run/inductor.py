@@ -24,6 +24,7 @@ from pullback.capture.joint import ONE_AT_A_TIME
 from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
 from pullback.run.cache import Entry, clear, entry
+from pullback.run.fusible import fusible
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
 from pullback.run.settle import settle
 
@@ -109,7 +110,8 @@ def _built(
 ) -> tuple[Call, str]:
     place.empty()
     try:
-        settled = settle(graph, row, decompositions(), free_sizes=free_sizes)
+        parts = {**decompositions(), **fusible(row)}
+        settled = settle(graph, row, parts, free_sizes=free_sizes)
         spent = _unreturned(settled.module.graph, donated)
         is_backward = name == "backward"
         lowered = lower(settled, place.folder, is_backward=is_backward, donated=spent)

@@ -6,7 +6,7 @@ torch and Python, which takes a C++ compiler about half a minute, and is kept in
 
 What the node calls is compiled by Inductor as for backend "inductor". Where the Python around the
 kernels can be read (`wrapper.py`), neither forward nor backward runs Python or holds its lock;
-otherwise, and on a GPU unless `PULLBACK_GPU_STEPS=1` asks for it, each is one call of it.
+otherwise each is one call of it.
 
 What a native node is called with, it checks itself: it returns `MISS` for a call that the spec does
 not cover, and has then done nothing.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,9 +30,6 @@ from pullback.run.lean import Lean
 from pullback.run.lean import whole as whole_in_python
 from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
-
-GPU_STEPS = "PULLBACK_GPU_STEPS"
-"""Set to 1, kernels on a GPU are launched from C++ as well. On trial: by default Python does it."""
 
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 _lock = threading.Lock()
@@ -80,8 +76,6 @@ def specialise(
         return inductor.specialise(graph, row, name=name, free_sizes=True)
     call = inductor.compiled(graph, row, name=name, donated=donated)
     if any(isinstance(value, Tensor) and value.is_cuda for value in row):
-        if os.environ.get(GPU_STEPS) != "1":
-            return inductor.realigned(call, row)
         _settle(call, row, donated)
     reading = reading_of(call, row)
     if reading is None:

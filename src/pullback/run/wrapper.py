@@ -142,6 +142,39 @@ class _Reader:
                 self.renamed.add(self._operand(of)[0] if isinstance(of, ast.Name) else -1)
                 self._step("same", self._new(name), [source])
                 self._step("drop", source, [])
+            case ast.Call(func=ast.Attribute(value=inner, attr="to"), args=[dtype], keywords=[]):
+                self._reduce(name, inner, _dtype(dtype))
+            case _:
+                self._reduce(name, value, torch.float32)
+
+    def _reduce(self, name: str, value: ast.expr, dtype: torch.dtype) -> None:
+        """The last round of a reduction: `workspace[start:end].view(rows, columns).sum(dim=0)`."""
+        match value:
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Call(
+                        func=ast.Attribute(
+                            value=ast.Subscript(value=of, slice=ast.Slice(lower=start, step=None)),
+                            attr="view",
+                        ),
+                        args=[rows, columns],
+                        keywords=[],
+                    ),
+                    attr="sum" | "amin" | "amax" as kind,
+                ),
+                args=[],
+                keywords=[ast.keyword(arg="dim", value=ast.Constant(value=0))],
+            ) if start is not None:
+                source, is_own = self._operand(of)
+                offset, sizes = _computed(start), [_computed(rows), _computed(columns)]
+                if is_own:
+                    raise Unread(ast.unparse(value))
+                part = self._new()
+                self._step(
+                    "view", part, [source], sizes=sizes, strides=[sizes[1], 1], offset=offset
+                )
+                self._step(kind, self._new(name), [part], dtype=dtype)
+                self._step("drop", part, [])
             case _:
                 raise Unread(ast.unparse(value))
 
@@ -153,6 +186,8 @@ class _Reader:
                 self._product(name, call)
             case ast.Attribute(value=ast.Name(id=name), attr="run"):
                 self._launch(name, call)
+            case ast.Attribute(value=ast.Name(id=name), attr="zero_") if not call.args:
+                self._step("zero", self._operand(call.func.value)[0], [])
             case _:
                 raise Unread(ast.unparse(call))
 
@@ -281,6 +316,18 @@ def _numbers(value: ast.expr) -> list[int]:
     if not isinstance(numbers, tuple) or not all(type(number) is int for number in numbers):
         raise Unread(ast.unparse(value))
     return list(numbers)
+
+
+def _computed(value: ast.expr) -> int:
+    """A number that is written as sums and products of others."""
+    match value:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _computed(left) * _computed(right)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _computed(left) + _computed(right)
+    raise Unread(ast.unparse(value))
 
 
 def _scale(value: ast.expr) -> float:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example, tensors_in
-from pullback.check.inputs.values import is_index, is_mask
+from pullback.check.inputs.values import is_mask
 
 REDUCTIONS = ("mean", "sum", "none")
 # Numbers whose name says that either sign makes sense.

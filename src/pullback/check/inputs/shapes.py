@@ -14,8 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example, mapped, tensors_in
-from pullback.check.inputs.values import is_index, resampled
+from pullback.check.inputs.values import resampled
 
 Place = tuple[int, int]  # the number of a tensor among all of the example, and its dimension
 

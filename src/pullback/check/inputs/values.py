@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pullback.capture.indices import is_index
+
 Shape = Sequence[int]
 
 
@@ -41,11 +43,6 @@ def is_permutation(tensor: Tensor) -> bool:
     if tensor.dim() != 1 or tensor.numel() < 2 or not is_index(tensor):
         return False
     return torch.equal(tensor.cpu().sort().values, torch.arange(tensor.numel(), dtype=tensor.dtype))
-
-
-def is_index(tensor: Tensor) -> bool:
-    """Whether a tensor holds integers."""
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def is_mask(tensor: Tensor) -> bool:

@@ -5,8 +5,11 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/inductor_ops.h>
 
@@ -22,7 +25,9 @@
 namespace pullback {
 
 struct Step {
-  enum Kind { Empty, View, Same, Drop, Kernel, Launch, Mm, Bmm, Addmm } kind;
+  enum Kind {
+    Empty, View, Same, Zero, Drop, Kernel, Launch, Mm, Bmm, Addmm, Sum, Amin, Amax
+  } kind;
   size_t to = 0;  // the register that it writes, or drops
   std::vector<size_t> from;
   std::vector<int64_t> sizes, strides;
@@ -92,6 +97,9 @@ struct Steps {
       case Step::Same:
         to = from(0);
         break;
+      case Step::Zero:
+        to.zero_();
+        break;
       case Step::Drop:
         to.reset();
         break;
@@ -118,6 +126,15 @@ struct Steps {
       case Step::Addmm:
         at::addmm_out(to, from(0), from(1), from(2), step.beta, step.alpha);
         break;
+      case Step::Sum:
+        to = at::sum(from(0), 0).to(step.dtype);
+        break;
+      case Step::Amin:
+        to = at::amin(from(0), 0).to(step.dtype);
+        break;
+      case Step::Amax:
+        to = at::amax(from(0), 0).to(step.dtype);
+        break;
     }
   }
 };
@@ -127,8 +144,10 @@ struct Steps {
 Step::Kind step_kind(const std::string& word) {
   static const std::unordered_map<std::string, Step::Kind> kinds{
       {"empty", Step::Empty}, {"view", Step::View},     {"same", Step::Same},
-      {"drop", Step::Drop},   {"kernel", Step::Kernel}, {"launch", Step::Launch},
-      {"mm", Step::Mm},       {"bmm", Step::Bmm},       {"addmm", Step::Addmm}};
+      {"zero", Step::Zero},   {"drop", Step::Drop},     {"kernel", Step::Kernel},
+      {"launch", Step::Launch}, {"mm", Step::Mm},       {"bmm", Step::Bmm},
+      {"addmm", Step::Addmm}, {"sum", Step::Sum},       {"amin", Step::Amin},
+      {"amax", Step::Amax}};
   return kinds.at(word);
 }
 

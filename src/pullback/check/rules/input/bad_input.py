@@ -26,8 +26,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example, tensors_in
-from pullback.check.inputs.values import is_index
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example, can_differ, tensors_in
-from pullback.check.inputs.values import is_index
 from pullback.check.others import other_values
 from pullback.check.run import Run
 from pullback.check.saving import saving

@@ -27,13 +27,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.example import Example, can_differ
 from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
-from pullback.check.inputs.values import is_index
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,

@@ -26,8 +26,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example
-from pullback.check.inputs.values import is_index, is_permutation
+from pullback.check.inputs.values import is_permutation
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import is_new, trial_of
 

@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pullback.capture.indices import is_index
 from pullback.check.example import Example, tensors_in
 from pullback.check.inputs.arguments import arguments_of, indices_of
-from pullback.check.inputs.values import is_index
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import Trial, reported, trials
 
