@@ -8,9 +8,10 @@ Functions, over the candidate's: 2.0 means twice as fast as nested. The claims, 
     <= 1k elements  the plan's choice is >= 3 times as fast as torch.compile, >= 2 as nested
     >= 1M elements  the plan's choice is >= 1.00 times as fast as torch.compile, >= 1.5 as nested
 
-(the last two as geometric means over the rows). On a GPU a row also says how many times the limit
-set by the bytes moved the candidates take: inputs read, outputs written, and the same for backward,
-at the speed at which the device copies.
+(the last two as geometric means over the rows). On a GPU the choice is also compared with plain
+ops, and a row says how near the choice comes to the limit set by the bytes moved: inputs read,
+outputs written, and the same for backward, at the speed at which the device copies. `replayed` is
+the choice, recorded as a CUDA graph by `torch.cuda.make_graphed_callables`.
 
 With `--first-call`, the seconds of the first call in fresh processes with empty caches instead:
 that of a combined function takes no longer than that of `torch.compile`.
@@ -63,7 +64,13 @@ TITLES = {
     "chain12": "the chain three times, 12",
     "leapfrog": "ten leapfrog steps, 50",
 }
-CANDIDATES = ("nested", "plain", "by hand", "compile", "combined", "plan")
+CANDIDATES = ("nested", "plain", "by hand", "compile", "combined", "plan", "replayed")
+
+RIVALS = {
+    "cpu": ("nested", "combined", "compile"),
+    "cuda": ("nested", "plain", "combined", "compile"),
+}
+"""What the plan's choice is never slower than, beyond noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ def measure(
     runs["combined"] = pb.combine(pipeline.nested, *args, backend="inductor").apply
     plan = pb.plan(pipeline.nested, *args, budget=budget)
     runs["plan"] = plan.best
+    if device == "cuda":
+        runs["replayed"] = torch.cuda.make_graphed_callables(plan.best, args)
     calls = {key: _pass(run, args) for key, run in runs.items()}
     clock = time.perf_counter if torch.get_num_threads() > 1 else time.thread_time
     clock = _device_time if device == "cuda" else clock
@@ -223,10 +232,12 @@ def shown(rows: list[Row]) -> Table:
 
 def claims(rows: list[Row]) -> list[tuple[str, float, bool]]:
     """Each claim: what it says, what was measured, and whether it holds."""
-    best = [max(r.speedups.get(k, 0) for k in ("nested", "combined", "compile")) for r in rows]
-    worst = max(b / r.speedups["plan"] for b, r in zip(best, rows, strict=True))
-    text = "slowest plan over the best of nested, combined, compile (<= 1.05)"
-    found = [(text, worst, worst <= 1.05)]
+    found = []
+    for device, rivals in RIVALS.items():
+        over = [_over(row, rivals) for row in rows if row.device == device]
+        if over:
+            text = f"slowest plan over the best of {', '.join(rivals)} (<= 1.05)"
+            found.append((text, max(over), max(over) <= 1.05))
     parts = (
         ("<= 1k elements", [r for r in rows if r.size <= 1000], 3.0, 2.0),
         (">= 1M elements", [r for r in rows if r.size >= 1_000_000], 1.0, 1.5),
@@ -244,14 +255,23 @@ def claims(rows: list[Row]) -> list[tuple[str, float, bool]]:
     return found
 
 
+def _over(row: Row, rivals: tuple[str, ...]) -> float:
+    """The plan's time over that of the best of some candidates."""
+    return max(row.speedups.get(key, 0) for key in rivals) / row.speedups["plan"]
+
+
 def markdown(rows: list[Row]) -> str:
-    """The rows as a table for the docs; the plan's time as a multiple of the limit, on a GPU."""
+    """The rows as a table for the docs; on a GPU with the plan's time as a multiple of the limit,
+    and the share of the speed of a copy that this is."""
     heads = ("pipeline", "elements", "threads", "nested", *CANDIDATES[1:], "times limit", "chosen")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [f"{row.speedups[k]:.2f}" if k in row.speedups else "-" for k in CANDIDATES[1:]]
         first = (row.pipeline, f"{row.size:,}", str(row.threads), f"{row.nested:.0f} us")
-        limit = f"{row.nested / row.speedups['plan'] / row.limit:.1f}" if row.limit else "-"
+        limit = "-"
+        if row.limit and row.size >= 1_000_000:  # smaller ones stay in a cache
+            times = row.nested / row.speedups["plan"] / row.limit
+            limit = f"{times:.1f} ({1 / times:.0%})"
         lines.append(f"| {' | '.join((*first, *cells, limit, row.chosen))} |")
     lines += [
         f"\n{'holds' if holds else 'FAILS'}: {text}: {v:.2f}" for text, v, holds in claims(rows)

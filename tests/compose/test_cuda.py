@@ -162,3 +162,66 @@ def test_indices_out_of_range_are_not_tried_on_the_gpu(backend):
 
     torch.cuda.synchronize()
     torch.testing.assert_close(got, gradients(PIPELINES["cross_entropy"].nested, args))
+
+
+# ---- recorded and replayed ----
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "native"])
+@pytest.mark.parametrize("name", ["sqsin", "mlp", "norm_block", "swiglu"])
+def test_calls_are_replayed_from_a_cuda_graph(name, backend):
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    args = make_inputs(name, 4096, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES[name].nested, *args, backend=backend)
+    replayed = torch.cuda.make_graphed_callables(combined.apply, args)
+    for factor in (1.0, 0.5, -2.0):
+        fresh = [(factor * x.detach()).requires_grad_(x.requires_grad) for x in args]
+
+        got = [x.clone() for x in gradients(replayed, fresh)]
+
+        want = gradients(PIPELINES[name].nested, fresh)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+def test_whole_training_step_is_recorded(backend):
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    first, *weights = make_inputs("mlp", 4096, torch.float32, "cuda")
+    x = first.detach().clone()
+    combined = pb.combine(PIPELINES["mlp"].nested, x, *weights, backend=backend)
+
+    def step():
+        loss = combined.apply(x, *weights).square().mean()
+        found = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, found, strict=True):
+                weight -= 0.1 * gradient
+        return loss
+
+    before = [weight.detach().clone() for weight in weights]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = step()
+
+    def begin():
+        with torch.no_grad():
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(value)
+
+    begin()
+    got = []
+    for _ in range(4):
+        graph.replay()
+        got.append(recorded.item())
+    begin()
+
+    assert got == pytest.approx([step().item() for _ in range(4)], rel=1e-4)
+    assert got == sorted(got, reverse=True)
