@@ -57,6 +57,7 @@ TITLES = {
     "norm_block": "layer norm gelu scale add, 4",
     "mlp": "linear gelu linear, 3",
     "swiglu": "swiglu with its 3 linears, 5",
+    "swiglu_core": "silu(gate) up, 2",
     "cross_entropy": "softmax cross-entropy, 2",
     "rmsnorm_rope": "RMS norm and rope, 2",
     "attention": "attention, 4",
@@ -66,6 +67,7 @@ TITLES = {
 }
 CANDIDATES = ("nested", "plain", "by hand", "compile", "combined", "plan", "replayed")
 
+PRODUCTS = ("mlp", "swiglu", "attention")
 RIVALS = {
     "cpu": ("nested", "combined", "compile"),
     "cuda": ("nested", "plain", "combined", "compile"),
@@ -261,17 +263,17 @@ def _over(row: Row, rivals: tuple[str, ...]) -> float:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The rows as a table for the docs; on a GPU with the plan's time as a multiple of the limit,
-    and the share of the speed of a copy that this is."""
-    heads = ("pipeline", "elements", "threads", "nested", *CANDIDATES[1:], "times limit", "chosen")
+    """The rows as a table for the docs; the plan's time as a multiple of the limit, on a GPU."""
+    heads = ("pipeline", "elements", "dtype", "threads", "nested", *CANDIDATES[1:])
+    heads += ("times limit", "chosen")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [f"{row.speedups[k]:.2f}" if k in row.speedups else "-" for k in CANDIDATES[1:]]
-        first = (row.pipeline, f"{row.size:,}", str(row.threads), f"{row.nested:.0f} us")
+        first = (row.pipeline, f"{row.size:,}", row.dtype, str(row.threads))
+        first += (f"{row.nested:.0f} us",)
         limit = "-"
         if row.limit and row.size >= 1_000_000:  # smaller ones stay in a cache
-            times = row.nested / row.speedups["plan"] / row.limit
-            limit = f"{times:.1f} ({1 / times:.0%})"
+            limit = f"{row.nested / row.speedups['plan'] / row.limit:.1f}"
         lines.append(f"| {' | '.join((*first, *cells, limit, row.chosen))} |")
     lines += [
         f"\n{'holds' if holds else 'FAILS'}: {text}: {v:.2f}" for text, v, holds in claims(rows)
@@ -280,25 +282,48 @@ def markdown(rows: list[Row]) -> str:
 
 
 def brief(rows: list[Row]) -> str:
-    """For each number of threads the plan's speed-up over nested, and in brackets compile's."""
+    """For each number of threads, or a GPU, a table of a line per pipeline; and the claims."""
     lines: list[str] = []
-    for threads in sorted({row.threads for row in rows}):
-        found = {(row.pipeline, row.size): row.speedups for row in rows if row.threads == threads}
-        sizes = sorted({size for _, size in found})
-        heads = [f"units, on {threads} thread{'s' * (threads > 1)}", *(f"{n:,}" for n in sizes)]
-        lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        for name, title in TITLES.items():
-            cells = [_brief(found.get((name, size), {})) for size in sizes]
-            lines.append(f"| {' | '.join((title, *cells))} |")
+    for threads in sorted({row.threads for row in rows if row.device == "cpu"}):
+        chosen = [row for row in rows if row.device == "cpu" and row.threads == threads]
+        lines += ["", *_brief(chosen, f"units, on {threads} thread{'s' * (threads > 1)}", _on_cpu)]
+    on_gpu = [row for row in rows if row.device == "cuda"]
+    lines += ["", *_brief(on_gpu, "units", _on_gpu)] if on_gpu else []
     lines += [f"\n{'holds' if ok else 'FAILS'}: {text}: {v:.2f}" for text, v, ok in claims(rows)]
     return "\n".join(lines)
 
 
-def _brief(speedups: dict[str, float]) -> str:
-    if "plan" not in speedups:
-        return "-"
-    compiled = f"{speedups['compile']:.1f}" if "compile" in speedups else "-"
-    return f"{speedups['plan']:.1f} ({compiled})"
+def _brief(rows: list[Row], head: str, cell: Callable[[Row], str]) -> list[str]:
+    found = {(row.pipeline, row.dtype, row.size): cell(row) for row in rows}
+    kinds = sorted({(row.dtype, row.size) for row in rows}, key=lambda k: (k[0] != "float32", k[1]))
+    is_plain = len({dtype for dtype, _ in kinds}) == 1
+    heads = [head, *(f"{size:,}" if is_plain else f"{size:,} {dtype}" for dtype, size in kinds)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name in (name for name in TITLES if any(row.pipeline == name for row in rows)):
+        cells = [found.get((name, *kind), "-") for kind in kinds]
+        lines.append(f"| {' | '.join((TITLES[name], *cells))} |")
+    return lines
+
+
+def _on_cpu(row: Row) -> str:
+    """The plan's speed-up over nested, and in brackets that of torch.compile."""
+    compiled = f"{row.speedups['compile']:.1f}" if "compile" in row.speedups else "-"
+    return f"{row.speedups['plan']:.1f} ({compiled})"
+
+
+def _on_gpu(row: Row) -> str:
+    """The same, with plain ops before torch.compile; then recorded, or the share of the limit."""
+    keys = ("plain", "compile")
+    others = ", ".join(f"{row.speedups[k]:.1f}" if k in row.speedups else "-" for k in keys)
+    more = f"{row.speedups['replayed']:.1f}" if "replayed" in row.speedups else "-"
+    return f"{row.speedups['plan']:.1f} ({others}); {more}{_share(row)}"
+
+
+def _share(row: Row) -> str:
+    """The share of the speed of a copy, where it says something: products of matrices compute."""
+    if not row.limit or row.size < 1_000_000 or row.pipeline in PRODUCTS:
+        return ""
+    return f"; {row.limit * row.speedups['plan'] / row.nested:.0%}"
 
 
 # ---- the first call ----

@@ -164,6 +164,19 @@ def test_indices_out_of_range_are_not_tried_on_the_gpu(backend):
     torch.testing.assert_close(got, gradients(PIPELINES["cross_entropy"].nested, args))
 
 
+def test_saved_tensors_come_back_in_another_layout():
+    if "native" not in available():
+        pytest.skip("no native here")
+    args = make_inputs("cross_entropy", 4096, torch.float32, "cuda")
+    combined = pb.combine(PIPELINES["cross_entropy"].nested, *args, backend="native")
+    want = gradients(PIPELINES["cross_entropy"].nested, args)
+    spread = lambda x: torch.stack([x, x], -1)[..., 0]  # noqa: E731
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, spread):
+            torch.testing.assert_close(gradients(combined.apply, args), want)
+        torch.testing.assert_close(gradients(combined.apply, args), want)
+
+
 # ---- recorded and replayed ----
 
 

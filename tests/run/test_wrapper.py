@@ -1,8 +1,10 @@
 """Inductor's Python as steps: each form that is read, and others that are left alone."""
 
+import gc
 import importlib.util
 import math
 import textwrap
+import weakref
 
 import pytest
 import torch
@@ -216,6 +218,7 @@ def test_launch_is_read(read):
     assert (launch["function"], launch["threads"], launch["shared"]) == (Static.function, 128, 512)
     assert launch["grid"] == (8, 1, 1)
     assert launch["numbers"] == [None, None, 1000, 0]  # the last is the scratch that is not there
+    assert isinstance(launch["owner"], Static)
 
 
 OTHERWISE = {
@@ -255,6 +258,38 @@ def test_numbers_are_packed_as_they_lie(kind, number, bits):
     kernel.launchers = [space["launcher"]]
 
     assert launch_of(kernel, [number]).numbers() == [bits]
+
+
+@pytest.mark.parametrize(
+    "more", ["global_scratch_size", "profile_scratch_size", "_has_tensordesc", "device_agnostic"]
+)
+def test_launcher_that_does_more_is_unread(more):
+    kernel, given = Kernel(), [None, None, 1000, 128]
+    static = kernel.launchers[0].__globals__["runner"].__self__
+    setattr(static, more, 0)
+    launch_of(kernel, given)
+    setattr(static, more, 16)
+
+    with pytest.raises(Unread, match="more than to launch"):
+        launch_of(kernel, given)
+
+
+@pytest.mark.needs_compiler
+def test_kernel_lives_as_long_as_the_steps(read):
+    """The launcher of some versions of torch unloads its kernel when it ends."""
+    kernel = Kernel()
+    ended = weakref.ref(kernel.launchers[0].__globals__["runner"].__self__)
+    reading = read(GPU, kernel)
+    rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
+    steps = native.extension().steps(reading.device, [], reading.register_count, *rows)
+    del kernel, reading, rows
+    gc.collect()
+    assert ended() is not None
+
+    del steps
+    gc.collect()
+
+    assert ended() is None
 
 
 def test_kernel_of_another_form_is_unread():

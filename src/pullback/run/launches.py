@@ -26,6 +26,9 @@ FORMATS = {
 
 POINTER = "O"
 
+_MORE = ("global_scratch_size", "profile_scratch_size", "_has_tensordesc", "device_agnostic")
+"""What newer launchers do besides: make memory for the kernel, describe tensors, choose devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -36,8 +39,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a kernel is launched on a GPU: what the driver is told."""
+    """How a kernel is launched on a GPU: what the driver is told.
 
+    `owner` is whose end is the end of the kernel.
+    """
+
+    owner: Any
     function: int
     grid: tuple[int, int, int]
     threads: int
@@ -69,6 +76,8 @@ def launch_of(kernel: Any, given: Sequence[Any]) -> Launch:
         facts = int(static.function), 32 * int(static.num_warps), int(static.shared)
         types_ = static.arg_tys
         scratch = static.has_global_scratch, getattr(static, "has_profile_scratch", False)
+        if any(getattr(static, name, None) for name in _MORE):
+            raise Unread("a launcher that does more than to launch")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unread("another launcher") from error
     noted: list[tuple[Any, ...]] = []
@@ -89,4 +98,4 @@ def launch_of(kernel: Any, given: Sequence[Any]) -> Launch:
     if len(row) != len(types_) + more or any(kind not in (*FORMATS, POINTER) for kind in types_):
         raise Unread("other arguments")
     function, threads, shared = facts
-    return Launch(function, (x, y, z), threads, shared, types_ + POINTER * more, row)
+    return Launch(static, function, (x, y, z), threads, shared, types_ + POINTER * more, row)

@@ -202,7 +202,8 @@ def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, list[Any]
         found = [Layout.of(tensor, needs=False) for tensor in row[: spec.read]]
         kept = spec.kept or found
         if spec.demands == EXACT and list(kept) != found:  # hooks gave them back in another layout
-            row = [*map(_like, kept), *row[spec.read :]]
+            # It may be run with these: an index out of range would end all use of a GPU.
+            row = [*(_like(one).zero_() for one in kept), *row[spec.read :]]
         return spec.backward(row), [_row(one) for one in kept]
 
     return begin

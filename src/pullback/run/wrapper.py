@@ -215,7 +215,7 @@ class _Reader:
             launch = launch_of(self.space.get(name), given)
             pointers = [one.register for one in launch.arguments if isinstance(one, Place)]
             facts = {"function": launch.function, "grid": launch.grid, "threads": launch.threads}
-            facts |= {"shared": launch.shared, "numbers": launch.numbers()}
+            facts |= {"shared": launch.shared, "numbers": launch.numbers(), "owner": launch.owner}
             self._step("launch", 0, pointers, **facts)
 
     def _require_device(self, call: ast.expr, name: str) -> None:

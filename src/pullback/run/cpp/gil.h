@@ -6,6 +6,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <memory>
+
 namespace pullback {
 
 struct HoldGil {
@@ -38,5 +40,14 @@ struct Owned {
   ~Owned() { Py_DECREF(object); }
   PyObject* object;
 };
+
+// A reference that may end on a thread without the GIL, or after Python.
+std::shared_ptr<PyObject> shared_of(PyObject* object) {
+  return {Py_NewRef(object), [](PyObject* owned) {
+            if (!Py_IsInitialized()) return;
+            const HoldGil gil;
+            Py_DECREF(owned);
+          }};
+}
 
 }  // namespace pullback

@@ -14,13 +14,17 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <vector>
+
+#include "gil.h"
 
 namespace pullback {
 
 // How a kernel is launched, as `launches.Launch` says.
 struct Launching {
+  std::shared_ptr<PyObject> owner;  // whose end is the end of the kernel
   void* function = nullptr;
   std::array<unsigned, 3> grid{1, 1, 1};
   unsigned threads = 0, shared = 0;
@@ -29,6 +33,7 @@ struct Launching {
 
 Launching launching_of(const py::dict& row) {
   Launching launching;
+  launching.owner = shared_of(py::object(row["owner"]).ptr());
   launching.function = reinterpret_cast<void*>(py::cast<uintptr_t>(row["function"]));
   launching.grid = py::cast<std::array<unsigned, 3>>(row["grid"]);
   launching.threads = py::cast<unsigned>(row["threads"]);
