@@ -135,7 +135,7 @@ def measure(
         speedups={key: 1 / one.ratio(nested) for key, one in timings.items()},
         spreads={key: one.spread(nested) for key, one in timings.items()},
         chosen=_chosen(plan),
-        limit=_limit(args, calls, device),
+        limit=_limit(args, pipeline.plain(*args)) if device == "cuda" else None,
     )
 
 
@@ -183,19 +183,20 @@ def _pass(run: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], None]:
     return call
 
 
-def _limit(args: tuple[Any, ...], calls: Any, device: str) -> float | None:
+def _limit(args: tuple[Any, ...], made: Any) -> float:
     """Microseconds that moving the bytes takes: inputs twice, gradients once, outputs twice."""
-    if device != "cuda":
-        return None
-    large = max(args, key=lambda x: x.numel())
-    source, target = torch.empty(1 << 28, device=device), torch.empty(1 << 28, device=device)
-
+    source, target = torch.empty(1 << 28, device="cuda"), torch.empty(1 << 28, device="cuda")
     copy = {"copy": lambda: target.copy_(source)}
     timing = interleave(copy, rounds=5, seconds=0.02, clock=_device_time)
-    speed = 2 * source.nbytes / timing["copy"].median
+    return moved(args, made) * timing["copy"].median / (2 * source.nbytes) * 1e6
+
+
+def moved(args: tuple[Any, ...], made: Any) -> int:
+    """The bytes that forward and backward read and write at least."""
     inputs = sum(x.nbytes for x in args)
     gradients = sum(x.nbytes for x in args if x.requires_grad)
-    return (2 * inputs + gradients + 2 * large.nbytes) / speed * 1e6
+    outputs = sum(y.nbytes for y in ((made,) if isinstance(made, Tensor) else made))
+    return 2 * inputs + gradients + 2 * outputs
 
 
 # ---- keeping ----

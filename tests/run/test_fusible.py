@@ -3,8 +3,12 @@
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from pullback.run.fusible import fusible, scatter_src
+import pullback as pb
+from benchmarks.pipelines import PIPELINES, make_inputs
+from pullback.run.fusible import fusible, merge_sums, scatter_src
+from pullback.run.settle import settle
 
 aten = torch.ops.aten
 
@@ -41,10 +45,6 @@ def test_scatters_on_a_cpu_stay():
 
 @pytest.mark.needs_cuda
 def test_settled_graph_on_a_gpu_has_no_scatter():
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from pullback.run.settle import settle
-
     def backward(index, cotangent):
         zeros = cotangent.new_zeros(3, 5)
         return (zeros.scatter(1, index, cotangent.expand(3, 1)),)
@@ -55,3 +55,124 @@ def test_settled_graph_on_a_gpu_has_no_scatter():
 
     assert "scatter" not in settled.module.code
     torch.testing.assert_close(settled.module(*row), backward(*row))
+
+
+# ---- sums ----
+
+
+def merged(program, *row):
+    """The graph of a program with its sums merged, and how many sums are left."""
+    settled = settle(make_fx(program)(*row).graph, row, {})
+    merge_sums(settled)
+    settled.module.graph.lint()
+    sums = [n for n in settled.module.graph.nodes if "aten.sum" in str(n.target)]
+    assert all("val" in n.meta for n in settled.module.graph.nodes if n.op == "call_function")
+    return settled.module, len(sums)
+
+
+def loop(x, k):
+    total = 0
+    for _ in range(5):
+        x = (x * k).sin()
+        total = total + x.sum(0)
+    return (total,)
+
+
+def shared(x, k):
+    first = x.sum()
+    return (first + (x * k).sum() + first + x.exp().sum(),)
+
+
+def two(x, k):
+    return x.sum(0) + k.sum(0), (x * k).sum(1, keepdim=True) + x.exp().sum(1, keepdim=True)
+
+
+def with_more(x, k):
+    return (2 + x.sum(0) + k[0] + k.sum(0) + (3 + (k[1] + x.exp().sum(0)) + k[2]),)
+
+
+def broadcast(x, k):
+    return (x.sum(0) + (k + x.exp().sum(0)),)
+
+
+def doubled(x, k):
+    total = x.sum() + k.sum()
+    for _ in range(40):
+        total = total + total
+    return (total,)
+
+
+@pytest.mark.parametrize(
+    ("program", "dtype", "left"),
+    [
+        (loop, torch.float64, 1),
+        (shared, torch.float64, 1),
+        (two, torch.float64, 2),
+        (with_more, torch.float64, 1),
+        (broadcast, torch.float64, 1),
+        (doubled, torch.float64, 1),
+        (doubled, torch.int64, 1),
+        (doubled, torch.complex128, 1),
+    ],
+)
+def test_sum_of_sums_is_one_sum(program, dtype, left):
+    row = [torch.randint(-3, 4, (4, 5)).to(dtype) for _ in range(2)]
+    module, count = merged(program, *row)
+
+    assert count == left
+    for got, want in zip(module(*row), program(*row), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+
+
+def seen(x, k):
+    first = x.sum()
+    return first + k.sum(), first.exp()
+
+
+def of_other_dims(x, k):
+    return (x.sum(0) + k.t().sum(1),)
+
+
+def weighted(x, k):
+    return (torch.add(x.sum(), k.sum(), alpha=2),)
+
+
+def of_a_sum(x, k):
+    return (x.sum(0).sum() + k.sum(0).sum(),)
+
+
+def with_a_number(x, k):
+    return (x.sum() + 1,)
+
+
+@pytest.mark.parametrize(
+    ("program", "left"),
+    [
+        (seen, 2),
+        (of_other_dims, 2),
+        (weighted, 2),
+        (of_a_sum, 3),
+        (with_a_number, 1),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_other_sums_stay(program, left):
+    row = [torch.randn(4, 5, dtype=torch.float64) for _ in range(2)]
+    module, count = merged(program, *row)
+
+    assert count == left
+    torch.testing.assert_close(module(*row), program(*row))
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+def test_gradient_of_what_every_step_uses_is_right(backend):
+    args = make_inputs("leapfrog", 1000, torch.float64)
+    program = PIPELINES["leapfrog"].nested
+    combined = pb.combine(program, *args, backend=backend)
+    for run in (combined.apply, combined.apply):
+        got = torch.autograd.grad(sum(y.sum() for y in run(*args)), args)
+        want = torch.autograd.grad(sum(y.sum() for y in program(*args)), args)
+
+        torch.testing.assert_close(got, want)

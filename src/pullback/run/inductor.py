@@ -24,7 +24,7 @@ from pullback.capture.joint import ONE_AT_A_TIME
 from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
 from pullback.run.cache import Entry, clear, entry
-from pullback.run.fusible import fusible
+from pullback.run.fusible import FORMS, fusible, merge_sums
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
 from pullback.run.settle import settle
 
@@ -112,6 +112,7 @@ def _built(
     try:
         parts = {**decompositions(), **fusible(row)}
         settled = settle(graph, row, parts, free_sizes=free_sizes)
+        merge_sums(settled)
         spent = _unreturned(settled.module.graph, donated)
         is_backward = name == "backward"
         lowered = lower(settled, place.folder, is_backward=is_backward, donated=spent)
@@ -167,7 +168,7 @@ def _in_one_line(error: BaseException) -> str:
 def origin_of(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) -> str:
     """All that the compiled code depends on, besides torch and the machine."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    lines = [f"{name} {free_sizes} {threads} {strict} {sorted(SETTINGS.items())}"]
+    lines = [f"{name} {free_sizes} {threads} {strict} {sorted(SETTINGS.items())} {FORMS}"]
     lines += [_layout(value) for value in row]
     lines += [f"{n.op} {n.name} {_target(n)} {n.args} {n.kwargs}" for n in graph.nodes]
     lines += [f"{n.name} {_kind(n.meta['val'])}" for n in graph.nodes if is_opaque(n)]
