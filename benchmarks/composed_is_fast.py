@@ -289,7 +289,8 @@ def brief(rows: list[Row]) -> str:
         chosen = [row for row in rows if row.device == "cpu" and row.threads == threads]
         lines += ["", *_brief(chosen, f"units, on {threads} thread{'s' * (threads > 1)}", _on_cpu)]
     on_gpu = [row for row in rows if row.device == "cuda"]
-    lines += ["", *_brief(on_gpu, "units", _on_gpu)] if on_gpu else []
+    for head, cell in _GPU_TABLES.items() if on_gpu else ():
+        lines += ["", *_brief(on_gpu, head, cell)]
     lines += [f"\n{'holds' if ok else 'FAILS'}: {text}: {v:.2f}" for text, v, ok in claims(rows)]
     return "\n".join(lines)
 
@@ -313,18 +314,25 @@ def _on_cpu(row: Row) -> str:
 
 
 def _on_gpu(row: Row) -> str:
-    """The same, with plain ops before torch.compile; then recorded, or the share of the limit."""
+    """The same, with plain ops before torch.compile."""
     keys = ("plain", "compile")
     others = ", ".join(f"{row.speedups[k]:.1f}" if k in row.speedups else "-" for k in keys)
-    more = f"{row.speedups['replayed']:.1f}" if "replayed" in row.speedups else "-"
-    return f"{row.speedups['plan']:.1f} ({others}); {more}{_share(row)}"
+    return f"{row.speedups['plan']:.1f} ({others})"
+
+
+def _replayed(row: Row) -> str:
+    """The speed-up of the choice that was recorded."""
+    return f"{row.speedups['replayed']:.1f}" if "replayed" in row.speedups else "-"
 
 
 def _share(row: Row) -> str:
     """The share of the speed of a copy, where it says something: products of matrices compute."""
     if not row.limit or row.size < 1_000_000 or row.pipeline in PRODUCTS:
-        return ""
-    return f"; {row.limit * row.speedups['plan'] / row.nested:.0%}"
+        return "-"
+    return f"{row.limit * row.speedups['plan'] / row.nested:.0%}"
+
+
+_GPU_TABLES = {"units": _on_gpu, "recorded": _replayed, "share of a copy's speed": _share}
 
 
 # ---- the first call ----
