@@ -177,6 +177,19 @@ def test_saved_tensors_come_back_in_another_layout():
         torch.testing.assert_close(gradients(combined.apply, args), want)
 
 
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+def test_large_sums_are_in_double_precision(backend):
+    if backend not in available():
+        pytest.skip(f"no {backend} here")
+    args = make_inputs("norm_block", 1 << 23, torch.float64, "cuda")
+    combined = pb.combine(PIPELINES["norm_block"].nested, *args, backend=backend)
+
+    got = gradients(combined.apply, args)
+
+    want = gradients(PIPELINES["norm_block"].nested, args)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 # ---- recorded and replayed ----
 
 

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pullback.derive.recipe import compiled, parts_of
 from pullback.errors import CaptureError
 from pullback.run import inductor, lower, toolchain
 from pullback.run.inductor import absence, specialise
+from pullback.run.settle import settle
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -381,6 +383,24 @@ def test_unrolled_loop_is_compiled():
     """Ten leapfrog steps: minutes, if each op were written into all that use it."""
     assert benchmarks.pipelines.STEPS == 10
     assert_as_eager(PIPELINES["leapfrog"].nested, *make_inputs("leapfrog", 100, torch.float64))
+
+
+@pytest.mark.parametrize(("dtype", "is_mixed"), [(torch.float64, False), (torch.float32, True)])
+def test_sums_of_double_precision_stay_so(dtype, is_mixed, monkeypatch, tmp_path):
+    """Where one kernel sums over rows and columns, it keeps partial sums in single precision."""
+    inside = lower._torch()
+    seen = []
+
+    def compiles(*args, **kwargs):
+        seen.append(getattr(inside.config.triton, "mix_order_reduction", is_mixed))
+        return SimpleNamespace(current_callable=None)
+
+    monkeypatch.setattr(inside, "compile", compiles)
+    row = [torch.randn(3, dtype=dtype), torch.randn(3, dtype=dtype)]
+    (graph, _), _ = graphs_of(layered, row)
+    lower.lower(settle(graph, row, {}), tmp_path, is_backward=False)
+
+    assert seen == [is_mixed]
 
 
 def test_growth_of_a_loop_is_seen():

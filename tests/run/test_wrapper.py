@@ -99,8 +99,9 @@ return (buf0, buf1, buf2, )
 
 
 @pytest.mark.needs_compiler
-def test_last_round_of_a_reduction_runs_as_python(call_of):
-    call, row = call_of(REDUCED), [torch.randn(18), torch.ones(3)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_last_round_of_a_reduction_runs_as_python(dtype, call_of):
+    call, row = call_of(REDUCED), [torch.randn(18).to(dtype), torch.ones(3)]
     reading = reading_of(call, row)
 
     facts = reading.device, list(reading.reused), reading.register_count

@@ -163,10 +163,17 @@ def _compile(settled: Settled, *, is_backward: bool) -> Any:
     more: dict[str, Any] = {}
     if _growth(module.graph) >= _GROWTH:
         more["realize_opcount_threshold"] = _OPS
+    if any(_is_double(node) for node in module.graph.nodes):
+        more["triton.mix_order_reduction"] = False  # it sums in single precision on the way
     if settled.stage.dynamic and torch.torch_version.TorchVersion(torch.__version__) >= "2.14":
         more["size_asserts"] = True  # since then, sizes are read from arguments for these alone
     with _settings(**more):
         return _torch().compile(module, list(settled.arguments), is_backward=is_backward)
+
+
+def _is_double(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float64
 
 
 _GROWTH, _OPS = 1000, 8

@@ -143,11 +143,16 @@ class _Reader:
                 self._step("same", self._new(name), [source])
                 self._step("drop", source, [])
             case ast.Call(func=ast.Attribute(value=inner, attr="to"), args=[dtype], keywords=[]):
-                self._reduce(name, inner, _dtype(dtype))
+                wide = self._new()
+                self._reduce(wide, inner)
+                self._step("cast", self._new(name), [wide], dtype=_dtype(dtype))
+                self._step("drop", wide, [])
             case _:
-                self._reduce(name, value, torch.float32)
+                place = self._new()
+                self._reduce(place, value)
+                self.places[name] = place
 
-    def _reduce(self, name: str, value: ast.expr, dtype: torch.dtype) -> None:
+    def _reduce(self, to: int, value: ast.expr) -> None:
         """The last round of a reduction: `workspace[start:end].view(rows, columns).sum(dim=0)`."""
         match value:
             case ast.Call(
@@ -173,7 +178,7 @@ class _Reader:
                 self._step(
                     "view", part, [source], sizes=sizes, strides=[sizes[1], 1], offset=offset
                 )
-                self._step(kind, self._new(name), [part], dtype=dtype)
+                self._step(kind, to, [part])
                 self._step("drop", part, [])
             case _:
                 raise Unread(ast.unparse(value))

@@ -26,7 +26,7 @@ namespace pullback {
 
 struct Step {
   enum Kind {
-    Empty, View, Same, Zero, Drop, Kernel, Launch, Mm, Bmm, Addmm, Sum, Amin, Amax
+    Empty, View, Same, Cast, Zero, Drop, Kernel, Launch, Mm, Bmm, Addmm, Sum, Amin, Amax
   } kind;
   size_t to = 0;  // the register that it writes, or drops
   std::vector<size_t> from;
@@ -97,6 +97,9 @@ struct Steps {
       case Step::Same:
         to = from(0);
         break;
+      case Step::Cast:
+        to = from(0).to(step.dtype);
+        break;
       case Step::Zero:
         to.zero_();
         break;
@@ -127,13 +130,13 @@ struct Steps {
         at::addmm_out(to, from(0), from(1), from(2), step.beta, step.alpha);
         break;
       case Step::Sum:
-        to = at::sum(from(0), 0).to(step.dtype);
+        to = at::sum(from(0), 0);
         break;
       case Step::Amin:
-        to = at::amin(from(0), 0).to(step.dtype);
+        to = at::amin(from(0), 0);
         break;
       case Step::Amax:
-        to = at::amax(from(0), 0).to(step.dtype);
+        to = at::amax(from(0), 0);
         break;
     }
   }
@@ -144,10 +147,10 @@ struct Steps {
 Step::Kind step_kind(const std::string& word) {
   static const std::unordered_map<std::string, Step::Kind> kinds{
       {"empty", Step::Empty}, {"view", Step::View},     {"same", Step::Same},
-      {"zero", Step::Zero},   {"drop", Step::Drop},     {"kernel", Step::Kernel},
-      {"launch", Step::Launch}, {"mm", Step::Mm},       {"bmm", Step::Bmm},
-      {"addmm", Step::Addmm}, {"sum", Step::Sum},       {"amin", Step::Amin},
-      {"amax", Step::Amax}};
+      {"cast", Step::Cast},   {"zero", Step::Zero},     {"drop", Step::Drop},
+      {"kernel", Step::Kernel}, {"launch", Step::Launch}, {"mm", Step::Mm},
+      {"bmm", Step::Bmm},     {"addmm", Step::Addmm},   {"sum", Step::Sum},
+      {"amin", Step::Amin},   {"amax", Step::Amax}};
   return kinds.at(word);
 }
 
