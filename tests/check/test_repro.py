@@ -194,7 +194,7 @@ PLANTED = {
         "untyped_storage().data_ptr()",
     ),
     "Python's random numbers": (
-        op(RIGHT, "x * w * __import__('random').random()"),
+        op(RIGHT, "x * w * 2.0 ** __import__('random').uniform(0, 100)"),
         (X, W),
         "checkpoint-differs",
         "set_checkpoint_early_stop(False)",
