@@ -12,7 +12,10 @@ from tests.check.subjects import normal, subject
 @pytest.fixture
 def calls(monkeypatch):
     """Integers count as if they were on a GPU; the list of what the function was called with."""
-    has = lambda args: any(indices.is_index(x) for x in args if isinstance(x, torch.Tensor))  # noqa: E731
+
+    def has(args):
+        return any(indices.is_index(x) for x in args if isinstance(x, torch.Tensor))
+
     monkeypatch.setattr(indices, "has_indices_elsewhere", has)
     monkeypatch.setattr(subjects, "has_indices_elsewhere", has)
     return []

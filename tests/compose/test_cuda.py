@@ -14,6 +14,13 @@ pytestmark = pytest.mark.needs_cuda
 NAMES = [name for name in PIPELINES if name != "leapfrog"]
 
 
+def combined_by(backend, program, *args):
+    """The program as one node on a backend; the test is skipped where that is absent."""
+    if backend not in (*available(), "auto"):
+        pytest.skip(f"no {backend} here")
+    return pb.combine(program, *args, backend=backend)
+
+
 def gradients(run, args):
     out = run(*args)
     outs = (out,) if isinstance(out, torch.Tensor) else out
@@ -24,10 +31,8 @@ def gradients(run, args):
 @pytest.mark.parametrize("backend", ["eager", "inductor", "native"])
 @pytest.mark.parametrize("name", NAMES)
 def test_combined_is_as_written(name, backend):
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     args = make_inputs(name, 4096, torch.float64, "cuda")
-    combined = pb.combine(PIPELINES[name].nested, *args, backend=backend)
+    combined = combined_by(backend, PIPELINES[name].nested, *args)
     for _ in range(2):
         got = gradients(combined.apply, args)
 
@@ -37,10 +42,8 @@ def test_combined_is_as_written(name, backend):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor", "native"])
 def test_strided_and_offset_tensors_are_right(backend):
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     x, y = make_inputs("sqsin", 4096, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES["sqsin"].nested, x, y, backend=backend)
+    combined = combined_by(backend, PIPELINES["sqsin"].nested, x, y)
     combined.apply(x, y).sum().backward()
     views = [
         (x.detach()[1:], y.detach()[1:]),
@@ -58,10 +61,8 @@ def test_strided_and_offset_tensors_are_right(backend):
 
 @pytest.mark.parametrize("backend", ["inductor", "native"])
 def test_call_on_another_stream_is_right(backend):
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     args = make_inputs("norm_block", 1 << 20, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES["norm_block"].nested, *args, backend=backend)
+    combined = combined_by(backend, PIPELINES["norm_block"].nested, *args)
     want = gradients(PIPELINES["norm_block"].nested, args)
     combined.apply(*args).sum().backward()
     stream = torch.cuda.Stream()
@@ -77,8 +78,6 @@ def test_call_on_another_stream_is_right(backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "attention"])
 def test_native_node_runs_without_python(name, dtype, size, monkeypatch):
-    if "native" not in available():
-        pytest.skip("no native here")
     read = []
 
     def reading_of(call, row):
@@ -87,7 +86,7 @@ def test_native_node_runs_without_python(name, dtype, size, monkeypatch):
 
     monkeypatch.setattr(native, "reading_of", reading_of)
     args = make_inputs(name, size, dtype, "cuda")
-    combined = pb.combine(PIPELINES[name].nested, *args, backend="native")
+    combined = combined_by("native", PIPELINES[name].nested, *args)
     doubled = [x.detach().double() if x.is_floating_point() else x for x in args]
     exact = [x.requires_grad_(y.requires_grad) for x, y in zip(doubled, args, strict=True)]
     want = gradients(PIPELINES[name].nested, exact)
@@ -101,10 +100,8 @@ def test_native_node_runs_without_python(name, dtype, size, monkeypatch):
 
 
 def test_thread_that_never_used_the_gpu_launches():
-    if "native" not in available():
-        pytest.skip("no native here")
     args = make_inputs("sqsin", 4096, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES["sqsin"].nested, *args, backend="native")
+    combined = combined_by("native", PIPELINES["sqsin"].nested, *args)
     want = gradients(PIPELINES["sqsin"].nested, args)
     gradients(combined.apply, args)
     with ThreadPool(4) as pool:
@@ -113,10 +110,8 @@ def test_thread_that_never_used_the_gpu_launches():
 
 
 def test_graph_on_gpu_is_pulled_twice():
-    if "native" not in available():
-        pytest.skip("no native here")
     args = make_inputs("mlp", 4096, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES["mlp"].nested, *args, backend="native")
+    combined = combined_by("native", PIPELINES["mlp"].nested, *args)
     leaves = [x for x in args if x.requires_grad]
     for _ in range(2):
         out = combined.apply(*args).square().sum()
@@ -128,7 +123,7 @@ def test_graph_on_gpu_is_pulled_twice():
 def test_calls_on_cpu_and_gpu_alternate():
     x, y = make_inputs("sqsin", 100, torch.float32, "cuda")
     a, b = make_inputs("sqsin", 100)
-    combined = pb.combine(PIPELINES["sqsin"].nested, x, y, backend="auto")
+    combined = combined_by("auto", PIPELINES["sqsin"].nested, x, y)
     for args in ((x, y), (a, b), (x, y), (a, b)):
         torch.testing.assert_close(
             gradients(combined.apply, args), gradients(PIPELINES["sqsin"].nested, args)
@@ -153,10 +148,8 @@ def test_autocast_is_as_written():
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_indices_out_of_range_are_not_tried_on_the_gpu(backend):
     """A capture is tried with other sizes; of fewer classes, most labels would be out of range."""
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     args = make_inputs("cross_entropy", 1 << 20, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES["cross_entropy"].nested, *args, backend=backend)
+    combined = combined_by(backend, PIPELINES["cross_entropy"].nested, *args)
 
     got = gradients(combined.apply, args)
 
@@ -165,12 +158,13 @@ def test_indices_out_of_range_are_not_tried_on_the_gpu(backend):
 
 
 def test_saved_tensors_come_back_in_another_layout():
-    if "native" not in available():
-        pytest.skip("no native here")
     args = make_inputs("cross_entropy", 4096, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES["cross_entropy"].nested, *args, backend="native")
+    combined = combined_by("native", PIPELINES["cross_entropy"].nested, *args)
     want = gradients(PIPELINES["cross_entropy"].nested, args)
-    spread = lambda x: torch.stack([x, x], -1)[..., 0]  # noqa: E731
+
+    def spread(x):
+        return torch.stack([x, x], -1)[..., 0]
+
     for _ in range(2):
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, spread):
             torch.testing.assert_close(gradients(combined.apply, args), want)
@@ -179,10 +173,8 @@ def test_saved_tensors_come_back_in_another_layout():
 
 @pytest.mark.parametrize("backend", ["inductor", "native"])
 def test_large_sums_are_in_double_precision(backend):
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     args = make_inputs("norm_block", 1 << 23, torch.float64, "cuda")
-    combined = pb.combine(PIPELINES["norm_block"].nested, *args, backend=backend)
+    combined = combined_by(backend, PIPELINES["norm_block"].nested, *args)
 
     got = gradients(combined.apply, args)
 
@@ -196,10 +188,8 @@ def test_large_sums_are_in_double_precision(backend):
 @pytest.mark.parametrize("backend", ["eager", "inductor", "native"])
 @pytest.mark.parametrize("name", ["sqsin", "mlp", "norm_block", "swiglu"])
 def test_calls_are_replayed_from_a_cuda_graph(name, backend):
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     args = make_inputs(name, 4096, torch.float32, "cuda")
-    combined = pb.combine(PIPELINES[name].nested, *args, backend=backend)
+    combined = combined_by(backend, PIPELINES[name].nested, *args)
     replayed = torch.cuda.make_graphed_callables(combined.apply, args)
     for factor in (1.0, 0.5, -2.0):
         fresh = [(factor * x.detach()).requires_grad_(x.requires_grad) for x in args]
@@ -212,11 +202,9 @@ def test_calls_are_replayed_from_a_cuda_graph(name, backend):
 
 @pytest.mark.parametrize("backend", ["inductor", "native"])
 def test_whole_training_step_is_recorded(backend):
-    if backend not in available():
-        pytest.skip(f"no {backend} here")
     first, *weights = make_inputs("mlp", 4096, torch.float32, "cuda")
     x = first.detach().clone()
-    combined = pb.combine(PIPELINES["mlp"].nested, x, *weights, backend=backend)
+    combined = combined_by(backend, PIPELINES["mlp"].nested, x, *weights)
 
     def step():
         loss = combined.apply(x, *weights).square().mean()

@@ -148,9 +148,7 @@ class _Reader:
                 self._step("cast", self._new(name), [wide], dtype=_dtype(dtype))
                 self._step("drop", wide, [])
             case _:
-                place = self._new()
-                self._reduce(place, value)
-                self.places[name] = place
+                self._reduce(self._new(name), value)
 
     def _reduce(self, to: int, value: ast.expr) -> None:
         """The last round of a reduction: `workspace[start:end].view(rows, columns).sum(dim=0)`."""
