@@ -454,3 +454,25 @@ class GradientDtypeWarning(PullbackWarning):
 
     code = "W305"
     name = "gradient-dtype"
+
+
+class UncompiledWarning(PullbackWarning):
+    """A call of something composed for a compiling backend ran without compiled code.
+
+    It is right, and slower than it could be. Said once for each reason; `explain()` counts the
+    calls. To hear nothing of it: `warnings.simplefilter("ignore", UncompiledWarning)`.
+    """
+
+    code = "W501"
+    name = "uncompiled-call"
+
+
+class WrongCodeWarning(PullbackWarning):
+    """Compiled code was seen to compute something else than the program, and is not used.
+
+    Each node is compared with its eager recipe at its first call (`verify=False` switches that
+    off). Calls of that kind run eagerly from then on, so their results are right.
+    """
+
+    code = "W502"
+    name = "wrong-code"

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pullback as pb
 from pullback.compose.light import Light, key_of
 from pullback.errors import CaptureError
+from pullback.run.paths import Paths
 
 light = import_module("pullback.compose.light")
 node = import_module("pullback.run.node")
@@ -56,7 +57,7 @@ def test_values_that_only_look_equal_are_told_apart(one, other):
     assert key_of((one,)) != key_of((other,))
 
 
-@pytest.mark.parametrize("arg", [[x], {"x": x}, object(), slice(1, 2)], ids=type)
+@pytest.mark.parametrize("arg", [[object()], {1: x}, object(), slice(1, 2)], ids=type)
 def test_call_that_is_nothing_simple_has_no_key(arg):
     assert key_of((arg,)) is None
 
@@ -87,13 +88,13 @@ def counting():
 
     def make(args):
         made.append(args)
-        return lambda *args: "short"
+        return (lambda *args: "short"), "short"
 
     def run(*args, **kwargs):
         general.append(args)
         return "general"
 
-    return Light(program, make, run).make_call(), made, general
+    return Light(program, make, run, Paths("program")).make_call(), made, general
 
 
 SCALE = 2.0
@@ -146,9 +147,6 @@ class Counting(TorchDispatchMode):
 
 
 MOMENTS = {
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "a dispatch mode": Counting,
     "a device context": lambda: torch.device("cpu"),
     "forward mode": torch.autograd.forward_ad.dual_level,
@@ -165,13 +163,42 @@ def test_other_moments_take_the_general_way(moment):
     assert len(general) == 1
 
 
-def test_transforms_and_keywords_take_the_general_way():
+def test_transforms_take_the_general_way():
     call, made, general = counting()
-    call(x=x)
     torch.func.vmap(lambda x: (call(x), x)[1])(x)
 
     assert not made
-    assert len(general) == 2
+    assert len(general) == 1
+
+
+def test_keywords_are_looked_up_by_position():
+    call, made, general = counting()
+
+    assert [call(x), call(x=x), call(y=None, x=x), call(x, None)] == ["short"] * 4
+    assert [len(args) for args in made] == [1, 2]
+    assert not general
+
+
+def test_containers_are_looked_up_by_what_is_in_them():
+    call, made, _ = counting()
+    for arg in ([x], [x + 1], (x,), [x, x], {"a": x}, {"b": x}):
+        call(arg)
+
+    assert len(made) == 5
+
+
+@pytest.mark.parametrize(
+    "moment", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_gradient_recording_and_autocast_have_entries_of_their_own(moment):
+    call, made, general = counting()
+    call(x)
+    with moment():
+        call(x)
+        call(x)
+
+    assert len(made) == 2
+    assert not general
 
 
 def test_call_that_is_recorded_is_seen():

@@ -15,11 +15,12 @@ def combine(
     *examples: Any,
     backend: str = "auto",
     save: str | int | None = None,
+    verify: bool = True,
 ) -> Any:
     """A `Function` that computes `program` in one node: see `compose.combined`."""
     from pullback.compose.combined import combine as make  # heavy
 
-    return make(program, *examples, backend=backend, save=save)
+    return make(program, *examples, backend=backend, save=save, verify=verify)
 
 
 def nest(program: Callable[..., Any]) -> Any:
@@ -35,8 +36,9 @@ def hybrid(
     groups: Iterable[Iterable[int]] = (),
     backend: str = "auto",
     save: str | int | None = None,
+    verify: bool = True,
 ) -> Any:
     """A `Function` that runs `program` with some of its units combined: see `compose.grouped`."""
     from pullback.compose.grouped import hybrid as make  # heavy
 
-    return make(program, *examples, groups=groups, backend=backend, save=save)
+    return make(program, *examples, groups=groups, backend=backend, save=save, verify=verify)

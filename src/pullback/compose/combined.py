@@ -19,6 +19,7 @@ from pullback.errors import CaptureError
 from pullback.function.slots import be_seen, transforms_active
 from pullback.graph.cut import require_policy
 from pullback.run import backends_of
+from pullback.run.paths import Paths, Reason
 
 
 def combine(
@@ -26,6 +27,7 @@ def combine(
     *examples: Any,
     backend: str = "auto",
     save: str | int | None = None,
+    verify: bool = True,
 ) -> Any:
     """A `Function` that computes `program` in one node with one backward.
 
@@ -37,6 +39,8 @@ def combine(
             by measurement at the first call of each size.
         save: what forward keeps for backward, as in `derive`. By default "auto" where a backend
             fuses what is computed again, and "everything", as the program as written, for "eager".
+        verify: whether compiled code is compared with the program at its first call: outputs, and
+            the gradients of each cotangent alone and of all together. What differs is not used.
 
     What cannot be captured runs as written, and `explain()` says why: the whole program if its
     examples cannot, otherwise the calls that cannot.
@@ -62,15 +66,29 @@ def combine(
     except Exception as error:
         if not is_refusal(error):
             raise
-        return as_written(program, reason_of(error))
-    return _combined(program, derived, backend)
+        reason = reason_of(error)
+        Paths(name_of(program), is_told=compiles(backend)).tell(Reason(reason, AS_WRITTEN))
+        return as_written(program, reason)
+    return _combined(program, derived, backend, verify=verify)
+
+
+AS_WRITTEN = "change that, or compose it by `pb.nest`, which says that it runs as written"
+
+
+def compiles(backend: str) -> bool:
+    """Whether a choice of backends asks for compiled code."""
+    return list(backends_of(backend)) != ["eager"]
+
+
+def name_of(program: Any) -> str:
+    """What a program is called in messages."""
+    return str(getattr(program, "__name__", type(program).__name__))
 
 
 def policy_of(save: str | int | None, backend: str) -> str | int:
     """What is saved: `save`, or what suits the backend."""
-    fuses = list(backends_of(backend)) != ["eager"]
     if save is None:
-        return "auto" if fuses else "everything"
+        return "auto" if compiles(backend) else "everything"
     require_policy(save)
     return save
 
@@ -78,15 +96,14 @@ def policy_of(save: str | int | None, backend: str) -> str | int:
 def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
     """Raise unless there are examples to capture a program with."""
     if not examples:
-        name = getattr(program, "__name__", type(program).__name__)
         raise CaptureError(
-            f"`{name}` must be composed with examples of its arguments",
+            f"`{name_of(program)}` must be composed with examples of its arguments",
             got="no example",
             fix="pass tensors like those it will be called with, and its other arguments",
         )
 
 
-def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
+def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify: bool) -> Any:
     """`derived`, which runs the program as written for calls that it refuses."""
     reasons, known = Reasons(), derived._pb_derived
     node = vars(derived)["apply"].__func__
@@ -106,21 +123,23 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str) -> Any:
     def refuse(args: Any, kwargs: Any, error: Exception) -> None:
         key = _key(known.recipes, args, kwargs)
         reasons.add(key, call_text((args, kwargs)), reason_of(error))
+        nodes.paths.tell(Reason(reason_of(error), AS_WRITTEN))
 
     def failed(args: Any, error: Exception) -> None:
         if is_refusal(error):  # others are raised by the general way
             refuse(args, {}, error)
 
-    light, nodes = lightened(derived, general, backend, failed)
+    light, nodes = lightened(derived, general, backend, failed, verify=verify)
 
     def explain() -> str:
         count = len(known.general.captured.units)
         first = f"combined: one node of {count} units, {nodes.text()}"
-        return "\n".join([first, *(f"  eager: {why}" for why in nodes.reasons), *reasons.lines()])
+        return "\n".join([first, *nodes.lines(), *reasons.lines()])
 
     derived.apply = staticmethod(light)
     be_seen(derived)
     derived.composed = "combined"
+    derived.is_wrong = staticmethod(lambda: nodes.is_wrong)
     derived.explain = staticmethod(explain)
     return derived
 

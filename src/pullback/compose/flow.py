@@ -139,6 +139,7 @@ def flow_of(
     save: str | int,
     backend: str = "eager",
     module: str,
+    verify: bool = True,
 ) -> Flow:
     """The flow of a recording, with a node for each group of several units.
 
@@ -157,7 +158,9 @@ def flow_of(
                 continue
             part = part_of(program, group)
             try:
-                nodes[group] = node_of(part, values, save=save, backend=backend, module=module)
+                nodes[group] = node_of(
+                    part, values, save=save, backend=backend, module=module, verify=verify
+                )
             except REFUSALS as error:
                 reasons[group] = reason_of(error)
     steps: list[Unit | Node] = []
@@ -209,10 +212,16 @@ _lock = threading.RLock()
 
 
 def node_of(
-    part: Part, values: dict[int, Tensor], *, save: str | int, backend: str, module: str
+    part: Part,
+    values: dict[int, Tensor],
+    *,
+    save: str | int,
+    backend: str,
+    module: str,
+    verify: bool = True,
 ) -> Any:
     """The class of a node that makes the calls of `part`; parts written alike share it."""
-    key = (_written(part), save, backend)
+    key = (_written(part), save, backend, verify)
     with _lock:
         known = _nodes.get(key)
         if known is None:
@@ -220,7 +229,8 @@ def node_of(
             program = function_of(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
             known = make_derived(program, examples, save, keeps_inputs=True)
-            known.apply = staticmethod(lightened(known, known.apply, backend)[0])
+            call, known.nodes = lightened(known, known.apply, backend, verify=verify)
+            known.apply = staticmethod(call)
             _nodes[key] = known
         return known
 

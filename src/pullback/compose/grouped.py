@@ -17,7 +17,13 @@ from torch import Tensor
 
 from pullback.capture.fake import is_odd
 from pullback.capture.trees import map_leaves, tensors_in
-from pullback.compose.combined import policy_of, require_examples
+from pullback.compose.combined import (
+    AS_WRITTEN,
+    compiles,
+    name_of,
+    policy_of,
+    require_examples,
+)
 from pullback.compose.flow import Flow, flow_of, recorded, skeleton
 from pullback.compose.light import Light
 from pullback.compose.nested import as_written, callable_of, composition
@@ -26,6 +32,7 @@ from pullback.derive.likes import like_of_leaf
 from pullback.derive.recipes import Recipes
 from pullback.function.slots import has_tangent, transforms_active
 from pullback.run import text_of
+from pullback.run.paths import Paths, Reason
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
 
@@ -36,6 +43,7 @@ def hybrid(
     groups: Iterable[Iterable[int]] = (),
     backend: str = "auto",
     save: str | int | None = None,
+    verify: bool = True,
 ) -> Any:
     """A `Function` that runs `program` with each of `groups` as one node.
 
@@ -46,6 +54,7 @@ def hybrid(
             whose groups can run one after the other. A unit that is in no group runs as written.
         backend: as for `combine`.
         save: as for `combine`, for each node.
+        verify: as for `combine`.
 
     What cannot be recorded or captured runs as written, and `explain()` says why: the whole
     program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
@@ -69,12 +78,16 @@ def hybrid(
     save = policy_of(save, backend)
     require_examples(program, examples)
     chosen = tuple(tuple(group) for group in groups)
-    flows = _Flows(program, chosen, save, backend)
+    paths = Paths(name_of(program), is_told=compiles(backend))
+    flows = _Flows(program, chosen, save, backend, paths, verify=verify)
     try:
         flows.begin(examples)
     except REFUSALS as error:
+        paths.tell(Reason(reason_of(error), AS_WRITTEN))
         return as_written(program, reason_of(error))
-    made = composition(program, "hybrid", Light(program, flows.entry, flows.run).make_call())
+    light = Light(program, flows.entry, flows.run, paths)
+    made = composition(program, "hybrid", light.make_call())
+    made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
     made.flow, made.likes = flows.first, map_leaves(like_of_leaf, examples)
@@ -90,8 +103,13 @@ class _Flows:
         groups: tuple[tuple[int, ...], ...],
         save: str | int,
         backend: str,
+        paths: Paths,
+        *,
+        verify: bool,
     ) -> None:
         self.program = program
+        self.paths = paths
+        self.verify = verify
         self.groups = groups
         self.save = save
         self.backend = backend
@@ -119,11 +137,11 @@ class _Flows:
         flow = self._find(args, kwargs)
         return self.program(*args, **kwargs) if flow is None else flow.run(tensors)
 
-    def entry(self, args: tuple[Any, ...]) -> Any:
-        """What runs calls like this one, for the table of the short way."""
+    def entry(self, args: tuple[Any, ...]) -> tuple[Any, str]:
+        """What runs calls like this one, and how, for the table of the short way."""
         flow = self._find(args, {})
         if flow is None:
-            return self.program
+            return self.program, "run as written"
         places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
         is_bare = not flow.needs
 
@@ -132,7 +150,7 @@ class _Flows:
                 return flow.run([args[place] for place in places])
             return self.run(*args)
 
-        return run
+        return run, "run in groups"
 
     def _find(self, args: Any, kwargs: Any) -> Flow | None:
         """The flow for a call; None if it runs as written."""
@@ -150,16 +168,19 @@ class _Flows:
             try:
                 flow = self._flows[key] = self._make((args, kwargs))
             except REFUSALS as error:
-                self.reasons.add(key, call_text((args, kwargs)), reason_of(error))
+                self._refuse(key, (args, kwargs), reason_of(error))
                 return None
             if skeleton(flow.program) != skeleton(self.first.program):
                 del self._flows[key]
-                reason = "it makes other calls than the examples do"
-                self.reasons.add(key, call_text((args, kwargs)), reason)
+                self._refuse(key, (args, kwargs), "it makes other calls than the examples do")
                 return None
             while len(self._flows) > FLOWS:
                 self._flows.popitem(last=False)
             return flow
+
+    def _refuse(self, key: Any, call: tuple[Any, Any], reason: str) -> None:
+        self.reasons.add(key, call_text(call), reason)
+        self.paths.tell(Reason(reason, AS_WRITTEN))
 
     def _make(self, call: tuple[Any, Any]) -> Flow:
         program = self.program
@@ -171,7 +192,13 @@ class _Flows:
         units = recorded(whole, call)
         module = getattr(program, "__module__", None) or "__main__"
         return flow_of(
-            units, self.groups, call, save=self.save, backend=self.backend, module=module
+            units,
+            self.groups,
+            call,
+            save=self.save,
+            backend=self.backend,
+            module=module,
+            verify=self.verify,
         )
 
     # ---- what to say of it ----
@@ -188,7 +215,13 @@ class _Flows:
             how = "one node" if group in flow.nodes else "as written"
             why = f": {flow.reasons[group]}" if group in flow.reasons else ""
             rows.append(f"  {how}: {names}{why}")
-        return [*rows, *self.reasons.lines()]
+            node = flow.nodes.get(group)
+            rows += [f"  {line}" for line in node.nodes.lines()] if node is not None else []
+        return [*rows, *self.paths.lines(), *self.reasons.lines()]
+
+    def is_wrong(self) -> bool:
+        """Whether code of one of the nodes was seen to compute something else."""
+        return any(node.nodes.is_wrong for node in self.first.nodes.values())
 
 
 def _count(number: int, thing: str) -> str:

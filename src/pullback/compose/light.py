@@ -1,28 +1,33 @@
 """The short way from a call to the node that serves it.
 
-What a call is (its tensors' layouts and its plain values) is looked up in a table, and whether all
-around the program is as it was is asked in a microsecond; then the node runs. Every call that is
-not in the table, and every moment that is not plain (transforms, forward mode, autocast, modes,
-someone who watches), takes the general way, which is always right.
+What a call is (its tensors' layouts, its plain values, whether gradients are recorded, autocast) is
+looked up in a table, and whether all around the program is as it was is asked in a microsecond;
+then the node runs. Every call that no node serves, and every moment that is not ordinary
+(transforms, forward mode, modes, someone who watches), takes the general way, which is always
+right. How often each path was taken is counted.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, get_default_dtype, nn
+from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.around import State, steady_state
+from pullback.capture.modes import autocast_now, autocast_off
 from pullback.capture.patch import is_watched
-from pullback.function.slots import is_plain_moment
+from pullback.capture.trees import tensors_in
+from pullback.function.slots import has_autocast, is_ordinary_moment
 from pullback.run import backends_of
 from pullback.run.making import Nodes
 from pullback.run.node import MISS
+from pullback.run.paths import KEYWORD, SUBCLASS, TRANSFORM, Paths
 
 CALLS = 1024  # how many are kept in the table
 _TENSORS = (Tensor, nn.Parameter)
@@ -33,45 +38,62 @@ Entry = Callable[..., Any]
 
 def key_of(args: tuple[Any, ...]) -> Any:
     """What a call is, as something to look it up by; None if it is nothing simple."""
-    key: list[Any] = [get_default_dtype()]
+    key: list[Any] = [get_default_dtype(), is_grad_enabled(), has_autocast() and autocast_now()]
+    return tuple(key) if _extend(key, args) else None
+
+
+def _extend(key: list[Any], args: Any) -> bool:
+    """Add what the arguments are; False if one of them is nothing simple."""
     for arg in args:
         kind = arg.__class__
         if kind in _TENSORS:
             try:
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad, arg.device)
             except RuntimeError:  # nested and sparse tensors have no strides
-                return None
+                return False
             key += (arg.is_neg(), arg.is_conj())
         elif kind is float:
             key += (float, arg, math.copysign(1.0, arg))  # 0.0 and -0.0 are not the same
         elif kind in _PLAIN:
             key += (kind, arg)
+        elif kind in (list, tuple):
+            key += (kind, len(arg))
+            if not _extend(key, arg):
+                return False
+        elif kind is dict and all(type(name) is str for name in arg):
+            key += (kind, tuple(arg))
+            if not _extend(key, arg.values()):
+                return False
         else:
-            return None
-    return tuple(key)
+            return False
+    return True
 
 
 class Light:
     """The table of one composition.
 
-    `make` gives the entry for a call, a function of its arguments, or None where it has to go the
-    general way; `general` is that way.
+    `make` gives the entry for a call, a function of its arguments, and the path that it takes in
+    words; or None where the call has to go the general way, which is `general`.
     """
 
     def __init__(
         self,
         program: Callable[..., Any],
-        make: Callable[[tuple[Any, ...]], Entry | None],
+        make: Callable[[tuple[Any, ...]], tuple[Entry, str] | None],
         general: Callable[..., Any],
+        paths: Paths,
     ) -> None:
         self.program = program
         self.make = make
         self.general = general
+        self.paths = paths
+        self._signature = _signature(program)
         self._state: State | None = None
-        # What asks whether all is as it was, and the entries that hold while it is.
-        self._now: tuple[Callable[[], bool], dict[Any, Entry]] = (lambda: False, {})
+        # What asks whether all is as it was, and the entries that hold while it is, with the counts
+        # of their paths.
+        self._now: tuple[Callable[[], bool], dict[Any, tuple[Entry, list[int]]]] = _NOTHING
         # The same for the entry that was used last, if it sees for itself whether a call fits.
-        self._last: tuple[Callable[[], bool], Entry, Any] | None = None
+        self._last: tuple[Callable[[], bool], Entry, Any, list[int]] | None = None
         self._lock = threading.RLock()
 
     def make_call(self) -> Callable[..., Any]:
@@ -81,44 +103,82 @@ class Light:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return program(*args, **kwargs)
-            if kwargs or is_watched():
+            if is_watched():
                 return general(*args, **kwargs)
+            if kwargs:
+                placed = self._placed(args, kwargs)
+                if placed is None:
+                    return self._uncompiled(KEYWORD, args, kwargs)
+                args = placed
             last = self._last
             if last is not None and last[2] is get_default_dtype() and last[0]():
                 outputs = last[1](*args)
                 if outputs is not MISS:
+                    last[3][0] += 1
                     return outputs
-            if not is_plain_moment():
-                return general(*args)
+            if not is_ordinary_moment():
+                return self._uncompiled(TRANSFORM, args, {})
             key = key_of(args)
+            if key is None:
+                return self._uncompiled(SUBCLASS, args, {})
             holds, table = self._now
-            entry = table.get(key)
-            if entry is None or not holds():
-                entry = self._look(key, args)
-            outputs = entry(*args)
-            return general(*args) if outputs is MISS else outputs
+            found = table.get(key)
+            if found is None or not holds():
+                found = self._look(key, args)
+            outputs = found[0](*args)
+            if outputs is MISS:
+                return general(*args)
+            found[1][0] += 1
+            return outputs
 
         return call
 
-    def _look(self, key: Any, args: tuple[Any, ...]) -> Entry:
+    def forget(self) -> None:
+        """Look for every entry anew."""
+        with self._lock:
+            self._now, self._last = _NOTHING, None
+
+    def _uncompiled(self, reason: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.paths.is_told:
+            self.paths.uncompiled(reason)
+        return self.general(*args, **kwargs)
+
+    def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        """A call by positions alone; None if that cannot be."""
+        try:
+            bound = self._signature.bind(*args, **kwargs) if self._signature else None
+        except TypeError:
+            return None  # the general way says what is wrong
+        return None if bound is None or bound.kwargs else bound.args
+
+    def _look(self, key: Any, args: tuple[Any, ...]) -> tuple[Entry, list[int]]:
         """The entry for a call that is not in the table, or after a change around the program."""
-        if key is None:
-            return self.general
         with self._lock:
             if not self._now[0]():
                 state, holds = steady_state(self.program)
                 table = self._now[1] if state == self._state else {}
                 self._state, self._now = state, (holds, table)
             holds, table = self._now
-            entry = table.get(key)
-            if entry is None:
-                entry = self.make(args) or self.general
+            found = table.get(key)
+            if found is None:
+                made = self.make(args) or (self.general, "run the general way, op by op")
+                found = made[0], self.paths.tally(made[1])
                 if len(table) >= CALLS:
                     table.clear()
-                table[key] = entry
-            is_checking = getattr(entry, "checks_calls", False)
-            self._last = (holds, entry, get_default_dtype()) if is_checking else None
-            return entry
+                table[key] = found
+            is_checking = getattr(found[0], "checks_calls", False)
+            self._last = (holds, found[0], get_default_dtype(), found[1]) if is_checking else None
+            return found
+
+
+_NOTHING: Any = (lambda: False, {})
+
+
+def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(program)
+    except (TypeError, ValueError):
+        return None
 
 
 # ---- nodes ----
@@ -129,25 +189,35 @@ def lightened(
     general: Callable[..., Any],
     backend: str,
     failed: Callable[[tuple[Any, ...], Exception], None] = lambda args, error: None,
+    *,
+    verify: bool = True,
 ) -> tuple[Callable[..., Any], Nodes]:
     """The short way to a derived Function whose general way is `general`, and its nodes.
 
-    Where a call cannot be captured, `failed` is told, and the general way is taken.
+    Where a call cannot be captured, `failed` is told, and the general way is taken. Compiled nodes
+    are compared with their recipes, unless `verify` is False.
     """
     known = derived._pb_derived
-    nodes = Nodes(derived.__name__, derived.__module__, known, backends_of(backend))
+    name, module = derived.__name__, derived.__module__
+    nodes = Nodes(name, module, known, backends_of(backend), verifies=verify)
 
-    def make(args: tuple[Any, ...]) -> Entry | None:
+    def make(args: tuple[Any, ...]) -> tuple[Entry, str] | None:
         try:
             recipe, tensors = known.recipes.find(args)
         except Exception as error:
             failed(args, error)
             return None
         row = recipe.captured.row(tensors)
-        node = nodes.find(recipe, row)
-        return None if node is None else _entry(recipe.captured, node, args, general)
+        with autocast_off():
+            found = nodes.find(recipe, row)
+        if found is None:
+            return None
+        return _entry(recipe.captured, found.node, args, general), found.path
 
-    return Light(known.program, make, general).make_call(), nodes
+    light = Light(known.program, make, general, nodes.paths)
+    nodes.await_backends(light.forget)
+    call: Any = light.make_call()
+    return call, nodes
 
 
 def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) -> Entry:
@@ -155,18 +225,25 @@ def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) ->
     held = tuple(one.tensor for one in captured.inputs if one.tensor is not None)
     around = tuple((one.tensor, one.needs) for one in captured.closures)
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
     give = _giving(captured)
-    if not held and give is None and len(places) == len(args):
+    casts = has_autocast()
+    if not held and give is None and len(places) == len(args) and not casts:
         return node
 
     def entry(*args: Any) -> Any:
         for tensor, needs in around:
             if tensor.requires_grad is not needs:
                 return general(*args)
-        outputs = node(*[args[place] for place in places], *held)
+        given = tensors_in(args) if is_nested else [args[place] for place in places]
+        outputs = node(*given, *held)
         return outputs if give is None or outputs is MISS else give(outputs)
 
-    return entry
+    def without_casts(*args: Any) -> Any:
+        with autocast_off():  # the graph has its casts in it
+            return entry(*args)
+
+    return without_casts if casts else entry
 
 
 def _giving(captured: Any) -> Callable[[Any], Any] | None:

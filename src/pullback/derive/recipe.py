@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
+from pullback.capture.modes import autocast_now
 from pullback.errors import InternalError
 from pullback.graph.cost import is_random
 from pullback.graph.cut import cut
@@ -46,7 +47,8 @@ class Parts:
 class Recipe:
     """A capture, compiled.
 
-    `program` is what was captured, and `state` what it read from around it then.
+    `program` is what was captured, `state` what it read from around it then, and `autocast` how
+    that stood.
     """
 
     captured: Capture
@@ -54,6 +56,7 @@ class Recipe:
     forward: Callable[..., Any]
     program: Callable[..., Any]
     state: Any
+    autocast: Any = ()
     backwards: dict[tuple[bool, ...], Callable[..., Any]] = field(default_factory=dict)
 
     @property
@@ -73,9 +76,13 @@ class Recipe:
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[Tensor], list[Any]]:
         """Outputs, saved tensors and saved numbers, for these tensors as arguments."""
+        return self.run_row(self.captured.row(tensors))
+
+    def run_row(self, row: Sequence[Tensor]) -> tuple[list[Any], list[Tensor], list[Any]]:
+        """As `run`, for what each placeholder of the inputs is given."""
         count = self.captured.joint.output_count
         total = count + self.saved_count + self.number_count
-        values = _row(self.forward(*self.captured.row(tensors)), total)
+        values = _row(self.forward(*row), total)
         end = count + self.saved_count
         return list(values[:count]), list(values[count:end]), list(values[end:])
 
@@ -90,7 +97,7 @@ class Recipe:
 
         `wanted` says for each input whether its gradient is asked for; by default all are.
         """
-        laid = [_laid_out(c, o) for c, o in zip(cotangents, self._orders, strict=True)]
+        laid = [laid_out(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]
         asked = needs if wanted is None else wanted
         mask = tuple(ask for ask, need in zip(asked, needs, strict=True) if need)
@@ -111,15 +118,10 @@ class Recipe:
         return self.backwards[mask]
 
     @functools.cached_property
-    def _orders(self) -> list[list[int]]:
+    def orders(self) -> list[list[int]]:
         """For each cotangent, its dimensions as they lie in memory, the outermost first."""
         strides = [numbers_of(n.meta["val"].stride()) for n in self.captured.joint.cotangents]
         return [sorted(range(len(row)), key=lambda d: (-row[d], d)) for row in strides]
-
-    @property
-    def has_contiguous_cotangents(self) -> bool:
-        """Whether backward reads each cotangent with its dimensions in their order."""
-        return all(order == list(range(len(order))) for order in self._orders)
 
     @functools.cached_property
     def sources(self) -> list[frozenset[int] | None]:
@@ -158,7 +160,7 @@ def recipe_of(
     """The program of a capture, compiled to Python."""
     parts = parts_of(captured, save)
     forward = compiled(parts.forward, "forward", captured.name, parts.names)
-    return Recipe(captured, parts, forward, program, state)
+    return Recipe(captured, parts, forward, program, state, autocast_now())
 
 
 def _row(value: Any, count: int) -> tuple[Any, ...]:
@@ -177,8 +179,8 @@ def compiled(
     return function
 
 
-def _laid_out(cotangent: Tensor, order: Sequence[int]) -> Tensor:
-    """`cotangent` in the memory order that the graph was captured with."""
+def laid_out(cotangent: Tensor, order: Sequence[int]) -> Tensor:
+    """`cotangent` without gaps, its dimensions in this order in memory, the outermost first."""
     if list(order) == list(range(len(order))):
         return cotangent.contiguous()
     if cotangent.permute(*order).is_contiguous():

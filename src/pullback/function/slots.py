@@ -130,19 +130,27 @@ _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled"
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
-def is_plain_moment() -> bool:
-    """Whether this thread records gradients for ordinary backwards, and does nothing besides.
+def is_ordinary_moment() -> bool:
+    """Whether calls of this thread go to their kernels, or to autocast and autograd alone.
 
-    No transform, no forward mode, no autocast, no mode that watches or changes ops.
+    No transform, no forward mode, no mode that watches or changes ops.
     """
     return (
-        torch.is_grad_enabled()
-        and not transforms_active()
+        not transforms_active()
         and forward_ad._current_level < 0
         and not _modes()
         and not _function_modes()
-        and not _any_autocast()
     )
+
+
+def has_autocast() -> bool:
+    """Whether autocast is on in this thread, for some kind of device."""
+    return _any_autocast()
+
+
+def is_plain_moment() -> bool:
+    """Whether this thread records gradients for ordinary backwards, and does nothing besides."""
+    return torch.is_grad_enabled() and is_ordinary_moment() and not _any_autocast()
 
 
 def is_built(ctx: Any) -> bool:

@@ -18,6 +18,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
+CASTS = (aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default)
+"""Ops that give the same numbers in another dtype."""
+
 INHERITED = ("phase", "unit", "place")
 """The entries of `meta` that a new node takes from the node it is made for."""
 
@@ -40,6 +43,18 @@ def is_smooth(arg: Any) -> bool:
     """Whether `arg` is a tensor of a dtype that can carry a gradient."""
     value = tensor_of(arg)
     return value is not None and (value.is_floating_point() or value.is_complex())
+
+
+def narrowed_to(node: fx.Node) -> torch.dtype | None:
+    """The dtype that a node rounds its input to, if it is a cast to a narrower one."""
+    before = [tensor_of(one) for one in node.all_input_nodes]
+    made = tensor_of(node)
+    if len(before) != 1 or made is None or before[0] is None or made.dim() != before[0].dim():
+        return None
+    if not made.is_floating_point() or not before[0].is_floating_point():
+        return None
+    is_narrower = torch.finfo(made.dtype).eps > torch.finfo(before[0].dtype).eps
+    return made.dtype if is_narrower and node.target in CASTS else None
 
 
 def is_scalar(arg: Any) -> bool:

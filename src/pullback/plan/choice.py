@@ -19,7 +19,6 @@ from pullback.errors import PlanError
 from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, NESTED, Row
 
 EQUAL = 1.02  # as good, within noise
-NEAR = 1.5  # near enough in time to be preferred for its accuracy
 ALIKE = 1.05  # as many bytes, or a median as high
 _SIMPLER = (NESTED, COMBINED, HYBRID)
 
@@ -55,10 +54,6 @@ def choose(rows: Sequence[Row], weight: float) -> Row:
     cost = scores(rows, weight)
     exact = [row for row in rows if not row.is_inexact] or list(rows)
     leader = min(exact, key=cost.__getitem__)
-    hasty = [row for row in rows if row.error is None or row.error < math.inf]
-    fastest = min(hasty or rows, key=cost.__getitem__)
-    if cost[fastest] * NEAR < cost[leader]:
-        return fastest
     equal = [row for row in exact if cost[row] <= cost[leader] * EQUAL]
     if weight < 1:  # noise of the program as written is in both costs, and not in the medians
         equal = [row for row in equal if row.seconds <= leader.seconds * ALIKE]

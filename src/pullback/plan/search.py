@@ -10,10 +10,12 @@ that decides. A search can be stopped at any time and says what it knows by then
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pullback.errors import PullbackWarning
 from pullback.graph.cut_problem import is_factor
 from pullback.plan.build import build
 from pullback.plan.case import Case
@@ -118,7 +120,9 @@ class Search:
             return None  # it would save what "auto" saves
         self._step(f"building {candidate}")
         try:
-            made = build(self.program, candidate, case.args)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PullbackWarning)
+                made = build(self.program, candidate, case.args)
         except Exception as error:  # a backend that fails is no reason to fail
             self._refuse(candidate, f"{type(error).__name__}: {error}")
             return None
@@ -148,9 +152,14 @@ class Search:
         if candidate.how == NESTED:
             return task  # an error of the program itself is raised as it is
         try:
-            task()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PullbackWarning)  # the plan says the same
+                task()
         except Exception as error:
             self._refuse(candidate, f"{type(error).__name__}: {error}")
+            return None
+        if function.is_wrong():
+            self._refuse(candidate, "its compiled code computes something else than the program")
             return None
         for line in function.explain().splitlines():
             if line.startswith(EAGER):

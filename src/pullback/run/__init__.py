@@ -5,22 +5,26 @@ A backend is a module of this folder with two functions, and may have others:
     absence() -> str | None
     specialise(graph, row, *, name, free_sizes=False) -> function
     make_node(spec) -> function
+    whole(lean, compiled) -> function
     donates(forward) -> bool
 
 `absence` says in one line why it cannot be used here. `specialise` compiles the forward or the
 backward graph of a node (`name`), in the form that `graph.split` gives, for arguments that are laid
-out as those of `row`; with `free_sizes`, for contiguous ones of every size. What it gives takes a
-list of the arguments, which it may empty, checks nothing, and returns a row of results. The law
+out as those of `row`; with `free_sizes`, for those of every size that lie in memory alike. What it
+gives takes a list of the arguments, which it may empty, checks nothing, and returns a row of
+results; with `free_sizes` it has a method `meets(row)` that says whether it serves a row. The law
 that every backend keeps:
 
-- For arguments that fit, it computes what eager mode computes, up to rounding. That a call fits is
-  for the caller to see to (`making`, `node`); one that does not, takes another way.
+- For arguments that fit, it computes what eager mode computes, up to rounding. Nobody relies on
+  that: each node is compared with its recipe (`verify`). That a call fits is for the caller to see
+  to (`making`, `node`); one that does not, takes another way.
 - It leaves its arguments as they are, keeps none of them, and draws no random numbers.
 - It may be called from several threads at once, and on the device and stream of its arguments.
 
-`make_node` builds the autograd node, where the backend has one of its own (`node.make_node`). That
-may let a backward graph write over some of its arguments: where `donates` says so of the forward
-that saved them, `specialise` is told their places (`donated`).
+`make_node` builds the autograd node, where the backend has one of its own (`node.make_node`), and
+`whole` completes what a lean graph returns (`lean.whole`). The node may let a backward graph write
+over some of its arguments: where `donates` says so of the forward that saved them, `specialise` is
+told their places (`donated`).
 
 What a backend cannot compile, it refuses with `CaptureError`: that node then runs eagerly, and
 `explain()` repeats the reason.
@@ -30,6 +34,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pullback.errors import BackendError
@@ -46,6 +51,20 @@ def backends_of(name: str) -> dict[str, Any]:
         return {name: backend_of(name)}
     given = [one.strip() for one in os.environ.get(VARIABLE, "").split(",") if one.strip()]
     return {one: backend_of(one) for one in given or available()}
+
+
+def candidates(backends: Mapping[str, Any], tell: Callable[[], Any]) -> list[str]:
+    """Those of several backends to choose from now.
+
+    "native" runs the code of "inductor" with less around it. While it is being built, which this
+    begins in the background, "inductor" serves, and the method `tell` is called when it is there;
+    from then on "inductor" is not needed.
+    """
+    names = list(backends)
+    if "native" in names and "inductor" in names:
+        is_ready = backends["native"].is_ready(tell)
+        names.remove("inductor" if is_ready else "native")
+    return names
 
 
 def text_of(name: str) -> str:

@@ -7,6 +7,7 @@ Processes that want the same one wait for the first of them; what is damaged is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from filelock import Timeout
 
 from pullback.errors import BuildError
 from pullback.run import toolchain
@@ -56,9 +59,10 @@ class Library:
 
 
 def is_built(library: Library) -> bool:
-    """Whether the cache has it."""
-    with _place(library) as place:
+    """Whether the cache has it; it has not what another process is building."""
+    with contextlib.suppress(Timeout), _place(library, wait=False) as place:
         return place.facts() is not None
+    return False
 
 
 def build(library: Library, load: Callable[[Path], Loaded]) -> Loaded:
@@ -84,12 +88,13 @@ def build(library: Library, load: Callable[[Path], Loaded]) -> Loaded:
         return load(path)
 
 
-def _place(library: Library) -> AbstractContextManager[Entry]:
+def _place(library: Library, *, wait: bool = True) -> AbstractContextManager[Entry]:
     """The folder in the cache for all that the library depends on."""
     command = toolchain.compiler() or ()
     words = [*command, _version(command), *_before(library), *_after(library)]
     texts = [f"{path.name}\n{text}" for path, text in sources(library.file).items()]
-    return entry("\n".join([f"library {library.name}", *words, *texts]), within=library.cache)
+    origin = "\n".join([f"library {library.name}", *words, *texts])
+    return entry(origin, within=library.cache, wait=wait)
 
 
 def _before(library: Library) -> list[str]:

@@ -96,15 +96,16 @@ class Entry:
 
 
 @contextlib.contextmanager
-def entry(origin: str, *, within: Path | None = None) -> Iterator[Entry]:
+def entry(origin: str, *, within: Path | None = None, wait: bool = True) -> Iterator[Entry]:
     """The folder for what is made from `origin`; other processes wait until the block ends.
 
     It is in the cache, or `within` a folder of the user's, in which nothing is ever forgotten.
+    Where somebody else has it and this is not to `wait`, raises `Timeout`.
     """
     origin = f"{environment()}\n{origin}"
     key = _digest(origin.encode())
     place = root() if within is None else within
-    with _locked(place, key):
+    with _locked(place, key, wait=wait):
         yield Entry(place / key[:2] / key, origin)
         if within is None:
             _forget_oldest(key)

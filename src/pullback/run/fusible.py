@@ -18,7 +18,7 @@ from pullback.run.settle import Settled
 
 aten: Any = torch.ops.aten
 
-FORMS = "scatters, sums"
+FORMS = "scatters, sums, casts kept"
 """What is done here, in words: code that was compiled after something else is compiled anew."""
 
 

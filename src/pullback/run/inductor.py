@@ -23,6 +23,8 @@ from pullback.capture.fake import Stage
 from pullback.capture.joint import ONE_AT_A_TIME
 from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
+from pullback.graph.parts import calls
+from pullback.graph.values import narrowed_to
 from pullback.run.cache import Entry, clear, entry
 from pullback.run.fusible import FORMS, fusible, merge_sums
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
@@ -52,8 +54,9 @@ def specialise(
             all calls will have, or the number itself.
         name: "forward" or "backward".
         free_sizes: whether sizes, and numbers that stand for sizes, may be others than those of
-            `row`. All tensors of the row, and of the calls, are contiguous, and the capture serves
-            the calls.
+            `row`. The tensors of the calls lie in memory like those of the row, and the capture
+            serves the calls. What is returned has a method `meets` that says whether the code
+            serves a row, too.
         donated: places in the row of a backward graph for one layout: these tensors may be written
             over, since each call gives them away.
 
@@ -115,7 +118,13 @@ def _built(
         merge_sums(settled)
         spent = _unreturned(settled.module.graph, donated)
         is_backward = name == "backward"
-        lowered = lower(settled, place.folder, is_backward=is_backward, donated=spent)
+        lowered = lower(
+            settled,
+            place.folder,
+            is_backward=is_backward,
+            donated=spent,
+            keeps_casts=_has_casts(graph),
+        )
         conditions = settled.stage.conditions(settled.arguments) if free_sizes else ""
     except Exception as error:
         place.empty()
@@ -132,6 +141,15 @@ def _built(
     }
     place.seal(facts)
     return _loaded(place) or (lowered.call, conditions)
+
+
+def _has_casts(graph: fx.Graph) -> bool:
+    """Whether the program itself rounds numbers that it goes on with: `x.bfloat16().float()`."""
+    return any(narrowed_to(node) and _is_read(node) for node in calls(graph))
+
+
+def _is_read(node: fx.Node) -> bool:
+    return any(user.op != "output" for user in node.users)
 
 
 def _unreturned(graph: fx.Graph, places: Sequence[int]) -> list[int]:
@@ -247,31 +265,23 @@ def _moved(tensor: Tensor) -> Tensor:
 # ---- any size ----
 
 
-def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
-    """The graph for contiguous arguments of any size.
+class _AnySize:
+    """The graph for arguments of any size that meets what the compiler assumed."""
 
-    The compiler may demand more of sizes than the capture does; for those that do not meet it,
-    there is code of their own.
-    """
+    def __init__(self, call: Call, conditions: str) -> None:
+        self.call, self.conditions = call, conditions
+        self.stage = Stage(dynamic=True)
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        return self.call(arguments)
+
+    def meets(self, arguments: Sequence[Any]) -> bool:
+        """Whether the code serves these arguments: the compiler may demand more of them."""
+        return self.stage.meets(self.conditions, arguments)
+
+
+def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
     if any(isinstance(value, float) for value in row):
         raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
     call, conditions = _made(graph, row, name, free_sizes=True)
-    general = realigned(call, row)
-    stage = Stage(dynamic=True)
-    fitting: dict[Any, Call] = {}
-
-    def run(arguments: list[Any]) -> Sequence[Any]:
-        sizes = tuple([v.shape if isinstance(v, Tensor) else v for v in arguments])
-        found = fitting.get(sizes)
-        if found is None:
-            meets = stage.meets(conditions, arguments)
-            found = general if meets else specialise(graph, arguments, name=name)
-            if len(fitting) >= _SIZES:
-                fitting.clear()
-            fitting[sizes] = found
-        return found(arguments)
-
-    return run
-
-
-_SIZES = 4096  # how many are remembered
+    return _AnySize(realigned(call, row), conditions)

@@ -121,11 +121,17 @@ class Lowered:
 
 
 def lower(
-    settled: Settled, folder: Path, *, is_backward: bool, donated: Sequence[int] = ()
+    settled: Settled,
+    folder: Path,
+    *,
+    is_backward: bool,
+    donated: Sequence[int] = (),
+    keeps_casts: bool = False,
 ) -> Lowered:
     """Compile `settled` into `folder`.
 
     Of a backward graph, the arguments at the places `donated` may be written over by the code.
+    Inductor leaves out casts to half precision and back, unless the code `keeps_casts`.
     """
     end = settled.module.graph.output_node()
     # Otherwise a result may get other strides than it has in eager.
@@ -134,13 +140,13 @@ def lower(
     with _inside(folder), _tracing(settled, donated):
         try:
             with _trusting_the_compiler():
-                compiled = _compile(settled, is_backward=is_backward)
+                compiled = _compile(settled, is_backward=is_backward, keeps_casts=keeps_casts)
         except Exception as error:
             _forget_the_processor()
             if "CppCompileError" not in f"{type(error).__name__} {error}":
                 raise
             trusted = False
-            compiled = _compile(settled, is_backward=is_backward)
+            compiled = _compile(settled, is_backward=is_backward, keeps_casts=keeps_casts)
     if trusted and not any(folder.rglob("*.so")):
         _forget_the_processor()  # nothing has shown that the trust was right
     module = getattr(compiled, "cache_key", "")
@@ -157,10 +163,13 @@ def _tracing(settled: Settled, donated: Sequence[int]) -> contextlib.AbstractCon
     return tracing
 
 
-def _compile(settled: Settled, *, is_backward: bool) -> Any:
+def _compile(settled: Settled, *, is_backward: bool, keeps_casts: bool) -> Any:
     # It changes the module that it is given.
     module = torch.fx.GraphModule(settled.module, _copied(settled.module.graph))
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"emulate_precision_casts": keeps_casts}
+    if keeps_casts:
+        for node in filter(_is_half, module.graph.nodes):
+            node.meta["low_precision_pointwise_barrier"] = True  # what it gives is rounded
     if _growth(module.graph) >= _GROWTH:
         more["realize_opcount_threshold"] = _OPS
     if any(_is_double(node) for node in module.graph.nodes):
@@ -174,6 +183,11 @@ def _compile(settled: Settled, *, is_backward: bool) -> Any:
 def _is_double(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype == torch.float64
+
+
+def _is_half(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
 _GROWTH, _OPS = 1000, 8

@@ -17,7 +17,9 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,18 @@ _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
 _lock = threading.Lock()
 _failure: list[str] = []  # why the extension could not be built, in one line
 
+
+@dataclass
+class _State:
+    """Whether the extension is built, the thread that builds it, and who waits for that."""
+
+    is_ready: bool = False
+    thread: threading.Thread | None = None
+    waiting: list[Any] = field(default_factory=list)
+
+
+_state = _State()
+
 log = logging.getLogger("pullback")
 
 
@@ -46,6 +60,44 @@ def absence() -> str | None:
 def is_built() -> bool:
     """Whether a native node can be had at once, without building."""
     return absence() is None and building.is_built(_library())
+
+
+def is_ready(tell: Callable[[], Any]) -> bool:
+    """Whether a native node can be had at once.
+
+    If not, it is built in the background, and the method `tell` of an object that is still alive
+    then is called when that is done.
+    """
+    with _lock:
+        if _state.is_ready or absence() is not None:
+            return _state.is_ready
+        if _state.thread is None and building.is_built(_library()):
+            _state.is_ready = True
+        elif _state.thread is None:
+            log.warning(
+                "building the native node in the background (about half a minute, once for this "
+                'torch); until then, nodes run with backend "inductor"'
+            )
+            _state.thread = threading.Thread(target=_build, name="pullback-build", daemon=True)
+            _state.thread.start()
+        if not _state.is_ready:
+            _state.waiting.append(weakref.WeakMethod(tell))
+        return _state.is_ready
+
+
+def _build() -> None:
+    try:
+        building.build(_library(), lambda path: path)
+    except Exception as error:
+        _failure.append(_in_one_line(error))
+        return
+    with _lock:
+        _state.is_ready = True
+        waiting, _state.waiting = _state.waiting, []
+    for one in waiting:
+        tell = one()
+        if tell is not None:
+            tell()
 
 
 def make_node(spec: NodeSpec) -> Callable[..., Any]:
@@ -96,7 +148,7 @@ def _settle(call: Compiled, row: Sequence[Any], donated: Sequence[int]) -> None:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return _like(Layout.of(tensor)).copy_(tensor)
+    return Layout.of(tensor).empty().copy_(tensor)
 
 
 def donates(forward: Compiled) -> bool:
@@ -169,7 +221,6 @@ def _description(spec: NodeSpec) -> dict[str, Any]:
     sources = [one if isinstance(one, Source) else None for one in spec.numbers]
     return {
         "name": f"{spec.name}Backward",
-        "demands": spec.demands,
         "inputs": [_row(one) for one in spec.inputs],
         "needs": [one.needs for one in spec.inputs],
         "forward": spec.forward,
@@ -178,6 +229,7 @@ def _description(spec: NodeSpec) -> dict[str, Any]:
         "read": spec.read,
         "numbers": [None if isinstance(one, Source) else one for one in spec.numbers],
         "number_sources": [0 if one is None else _code(one) for one in sources],
+        "shadows": spec.shadows,
         "is_live": [place in spec.live for place in range(len(spec.outputs))],
         "cotangents": [_row(one) for one in spec.cotangents],
         "donated": spec.donated,
@@ -195,20 +247,16 @@ def _code(source: Source) -> int:
     return source.place if source.is_input else ~source.place
 
 
-def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, list[Any]]]:
-    """The first backward: its compiled graph, and the layouts of what it reads."""
+def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, list[Any], list[Any]]]:
+    """A first backward: its compiled graph, and the layouts of what it reads."""
 
-    def begin(row: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def begin(row: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
         found = [Layout.of(tensor, needs=False) for tensor in row[: spec.read]]
         kept = spec.kept or found
         if spec.demands == EXACT and list(kept) != found:  # hooks gave them back in another layout
             # It may be run with these: an index out of range would end all use of a GPU.
-            row = [*(_like(one).zero_() for one in kept), *row[spec.read :]]
-        return spec.backward(row), [_row(one) for one in kept]
+            row = [*(one.empty().zero_() for one in kept), *row[spec.read :]]
+        pull = spec.backward(row)
+        return pull.run, [_row(one) for one in kept], [_row(one) for one in pull.cotangents]
 
     return begin
-
-
-def _like(layout: Layout) -> Tensor:
-    shape, stride, kind = layout.shape, layout.stride, (layout.dtype, layout.device)
-    return torch.empty_strided(shape, stride, dtype=kind[0], device=kind[1])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.derive.recipe import laid_out
 from pullback.function.slots import (
     c_apply,
     engine_runs,
@@ -38,8 +39,11 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 MISS: Final = object()
 """What a node that checks its calls returns for one that does not fit; it has then done nothing."""
 
-EXACT, DENSE, ANY = "exact", "dense", "any"
-"""What compiled graphs demand of a tensor's layout: that of the first call, contiguous, nothing."""
+EXACT, OPEN, ANY = "exact", "open", "any"
+"""What a node demands of the layout of its tensors: that of the first call; any that its code
+serves, which looks for itself; nothing."""
+
+PULLS = 64  # how many layouts of cotangents are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,21 @@ class Layout:
         shape = tuple(tensor.shape)
         return cls(shape, tensor.stride(), tensor.dtype, tensor.device, needs)
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The strides that matter: those of dimensions that have more than one element."""
+        return tuple(s if n > 1 else 0 for s, n in zip(self.stride, self.shape, strict=True))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several elements share one place in memory: such a layout is never written to."""
+        return any(s == 0 and n > 1 for s, n in zip(self.stride, self.shape, strict=True))
+
+    def empty(self) -> Tensor:
+        """A tensor that is laid out so."""
+        kind: Any = {"dtype": self.dtype, "device": self.device}
+        return torch.empty_strided(self.shape, self.stride, **kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -66,6 +85,14 @@ class Source:
 
     is_input: bool
     place: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pull:
+    """A compiled backward graph, and the layouts in which it reads the cotangents."""
+
+    run: Compiled
+    cotangents: tuple[Layout, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,15 +114,16 @@ class NodeSpec:
         numbers: what the backward graph reads besides: a number, or where it comes from.
         silent: the places of the outputs that are tensors and carry no gradient.
         live: the places of the outputs that carry a gradient.
-        cotangents: the layouts in which the backward graph reads their cotangents; contiguous ones
-            where not `EXACT`.
+        cotangents: the layouts of their cotangents that the graphs were captured with: without
+            gaps, in the order of the output's dimensions in memory.
         backward: makes the compiled backward graph for a first row of its arguments: what is read,
-            the numbers, the cotangents. It gives one gradient per input that needs one.
+            the numbers, the cotangents. It gives one gradient per input that needs one. Where the
+            node is `EXACT`, it may be asked again for cotangents in another layout.
         general: gives one gradient per input, by whatever way is right, from the saved tensors, the
             numbers, and a cotangent or None for each output that carries a gradient; those of some
             inputs only, if it is told which.
-        kept: the layouts of the saved tensors that the backward graph reads, where it demands any:
-            hooks may give them back in another one.
+        kept: the layouts of the saved tensors that the backward graph reads, where they are known:
+            hooks may give them back in another one, or with another dtype.
         some: makes a backward graph like the compiled one that computes the gradients of some
             inputs only, for which of those that need one it is; None if there is only the whole.
         donated: the places in `saved` of tensors that the compiled backward may write over. The
@@ -114,11 +142,17 @@ class NodeSpec:
     silent: tuple[int, ...]
     live: tuple[int, ...]
     cotangents: tuple[Layout, ...]
-    backward: Callable[[Sequence[Any]], Compiled]
+    backward: Callable[[Sequence[Any]], Pull]
     general: Callable[..., Sequence[Any]]
     kept: tuple[Layout, ...] = ()
     some: Callable[[tuple[bool, ...]], Compiled] | None = None
     donated: tuple[int, ...] = ()
+
+    @property
+    def shadows(self) -> list[int]:
+        """The places of outputs without a gradient that are also returned with one: aliases."""
+        live = [self.outputs[place] for place in self.live]
+        return [place for place in self.silent if self.outputs[place] in live]
 
 
 def make_node(spec: NodeSpec) -> Callable[..., Any]:
@@ -129,19 +163,20 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     space: dict[str, Any] = {
         "run": spec.forward,
         "general": spec.general,
-        "begin": spec.backward,
+        "pulls": {},
         "some": functools.cache(spec.some) if spec.some else None,
         "asked": Asked(),
         "layouts": tuple((one.shape, one.stride, one.dtype, False, False) for one in spec.kept),
         "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
         "is_batched": is_batched,
-        "empty_strided": torch.empty_strided,
+        "laid_out": laid_out,
         "materialize": set_materialize,
         "save": set_to_save,
         "silence": set_non_differentiable,
     }
-    space |= {f"g{i}_at": one.stride for i, one in enumerate(spec.cotangents)}
+    space["begin"] = _beginning(spec, space["pulls"])
+    space |= {f"order{i}": _order(one) for i, one in enumerate(spec.cotangents)}
     text = "\n".join([*_forward(spec), *_backward(spec)])
     exec(compile(text, f"<node of {spec.name}>", "exec"), space)
     methods = {
@@ -153,6 +188,41 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "__module__": spec.module,
     }
     return c_apply(new_class(spec.name, TorchFunction, methods))
+
+
+def _beginning(spec: NodeSpec, pulls: dict[Any, Compiled]) -> Callable[[list[Any], Any], Compiled]:
+    """What finds the backward for a row whose cotangents have a layout that is new."""
+
+    def begin(row: list[Any], at: Any) -> Compiled:
+        pull = fitted(spec.backward(row), row)
+        if len(pulls) >= PULLS:
+            pulls.clear()
+        pulls[at] = pull
+        return pull
+
+    return begin
+
+
+def fitted(pull: Pull, row: Sequence[Any]) -> Compiled:
+    """A backward for rows like `row`, whose cotangents it copies where it reads another layout."""
+    first = len(row) - len(pull.cotangents)
+    pairs = list(enumerate(pull.cotangents, first))
+    other = [(i, like) for i, like in pairs if Layout.of(row[i]).steps != like.steps]
+    if not other:
+        return pull.run
+
+    def run(row: list[Any]) -> Sequence[Any]:
+        for place, like in other:
+            row[place] = like.empty().copy_(row[place])
+        return pull.run(row)
+
+    return run
+
+
+def _order(layout: Layout) -> list[int] | None:
+    """The dimensions as they lie in memory, the outermost first; None if that is their order."""
+    order = sorted(range(len(layout.stride)), key=lambda d: (-layout.stride[d], d))
+    return None if order == list(range(len(order))) else order
 
 
 # ---- what is asked for ----
@@ -194,9 +264,12 @@ def _forward(spec: NodeSpec) -> list[str]:
     lines += [f"    save(ctx, {_tuple(map(_value, spec.saved))})"] if spec.saved else []
     later = [_value(one) for one in spec.numbers if isinstance(one, Source)]
     lines += [f"    ctx.numbers = {_tuple(later)}"] if later else []
-    silent = [_value(spec.outputs[place]) for place in spec.silent]
-    lines += [f"    silence(ctx, {_tuple(silent)})"] if silent else []
     outputs = [_value(one) for one in spec.outputs]
+    for place in spec.shadows:
+        lines.append(f"    shadow{place} = {outputs[place]}.detach()")
+        outputs[place] = f"shadow{place}"
+    silent = [outputs[place] for place in spec.silent]
+    lines += [f"    silence(ctx, {_tuple(silent)})"] if silent else []
     return [*lines, f"    return {outputs[0] if len(outputs) == 1 else _tuple(outputs)}"]
 
 
@@ -208,8 +281,7 @@ def _backward(spec: NodeSpec) -> list[str]:
     kept = [f"s{i}" for i in range(len(spec.saved))]
     numbers = [f"n{i}" if isinstance(n, Source) else repr(n) for i, n in enumerate(spec.numbers)]
     later = [n for n, one in zip(numbers, spec.numbers, strict=True) if isinstance(one, Source)]
-    lines = ["compiled = None", f"def backward(ctx, {', '.join(given)}):"]
-    lines.append("    global compiled")
+    lines = [f"def backward(ctx, {', '.join(given)}):"]
     lines += [f"    {_tuple(kept)} = ctx.saved_tensors"] if kept else []
     lines += [f"    {_tuple(later)} = ctx.numbers"] if later else []
     undefined = [f"{g} is None or is_batched({g})" for g in cotangents]
@@ -221,11 +293,13 @@ def _backward(spec: NodeSpec) -> list[str]:
         lines.append(
             f"    if {g}.is_neg() or {g}.is_conj(): {g} = {g}.resolve_conj().resolve_neg()"
         )
-        lines.append(f"    {_fitting(spec, g)}")
+        lines += [f"    {_fitting(spec, g)}"] if spec.demands != EXACT else []
     lines.append(f"    row = [{', '.join([*read, *numbers, *cotangents])}]")
     lines += _in_part(spec)
-    lines.append("    if compiled is None: compiled = begin(row)")
-    return [*lines, "    made = compiled(row)", f"    return {_gradients(spec)}"]
+    strides = [f"{g}.stride()" for g in cotangents] if spec.demands == EXACT else []
+    lines.append(f"    at = {_tuple(strides)}")
+    lines.append("    pull = pulls.get(at) or begin(row, at)")
+    return [*lines, "    made = pull(row)", f"    return {_gradients(spec)}"]
 
 
 def _to_general(kept: Sequence[str], numbers: Sequence[str], cotangents: Sequence[str]) -> str:
@@ -248,18 +322,18 @@ def _in_part(spec: NodeSpec) -> list[str]:
 
 
 def _fitting(spec: NodeSpec, g: str) -> str:
-    """A line that brings a cotangent into the layout that the backward graph reads."""
-    if spec.demands != EXACT:
+    """A line that brings a cotangent into the memory order that the backward graph reads."""
+    place = int(g[1:])
+    if _order(spec.cotangents[place]) is None:
         return f"{g} = {g}.contiguous()"
-    like = f"{g}.shape, {g}_at, dtype={g}.dtype, device={g}.device"
-    return f"if {g}.stride() != {g}_at: {g} = empty_strided({like}).copy_({g})"
+    return f"{g} = laid_out({g}, order{place})"
 
 
 def _unfit(spec: NodeSpec, read: Sequence[str]) -> str:
-    """Whether hooks on saved tensors gave one of them back in another layout."""
-    if spec.demands == DENSE:
+    """Whether hooks on saved tensors gave one of them back in another layout, or dtype."""
+    if spec.demands == OPEN:
         dtypes = f"{_tuple(f'{s}.dtype' for s in read)} != dtypes"
-        return " or ".join([dtypes, *(f"not {s}.is_contiguous() or {_is_lazy(s)}" for s in read)])
+        return " or ".join([dtypes, *(_is_lazy(s) for s in read)])
     return (
         f"{_tuple(f'({s}.shape, {s}.stride(), {s}.dtype, {_flags(s)})' for s in read)} != layouts"
     )

@@ -86,10 +86,10 @@ variable_list Compiled::forward(
   for (size_t i = 0; i < program.numbers.size(); ++i)
     if (program.numbers[i].isNone())
       ctx->saved_data[std::to_string(i)] = made.number(~program.number_sources[i]);
-  for (size_t i = 0; i < program.outputs.size(); ++i) {
-    outputs.push_back(value(program.outputs[i]));
-    if (!program.is_live[i]) silent.push_back(outputs.back());
-  }
+  for (Source source : program.outputs) outputs.push_back(value(source));
+  for (size_t place : program.shadows) outputs[place] = outputs[place].detach();
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (!program.is_live[i]) silent.push_back(outputs[i]);
   if (!silent.empty()) ctx->mark_non_differentiable(silent);
   return outputs;
 }
@@ -134,23 +134,45 @@ std::vector<size_t> written_over(const Program& program, const Callee& backward)
   return places;
 }
 
-// The compiled backward, made by Python from a first row.
-const Pull* begin(const Program& program, const Values& row) {
+constexpr size_t MOST_PULLS = 64;
+
+bool are_laid_out_as(
+    const std::vector<Layout>& layouts, const variable_list& tensors, size_t first) {
+  for (size_t i = 0; i < layouts.size(); ++i)
+    if (!layouts[i].has_strides_of(tensors[first + i])) return false;
+  return true;
+}
+
+// The backward for cotangents that are laid out like those of the row. There are not many: what
+// is not among them is copied for one of them.
+const Pull* find(const Program& program, const Values& row, size_t first) {
+  size_t count = 0;
+  for (const Pull* pull = program.pulls.load(); pull != nullptr; pull = pull->next)
+    if (are_laid_out_as(pull->given, row.tensors, first) || ++count == MOST_PULLS) return pull;
+  return nullptr;
+}
+
+// A compiled backward for cotangents like those of the row, made by Python.
+const Pull* begin(const Program& program, const Values& row, size_t first) {
   HoldGil gil;
   Owned list(list_of(Values(row)));
   Owned made(PyObject_CallOneArg(program.begin, list.object));
-  if (const Pull* other = program.pull.load()) return other;  // another thread was faster
-  const auto pair = py::cast<py::tuple>(py::handle(made.object));
+  if (const Pull* other = find(program, row, first)) return other;  // another thread was faster
+  const auto found = py::cast<py::tuple>(py::handle(made.object));
   auto pull = std::make_unique<Pull>();
-  pull->read = layouts_of(program.demands, pair[1]);
-  pull->cotangents = program.cotangents;
-  pull->backward = callee_of(py::object(pair[0]).ptr());
+  pull->backward = callee_of(py::object(found[0]).ptr());
+  pull->read = layouts_of(found[1]);
+  pull->cotangents = layouts_of(found[2]);
+  pull->given = program.cotangents;
+  for (size_t i = 0; i < pull->given.size(); ++i)
+    pull->given[i].strides = row.tensors[first + i].strides().vec();
   pull->donated = written_over(program, pull->backward);
   if (pull->backward.library) {
     align(pull->read);
     align(pull->cotangents);
   }
-  program.pull.store(pull.get());
+  pull->next = program.pulls.load();
+  program.pulls.store(pull.get());
   return pull.release();
 }
 
@@ -186,13 +208,15 @@ bool pulled(
   if (at::GradMode::is_enabled() || !is_plain_here()) return false;
   Values row = row_of(program, ctx, saved, cotangents);
   const size_t first = program.read + program.numbers.size();
-  const Pull* pull = program.pull.load();
+  for (size_t i = 0; i < program.cotangents.size(); ++i)
+    if (!row.tensors[first + i].defined() || !program.cotangents[i].is_kind_of(row.tensors[first + i]))
+      return false;
+  const Pull* pull = find(program, row, first);
   if (pull == nullptr) {
     for (size_t i = 0; i < program.read; ++i)
       if (row.tensors[i].unsafeGetTensorImpl()->key_set() != plain_keys(row.tensors[i].device()))
         return false;
-    if (!take(program.cotangents, row.tensors, first)) return false;
-    pull = begin(program, row);
+    pull = begin(program, row, first);
   }
   if (!take(pull->read, row.tensors, 0) || !take(pull->cotangents, row.tensors, first))
     return false;

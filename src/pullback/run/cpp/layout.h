@@ -27,10 +27,7 @@ bool is_plain_here() {
       (keys.excluded_ & c10::autograd_dispatch_keyset_with_ADInplaceOrView).empty();
 }
 
-enum class Demands { Exact, Dense, Any };
-
 struct Layout {
-  Demands demands;
   at::ScalarType dtype;
   at::Device device;
   std::vector<int64_t> sizes, strides;
@@ -39,17 +36,13 @@ struct Layout {
 
   bool is_kind_of(const at::Tensor& tensor) const {
     return tensor.unsafeGetTensorImpl()->key_set() == keys && tensor.scalar_type() == dtype &&
-        tensor.device() == device &&
-        (demands == Demands::Exact ? tensor.sizes() == at::IntArrayRef(sizes)
-                                   : tensor.dim() == static_cast<int64_t>(sizes.size()));
+        tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes);
   }
 
   bool is_laid_out_as(const at::Tensor& tensor) const {
-    if (demands == Demands::Any) return true;
-    if (demands == Demands::Dense ? !tensor.is_contiguous() : !has_strides_of(tensor))
-      return false;
-    return alignment == 1 ||
-        reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignment == 0;
+    return has_strides_of(tensor) &&
+        (alignment == 1 ||
+         reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignment == 0);
   }
 
   // The stride of a dimension of size one is never used.
@@ -71,20 +64,17 @@ struct Layout {
   bool take(at::Tensor& tensor) const {
     if (!tensor.defined() || !is_kind_of(tensor)) return false;
     if (is_laid_out_as(tensor)) return true;
-    if (demands == Demands::Exact && overlaps()) return false;
-    at::Tensor copy = demands == Demands::Exact
-        ? at::empty_strided(sizes, strides, tensor.options())
-        : at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+    if (overlaps()) return false;
+    at::Tensor copy = at::empty_strided(sizes, strides, tensor.options());
     copy.copy_(tensor);
     tensor = std::move(copy);
     return true;
   }
 };
 
-Layout layout_of(Demands demands, const py::handle& row) {
+Layout layout_of(const py::handle& row) {
   const auto fields = py::cast<py::tuple>(row);
   Layout layout{
-      demands,
       py::cast<at::ScalarType>(fields[0]),
       py::cast<at::Device>(fields[1]),
       py::cast<std::vector<int64_t>>(fields[2]),
@@ -94,9 +84,9 @@ Layout layout_of(Demands demands, const py::handle& row) {
   return layout;
 }
 
-std::vector<Layout> layouts_of(Demands demands, const py::handle& rows) {
+std::vector<Layout> layouts_of(const py::handle& rows) {
   std::vector<Layout> layouts;
-  for (const auto& row : py::cast<py::list>(rows)) layouts.push_back(layout_of(demands, row));
+  for (const auto& row : py::cast<py::list>(rows)) layouts.push_back(layout_of(row));
   return layouts;
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "layout.h"
@@ -14,11 +15,13 @@
 
 namespace pullback {
 
-// A compiled backward, and the layouts of what it reads.
+// A compiled backward for cotangents that are laid out as `given`, and the layouts of what it reads:
+// a cotangent that is laid out otherwise is copied. The next one is for other cotangents.
 struct Pull {
   Callee backward;
-  std::vector<Layout> read, cotangents;
+  std::vector<Layout> read, given, cotangents;
   std::vector<size_t> donated;  // the saved tensors that it writes over
+  const Pull* next = nullptr;
 };
 
 // Where a value comes from: from the inputs as it is, from what forward made as the complement.
@@ -32,7 +35,6 @@ std::unordered_map<int64_t, std::weak_ptr<Program>> known;
 struct Program {
   std::string name;
   int64_t number;
-  Demands demands;
   std::vector<Layout> inputs;
   std::vector<bool> needs;
   Callee forward;
@@ -41,11 +43,12 @@ struct Program {
   std::vector<c10::IValue> numbers;  // what it reads besides; none where forward makes it
   std::vector<Source> number_sources;
   std::vector<bool> is_live;  // whether an output carries a gradient
+  std::vector<size_t> shadows;  // outputs without one that are also returned with one
   std::vector<Layout> cotangents;
   std::vector<size_t> donated;  // those of the saved that the compiled backward may write over
   PyObject* begin = nullptr;  // makes the compiled backward
   PyObject* general = nullptr;
-  mutable std::atomic<const Pull*> pull{nullptr};  // set once, with the GIL held
+  mutable std::atomic<const Pull*> pulls{nullptr};  // the youngest first; set with the GIL held
 
   Program() = default;
   Program(const Program&) = delete;
@@ -62,17 +65,18 @@ struct Program {
     Py_XDECREF(general);
     Py_XDECREF(begin);
     Py_XDECREF(forward.python);
-    const Pull* made = pull.load();
-    if (made != nullptr) Py_XDECREF(made->backward.python);
-    delete made;
+    for (const Pull* made = pulls.load(); made != nullptr;) {
+      Py_XDECREF(made->backward.python);
+      delete std::exchange(made, made->next);
+    }
   }
 
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(general);
     Py_VISIT(begin);
     Py_VISIT(forward.python);
-    const Pull* made = pull.load();
-    if (made != nullptr) Py_VISIT(made->backward.python);
+    for (const Pull* made = pulls.load(); made != nullptr; made = made->next)
+      Py_VISIT(made->backward.python);
     return 0;
   }
 };
@@ -80,13 +84,9 @@ struct Program {
 std::shared_ptr<Program> program_of(const py::dict& given) {
   static std::atomic<int64_t> count{0};
   auto program = std::make_shared<Program>();
-  const auto demands = py::cast<std::string>(given["demands"]);
   program->name = py::cast<std::string>(given["name"]);
   program->number = ++count;
-  program->demands = demands == "exact" ? Demands::Exact
-      : demands == "dense"              ? Demands::Dense
-                                        : Demands::Any;
-  program->inputs = layouts_of(program->demands, given["inputs"]);
+  program->inputs = layouts_of(given["inputs"]);
   program->needs = py::cast<std::vector<bool>>(given["needs"]);
   program->forward = callee_of(py::object(given["forward"]).ptr());
   if (program->forward.library) align(program->inputs);
@@ -97,9 +97,8 @@ std::shared_ptr<Program> program_of(const py::dict& given) {
   for (const auto& value : py::cast<py::list>(given["numbers"]))
     program->numbers.push_back(value.is_none() ? c10::IValue() : number_of(value.ptr()));
   program->is_live = py::cast<std::vector<bool>>(given["is_live"]);
-  // Cotangents are brought into one layout even where the graphs would take any.
-  program->cotangents = layouts_of(
-      program->demands == Demands::Any ? Demands::Dense : program->demands, given["cotangents"]);
+  program->shadows = py::cast<std::vector<size_t>>(given["shadows"]);
+  program->cotangents = layouts_of(given["cotangents"]);
   program->donated = py::cast<std::vector<size_t>>(given["donated"]);
   program->begin = py::object(given["begin"]).release().ptr();
   program->general = py::object(given["general"]).release().ptr();

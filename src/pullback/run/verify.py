@@ -1,0 +1,298 @@
+"""Compiled code against the eager recipe that it was made from, before anyone uses it.
+
+A compiled node is run beside its recipe on the inputs of the call that it was made for: outputs,
+and the gradients of all cotangents together and of each alone. How far the two may be apart is
+measured (`closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of
+the process stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.fake import apart, size_with
+from pullback.capture.modes import autocast_off
+from pullback.capture.watch import Watcher
+from pullback.derive.recipe import Recipe, laid_out
+from pullback.graph.parts import calls
+from pullback.graph.values import narrowed_to
+from pullback.run.closeness import Difference, Measures, compared
+from pullback.run.node import MISS
+
+NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
+MEMORY = 0.5  # the part of the free memory that double precision may take
+
+
+def node_difference(
+    node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
+) -> Difference | None:
+    """How a node differs from its recipe on `row`, whose tensors need gradients as in a call.
+
+    Where the node does not take the row, there is nothing to compare.
+    """
+    captured = recipe.captured
+    live = [o.index for o in captured.outputs if o.differentiable and o.index is not None]
+    with apart(Watcher), autocast_off(), torch.enable_grad():
+        given = [x.detach().requires_grad_(x.requires_grad) for x in row]
+        made = node(*given)
+        if made is MISS:
+            return None
+        outputs = [made] if isinstance(made, Tensor) else list(made)
+        needing = [x for x, one in zip(given, captured.inputs, strict=True) if one.needs]
+        names = [*_output_names(len(outputs)), *_gradient_names(recipe)]
+        for cotangents in _patterns(recipe, [outputs[place].detach() for place in live]):
+            gradients = torch.autograd.grad(
+                [outputs[place] for place in live],
+                needing,
+                cotangents,
+                retain_graph=True,
+                allow_unused=True,
+            )
+            trial = Trial(
+                captured.joint.graph, _run_of(recipe), (*(x.detach() for x in row), *cotangents)
+            )
+            found = trial.difference([*outputs, *gradients], names)
+            if found is not None:
+                return found
+    return None
+
+
+def graph_difference(
+    compiled: Callable[[list[Any]], Sequence[Any]],
+    text: Callable[[list[Any]], Sequence[Any]],
+    graph: fx.Graph,
+    row: Sequence[Any],
+    names: Sequence[str],
+) -> Difference | None:
+    """How a compiled graph differs from its text on one row of arguments."""
+    with apart(Watcher), autocast_off(), torch.no_grad():
+        got = compiled(list(row))
+        return Trial(graph, lambda row: text(list(row)), tuple(row)).difference(got, names)
+
+
+def _run_of(recipe: Recipe) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The recipe as a function of inputs and cotangents, like its joint graph."""
+    count = len(recipe.captured.inputs)
+    needs = [one.needs for one in recipe.captured.inputs]
+
+    def run(row: Sequence[Any]) -> list[Any]:
+        with torch.no_grad():
+            outputs, saved, numbers = recipe.run_row(row[:count])
+            pulled = recipe.pull(saved, numbers, row[count:])
+        return [*outputs, *(g for g, need in zip(pulled, needs, strict=True) if need)]
+
+    return run
+
+
+def _patterns(recipe: Recipe, outputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Rows of cotangents for these outputs: all of them, then each alone."""
+    drawn = [
+        laid_out(_normal(y, seed), order)
+        for seed, (y, order) in enumerate(zip(outputs, recipe.orders, strict=True))
+    ]
+    yield drawn
+    if len(drawn) > 1:
+        for place in range(len(drawn)):
+            yield [c if i == place else torch.zeros_like(c) for i, c in enumerate(drawn)]
+
+
+def _output_names(count: int) -> list[str]:
+    return ["the output"] if count == 1 else [f"output {place}" for place in range(count)]
+
+
+def _gradient_names(recipe: Recipe) -> list[str]:
+    return [f"the gradient of `{one.name}`" for one in recipe.captured.inputs if one.needs]
+
+
+# ---- one graph on one row ----
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A graph on one row of arguments: by eager ops (`run`), in double precision, and nearby."""
+
+    graph: fx.Graph
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    row: tuple[Any, ...]
+
+    def difference(self, got: Sequence[Any], names: Sequence[str]) -> Difference | None:
+        """The first of the values that differs, for what another way to run the graph gave."""
+        for place, (name, mine, theirs) in enumerate(zip(names, got, self.values, strict=True)):
+            measures = Measures(
+                functools.partial(self._exact_at, place),
+                functools.partial(self._near_at, place),
+                self.terms,
+                self.steps,
+            )
+            found = compared(name, mine, theirs, measures)
+            if found is not None:
+                return found
+        return None
+
+    @functools.cached_property
+    def values(self) -> Sequence[Any]:
+        """What eager ops give."""
+        return self.run(self.row)
+
+    @functools.cached_property
+    def exact(self) -> Sequence[Any] | None:
+        """What the graph gives in double precision; None if that cannot be had."""
+        if not _is_coarse(self.row) or not self._fits():
+            return None
+        try:
+            with torch.no_grad():
+                values: Sequence[Any] = _Doubled(fx.GraphModule({}, self.graph)).run(
+                    *map(_double, self.row)
+                )
+        except Exception:  # whatever an op has against doubles
+            return None
+        return values
+
+    @functools.cached_property
+    def nearby(self) -> Sequence[Sequence[Any]]:
+        """What eager ops give for rows that are a few units in the last place away."""
+        return [self.run(_nudged(self.row, sign)) for sign in (1, -1)]
+
+    def _exact_at(self, place: int) -> Any:
+        return None if self.exact is None else self.exact[place]
+
+    def _near_at(self, place: int) -> Sequence[Any]:
+        return [values[place] for values in self.nearby]
+
+    # ---- sizes ----
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """How many ops there are."""
+        return max(1, sum(1 for _ in calls(self.graph)))
+
+    @functools.cached_property
+    def terms(self) -> int:
+        """How many numbers the longest sum adds up."""
+        return max((self._terms(node) for node in calls(self.graph)), default=1)
+
+    def _terms(self, node: fx.Node) -> int:
+        """The elements that go into one of a result; for a product of matrices, the inner size."""
+        made = max(1, self._numel(node))
+        into = [self._numel(one) for one in node.all_input_nodes]
+        if len(into) < 2:
+            return max([1, *into]) // made or 1
+        return max(1, math.isqrt(into[0] * into[1] // made))
+
+    def _numel(self, node: fx.Node) -> int:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return 1
+        return math.prod(size_with(size, self._sizes) for size in value.shape)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[Any, int]:
+        """The numbers that the symbols of the graph stand for in this row."""
+        found: dict[Any, int] = {}
+        for node, given in zip(self.graph.find_nodes(op="placeholder"), self.row, strict=True):
+            symbols = getattr(node.meta.get("val"), "shape", (node.meta.get("val"),))
+            numbers = getattr(given, "shape", (given,))
+            for symbol, number in zip(symbols, numbers, strict=True):
+                if isinstance(symbol, torch.SymInt):
+                    found[symbol.node.expr] = int(number)
+        return found
+
+    def _fits(self) -> bool:
+        """Whether all values in double precision fit into a part of the free memory."""
+        device = next((x.device for x in self.row if isinstance(x, Tensor) and x.is_cuda), None)
+        return 8 * sum(map(self._numel, self.graph.nodes)) < MEMORY * _free(device)
+
+
+def _free(device: torch.device | None) -> float:
+    if device is not None:
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):  # this system does not say
+        return 2.0**30
+
+
+# ---- rows ----
+
+
+def _is_smooth(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _is_coarse(row: Sequence[Any]) -> bool:
+    """Whether double precision is more than these tensors have."""
+    eps = torch.finfo(torch.float64).eps
+    return any(torch.finfo(x.dtype).eps > eps for x in row if _is_smooth(x))
+
+
+def _double(value: Any) -> Any:
+    if not _is_smooth(value):
+        return value
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _normal(like: Tensor, seed: int) -> Tensor:
+    """Normal numbers, without a draw from the generators in use."""
+    generator = torch.Generator(like.device).manual_seed(seed)
+    kind = like.dtype if like.is_complex() or like.dtype.itemsize > 2 else torch.float32
+    drawn = torch.randn(like.shape, dtype=kind, device=like.device, generator=generator)
+    return drawn.to(like.dtype)
+
+
+def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
+    """The row, its numbers moved by a few units in the last place, each to one side or the other.
+
+    The strides stay, since a capture may go by them.
+    """
+    moved = []
+    for seed, x in enumerate(row):
+        if _is_smooth(x) and x.numel() and not _overlaps(x):
+            eps = torch.finfo(x.dtype).eps
+            sides = _normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
+            near = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            x = near.copy_(x.detach() + x.detach() * (sides * (NUDGE * eps)).to(x.dtype))
+        moved.append(x)
+    return moved
+
+
+def _overlaps(x: Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
+
+
+# ---- double precision ----
+
+
+class _Doubled(fx.Interpreter):
+    """Runs a graph in double precision, but for the roundings that it asks for.
+
+    A cast to a narrower dtype rounds, and the result goes on in double.
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As its base does, with dtypes widened."""
+        if n.op != "call_function":
+            return fx.Interpreter.run_node(self, n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        made = n.target(*_widened(args), **_widened(kwargs))  # type: ignore[operator]
+        narrowed = narrowed_to(n)
+        return made if narrowed is None else made.to(narrowed).to(made.dtype)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _widened(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_widened(item) for item in value)
+    if isinstance(value, torch.dtype) and value.is_complex:
+        return torch.complex128
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    return value

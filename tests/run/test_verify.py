@@ -1,0 +1,295 @@
+"""Compiled nodes against their recipes: wrong code is seen at its first call, right code is not."""
+
+import warnings
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pullback as pb
+from pullback.compose import light
+from pullback.errors import WrongCodeWarning
+from pullback.run import backend_of
+from pullback.run.closeness import Measures, compared
+
+run = import_module("pullback.run")
+
+COMPILING = ["inductor", "native"]
+
+
+def leaf(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=dtype, generator=generator).requires_grad_()
+
+
+def gate(x, w):
+    s = torch.sigmoid(x * w)
+    return s * x, s.sum(0)
+
+
+def spoiled(name, spoil):
+    """Backend `name`, whose compiled graphs give what `spoil` makes of their results."""
+    real = backend_of(name)
+
+    def specialise(graph, row, *, name, **options):
+        code = real.specialise(graph, row, name=name, **options)
+
+        def call(arguments):
+            return spoil(name, list(code(arguments)))
+
+        call.meets = getattr(code, "meets", lambda row: True)
+        return call
+
+    facts = {k: getattr(real, k) for k in ("make_node", "donates") if hasattr(real, k)}
+    return SimpleNamespace(specialise=specialise, absence=real.absence, **facts)
+
+
+def use(monkeypatch, name, spoil):
+    monkeypatch.setattr(light, "backends_of", lambda _: {name: spoiled(name, spoil)})
+
+
+def gradients(function, args, cotangents):
+    outputs = function(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return torch.autograd.grad(outputs, args, cotangents)
+
+
+# ---- a planted wrong backend ----
+
+
+def halve_second_gradient(name, made):
+    if name == "backward":
+        made[1] = made[1] / 2
+    return made
+
+
+def shift_one_element(name, made):
+    if name == "forward":
+        made[0] = made[0].clone()
+        made[0].view(-1)[3] += 1e-3
+    return made
+
+
+def lose_a_cotangent(name, made):
+    """A gradient that is right for all cotangents together in one element only."""
+    if name == "backward":
+        made[0] = made[0] * torch.linspace(1, 1.001, made[0].numel()).view_as(made[0])
+    return made
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (halve_second_gradient, "the gradient of `w`"),
+        (shift_one_element, "output 0 at [0, 3]"),
+        (lose_a_cotangent, "the gradient of `x`"),
+    ],
+)
+def test_planted_fault_is_caught_at_the_first_call(monkeypatch, backend, spoil, said):
+    use(monkeypatch, backend, spoil)
+    args = leaf(4, 5), leaf(5, seed=1)
+    combined = pb.combine(gate, *args, backend=backend)
+    with pytest.warns(WrongCodeWarning) as told:
+        outputs = combined.apply(*args)
+
+    (warning,) = [one.message for one in told if isinstance(one.message, WrongCodeWarning)]
+    assert f'what backend "{backend}" made of `Gate`' in str(warning)
+    assert said in warning.facts["got"]
+    assert said in combined.explain()
+    assert all(map(torch.equal, outputs, gate(*args)))  # the call got the eager result
+    cotangents = [torch.ones_like(y) for y in outputs]
+    torch.testing.assert_close(
+        gradients(combined.apply, args, cotangents), gradients(gate, args, cotangents)
+    )
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", COMPILING)
+def test_fault_is_told_once_and_the_code_never_runs_again(monkeypatch, backend):
+    use(monkeypatch, backend, halve_second_gradient)
+    args = leaf(4, 5), leaf(5, seed=1)
+    combined = pb.combine(gate, *args, backend=backend)
+    with pytest.warns(WrongCodeWarning):
+        combined.apply(*args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WrongCodeWarning)
+        for _ in range(3):
+            combined.apply(*args)
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", COMPILING)
+def test_fault_in_code_for_open_sizes_is_caught(monkeypatch, backend):
+    sizes = []
+
+    def spoil(name, made):
+        sizes.append(made[0].shape)
+        if name == "backward" and made[0].shape[0] != 4:
+            made[0] = -made[0]
+        return made
+
+    use(monkeypatch, backend, spoil)
+    combined = pb.combine(gate, leaf(4, 5), leaf(5, seed=1), backend=backend)
+    combined.apply(leaf(4, 5), leaf(5, seed=1))
+    args = leaf(7, 5), leaf(5, seed=1)
+    with pytest.warns(WrongCodeWarning, match="the gradient of `x`"):
+        outputs = combined.apply(*args)
+
+    cotangents = [torch.ones_like(y) for y in outputs]
+    got = gradients(combined.apply, args, cotangents)
+    torch.testing.assert_close(got, gradients(gate, args, cotangents))
+
+
+@pytest.mark.needs_compiler
+def test_verification_can_be_switched_off(monkeypatch):
+    use(monkeypatch, "inductor", halve_second_gradient)
+    args = leaf(4, 5), leaf(5, seed=1)
+    combined = pb.combine(gate, *args, backend="inductor", verify=False)
+    outputs = combined.apply(*args)
+    cotangents = [torch.ones_like(y) for y in outputs]
+
+    wrong = gradients(combined.apply, args, cotangents)[1]
+    torch.testing.assert_close(2 * wrong, gradients(gate, args, cotangents)[1])
+
+
+@pytest.mark.needs_compiler
+def test_output_without_gradients_is_compared_too(monkeypatch):
+    use(monkeypatch, "inductor", shift_one_element)
+    args = leaf(4, 5), leaf(5, seed=1)
+    combined = pb.combine(gate, *args, backend="inductor")
+    with torch.no_grad(), pytest.warns(WrongCodeWarning, match="output 0"):
+        outputs = combined.apply(*args)
+
+    assert all(map(torch.equal, outputs, gate(*args)))
+
+
+@pytest.mark.needs_compiler
+def test_plan_never_takes_wrong_code(monkeypatch):
+    use(monkeypatch, "inductor", halve_second_gradient)
+    args = leaf(4, 5), leaf(5, seed=1)
+    plan = pb.plan(gate, *args, backends=["inductor"], budget=2)
+
+    assert any("computes something else" in why for why in plan.evidence.refused.values())
+    cotangents = [torch.ones(4, 5), torch.ones(5)]
+    torch.testing.assert_close(
+        gradients(plan.best, args, cotangents), gradients(gate, args, cotangents)
+    )
+
+
+@pytest.mark.needs_compiler
+def test_what_inductor_gets_wrong_runs_eagerly():
+    def conv_pools(x, w):
+        c = F.conv2d(x, w, padding=1)
+        return (
+            F.max_pool2d(c, 2),
+            F.avg_pool2d(c, 2, 1),
+            F.interpolate(c, scale_factor=2, mode="bilinear"),
+        )
+
+    args = leaf(1, 1, 5, 5, dtype=torch.float64), leaf(1, 1, 2, 2, dtype=torch.float64, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WrongCodeWarning)  # until that is mended upstream
+        combined = pb.combine(conv_pools, *args, backend="inductor")
+        outputs = combined.apply(*args)
+        cotangents = [torch.randn_like(y) for y in outputs]
+        got = gradients(combined.apply, args, cotangents)
+    torch.testing.assert_close(got, gradients(conv_pools, args, cotangents))
+
+
+# ---- right code is not suspected ----
+
+SOUND = {
+    "sums that cancel": (lambda x: (x - x.mean(1, keepdim=True)).sum(1) + x.sin(), (64, 64)),
+    "steps": (lambda x: (x * 1.7 + 0.3).floor() * x + (x > 0.1).to(x.dtype), (100, 100)),
+    "powers": (lambda x: (x * 20).exp() / (x * 20).exp().sum(-1, keepdim=True), (30, 50)),
+    "a long sum": (lambda x: x.sin().sum(), (300, 300)),
+    "overflow": (lambda x: (x * 60).exp() * (x * 60).exp(), (20, 20)),
+    "ties": (lambda x: x.round().amax(1) + x.round().amin(1), (20, 30)),
+    "a norm": (lambda x: F.layer_norm(x, x.shape[1:]) * x.norm(dim=1, keepdim=True), (16, 48)),
+}
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", SOUND)
+def test_rounding_is_no_fault(case, dtype):
+    program, shape = SOUND[case]
+    x = leaf(*shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WrongCodeWarning)
+        combined = pb.combine(program, x, backend="inductor")
+        combined.apply(x)
+
+    assert "1 call run by backend" in combined.explain()
+
+
+def test_random_numbers_and_gradients_stay_as_they_are():
+    x, w = leaf(4, 5), leaf(5, seed=1)
+    x.register_hook(lambda g: pytest.fail("a hook was called"))
+    state = torch.get_rng_state()
+    combined = pb.combine(gate, x, w, backend="eager")
+    combined.apply(x, w)
+
+    assert torch.equal(torch.get_rng_state(), state)
+    assert x.grad is None
+
+
+# ---- two values ----
+
+
+def measures(exact=None, near=(), terms=1, steps=1):
+    return Measures(lambda: exact, lambda: near, terms, steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_units_in_the_last_place_are_equal(dtype):
+    x = torch.randn(100).to(dtype)
+    eps = torch.finfo(dtype).eps
+
+    assert compared("x", x * (1 + eps), x, measures()) is None
+    assert compared("x", x * (1 + 8 * eps), x, measures()) is not None
+
+
+def test_error_of_the_expected_numbers_is_allowed():
+    exact = torch.randn(1000, dtype=torch.float64)
+    expected = (exact + 1e-3 * torch.randn(1000)).float()
+    got = (exact + 1e-3 * torch.randn(1000)).float()
+
+    assert compared("x", got, expected, measures(exact)) is None
+    got[5] += 0.02
+    found = compared("x", got, expected, measures(exact))
+    assert found is not None
+    assert found.at == "[5]"
+
+
+def test_steps_are_allowed_where_they_are():
+    expected = torch.zeros(10)
+    near = expected.clone()
+    near[3] = 1
+    got = near.clone()
+
+    assert compared("x", got, expected, measures(near=[near, expected])) is None
+    got[4] = 1
+    assert compared("x", got, expected, measures(near=[near, expected])).at == "[4]"
+
+
+def test_nan_and_infinity_must_be_where_they_are_expected():
+    x = torch.tensor([1.0, torch.nan, torch.inf])
+
+    assert compared("x", x.clone(), x, measures()) is None
+    for wrong in ([1.0, 2.0, torch.inf], [torch.nan, torch.nan, torch.inf], [1.0, torch.nan, 3.0]):
+        assert compared("x", torch.tensor(wrong), x, measures()) is not None
+
+
+def test_values_of_other_kinds_differ():
+    x = torch.zeros(3)
+
+    assert compared("x", None, x, measures()) is None  # a gradient of zeros may be absent
+    assert compared("x", None, x + 1, measures()) is not None
+    assert compared("x", x.double(), x, measures()) is not None
+    assert compared("x", x[:2], x, measures()) is not None
+    assert compared("x", 2, 3, measures()) is not None
