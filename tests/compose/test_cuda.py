@@ -239,3 +239,66 @@ def test_whole_training_step_is_recorded(backend):
 
     assert got == pytest.approx([step().item() for _ in range(4)], rel=1e-4)
     assert got == sorted(got, reverse=True)
+
+
+# ---- layouts, casts and wrong code ----
+
+
+def rope(q, cos, sin):
+    half = q.shape[-1] // 2
+    turned = torch.cat([-q[..., half:], q[..., :half]], -1)
+    return q * cos + turned * sin
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", ["inductor", "native", "auto"])
+def test_transposed_heads_run_compiled(backend, dtype):
+    q = torch.randn(2, 64, 8, 32, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
+    angle = torch.arange(64.0, device="cuda")[:, None] * torch.ones(32, device="cuda")
+    args = q, angle.cos().to(dtype), angle.sin().to(dtype)
+    combined = combined_by(backend, rope, *args)
+    for cotangent in (
+        torch.randn(2, 64, 8, 32, device="cuda", dtype=dtype).transpose(1, 2),
+        torch.randn(2, 8, 64, 32, device="cuda", dtype=dtype),
+        torch.ones((), device="cuda", dtype=dtype).expand(2, 8, 64, 32),
+    ):
+        out, expected = combined.apply(*args), rope(*args)
+        (got,) = torch.autograd.grad(out, q, cotangent)
+        (want,) = torch.autograd.grad(expected, q, cotangent)
+
+        assert out.stride() == expected.stride()
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert "eager" not in combined.explain().replace('"auto" (eager)', "")
+
+
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_explicit_casts_are_kept(half, backend):
+    def quantise(x, s):
+        return ((x * s).to(half).to(x.dtype) / s) * x.to(half).float().sin()
+
+    args = (
+        torch.randn(4096, device="cuda", requires_grad=True),
+        torch.full((1,), 3.7, device="cuda", requires_grad=True),
+    )
+    combined = combined_by(backend, quantise, *args)
+
+    torch.testing.assert_close(gradients(combined.apply, args), gradients(quantise, args))
+    assert "eager:" not in combined.explain()
+
+
+def test_wrong_gradient_is_caught_at_the_first_call(monkeypatch):
+    from pullback.errors import WrongCodeWarning
+    from tests.run.test_verify import gate, halve_second_gradient, use
+
+    for backend in ("inductor", "native"):
+        if backend not in available():
+            continue
+        use(monkeypatch, backend, halve_second_gradient)
+        args = [torch.randn(n, device="cuda", requires_grad=True) for n in ((64, 32), (32,))]
+        combined = pb.combine(gate, *args, backend=backend)
+        with pytest.warns(WrongCodeWarning, match="the gradient of `w`"):
+            got = gradients(combined.apply, args)
+
+        torch.testing.assert_close(got, gradients(gate, args))

@@ -1,0 +1,271 @@
+"""Compiled compositions in every layout: right, compiled, and counted; what is not says so once."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pullback as pb
+from pullback.errors import UncompiledWarning, WrongCodeWarning
+
+pytestmark = pytest.mark.needs_compiler
+
+COMPILING = ["inductor", "native"]
+
+
+def leaf(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype).requires_grad_()
+
+
+def rope(q, cos, sin):
+    half = q.shape[-1] // 2
+    turned = torch.cat([-q[..., half:], q[..., :half]], -1)
+    return q * cos + turned * sin
+
+
+def scale(x, w):
+    return torch.tanh(x * w) + x
+
+
+LAYOUTS = {
+    "contiguous": lambda: leaf(2, 4, 6, 8),
+    "transposed": lambda: leaf(2, 6, 4, 8).transpose(1, 2),
+    "turned round": lambda: leaf(8, 6, 4, 2).permute(3, 2, 1, 0),
+    "sliced": lambda: leaf(2, 4, 12, 9)[:, :, ::2, 1:],
+    "expanded": lambda: leaf(2, 1, 6, 8).expand(2, 4, 6, 8),
+    "channels last": lambda: leaf(2, 4, 6, 8).contiguous(memory_format=torch.channels_last),
+    "one row": lambda: leaf(2, 4, 12, 8)[:, :, 5:11],
+}
+
+# What is done with the output, and so the cotangent that comes back.
+ENDS = {
+    "dense": lambda y: (y * torch.linspace(0, 1, y.numel()).view_as(y)).sum(),
+    "sum": lambda y: y.sum(),
+    "a row": lambda y: y[:, 1].square().sum(),
+    "attention": lambda y: F.scaled_dot_product_attention(y, y, y).sum(),
+    "a product": lambda y: (y.transpose(1, 2).flatten(2) @ torch.ones(y.shape[1] * 8, 3)).sum(),
+    "mean of a view": lambda y: y.transpose(-1, -2).mean(0).square().sum(),
+}
+
+
+def gradients(function, x, w, end):
+    return torch.autograd.grad(end(function(x, w)), (x, w))
+
+
+@pytest.mark.parametrize("backend", COMPILING)
+def test_every_layout_and_cotangent_is_right_and_compiled(backend):
+    w = leaf(8)
+    combined = pb.combine(scale, leaf(2, 4, 6, 8), w, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        warnings.simplefilter("error", WrongCodeWarning)
+        for make in LAYOUTS.values():
+            x = make()
+            for end in ENDS.values():
+                got = gradients(combined.apply, x, w, end)
+                torch.testing.assert_close(got, gradients(scale, x, w, end), rtol=1e-4, atol=1e-5)
+            assert combined.apply(x, w).stride() == scale(x, w).stride()
+    assert "uncompiled" not in combined.explain()
+    assert (
+        f'{len(LAYOUTS) * (len(ENDS) + 1)} calls run by backend "{backend}"' in combined.explain()
+    )
+
+
+@pytest.mark.parametrize("backend", COMPILING)
+def test_sizes_share_code_in_each_pattern_of_strides(backend, monkeypatch):
+    from pullback.run import inductor
+
+    made = []
+    real = inductor._made
+    monkeypatch.setattr(
+        inductor, "_made", lambda *a, **k: (made.append(k.get("free_sizes")), real(*a, **k))[1]
+    )
+    w = leaf(8)
+    combined = pb.combine(scale, leaf(3, 8), w, backend=backend)
+    for size in (3, 5, 9, 17):
+        for x in (leaf(size, 8), leaf(8, size).t()):
+            got = torch.autograd.grad(combined.apply(x, w).square().sum(), (x, w))
+            expected = torch.autograd.grad(scale(x, w).square().sum(), (x, w))
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+    assert made.count(True) == 4  # forward and backward for each of two patterns
+    assert made.count(None) <= 6
+
+
+def test_rope_of_transposed_heads_is_compiled():
+    q = leaf(2, 6, 4, 8).transpose(1, 2)
+    angle = torch.arange(6.0)[:, None] * torch.ones(8)
+    args = q, angle.cos(), angle.sin()
+    combined = pb.combine(rope, *args, backend="native")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        out = combined.apply(*args)
+        cotangent = torch.randn(2, 6, 4, 8).transpose(1, 2)
+        (got,) = torch.autograd.grad(out, q, cotangent)
+
+    assert out.stride() == rope(*args).stride()
+    torch.testing.assert_close(got, torch.autograd.grad(rope(*args), q, cotangent)[0])
+    assert '1 call run by backend "native"' in combined.explain()
+
+
+# ---- moments ----
+
+
+@pytest.mark.parametrize("backend", COMPILING)
+def test_no_grad_inference_and_autocast_are_compiled(backend):
+    def linear(x, w):
+        return torch.tanh(x @ w) * 2
+
+    x, w = leaf(4, 8), leaf(8, 8)
+    combined = pb.combine(linear, x, w, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        for moment in (torch.no_grad, torch.inference_mode):
+            with moment():
+                out = combined.apply(x, w)
+                assert not out.requires_grad
+                torch.testing.assert_close(out, linear(x, w))
+        with torch.autocast("cpu", torch.bfloat16):
+            out, expected = combined.apply(x, w), linear(x, w)
+        assert out.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+        got = torch.autograd.grad(out.float().sum(), (x, w))
+        wanted = torch.autograd.grad(expected.float().sum(), (x, w))
+        torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)
+        plain = combined.apply(x.detach(), w.detach())
+    assert not plain.requires_grad
+    torch.testing.assert_close(plain, linear(x, w).detach())
+    assert "uncompiled" not in combined.explain()
+
+
+@pytest.mark.parametrize("backend", COMPILING)
+def test_lists_dicts_and_keywords_are_compiled(backend):
+    def program(pair, more, *, factor=2.0):
+        return pair[0] * more["w"] * factor + pair[1]
+
+    def placed(pair, more, factor=2.0):
+        return program(pair, more, factor=factor)
+
+    x, y, w = leaf(3), leaf(3), leaf(3)
+    combined = pb.combine(placed, [x, y], {"w": w}, backend=backend)
+    for call in (
+        lambda: combined.apply([x, y], {"w": w}),
+        lambda: combined.apply(more={"w": w}, pair=[x, y]),
+        lambda: combined.apply([x, y], {"w": w}, factor=3.0),
+    ):
+        call().sum().backward()
+    torch.testing.assert_close(x.grad, (2 + 2 + 3) * w.detach())
+    assert "uncompiled" not in combined.explain()
+
+
+# ---- outputs without cotangent, or without gradient ----
+
+
+@pytest.mark.parametrize("backend", COMPILING)
+def test_output_that_nobody_uses_costs_no_compiled_code(backend):
+    def two(x, w, b):
+        return torch.sin(x * w), x * b
+
+    args = leaf(4, 5), leaf(5), leaf(5)
+    combined = pb.combine(two, *args, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        for place in (0, 1):
+            got = torch.autograd.grad(combined.apply(*args)[place].sum(), args, allow_unused=True)
+            want = torch.autograd.grad(two(*args)[place].sum(), args, allow_unused=True)
+            assert [g is None for g in got] == [g is None for g in want]
+            for g, e in zip(got, want, strict=True):
+                if e is not None:
+                    torch.testing.assert_close(g, e)
+
+
+@pytest.mark.parametrize("backend", COMPILING)
+def test_value_returned_with_and_without_gradient(backend):
+    def both(x):
+        y = x.sin() * 2
+        return y, y.detach()
+
+    x = leaf(5)
+    combined = pb.combine(both, x, backend=backend)
+    y, still = combined.apply(x)
+
+    assert y.requires_grad
+    assert not still.requires_grad
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * x.cos())
+    assert f'1 call run by backend "{backend}"' in combined.explain()
+
+
+# ---- what runs uncompiled ----
+
+
+def told(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in caught if issubclass(one.category, UncompiledWarning)]
+
+
+def dropped(x):
+    return F.dropout(x, 0.5) * 2
+
+
+def returns_view(x):
+    return x.t(), x * 2
+
+
+def decides(x):
+    return x * 2 if x.sum() > 0 else x
+
+
+UNCOMPILED = {
+    "random numbers": (dropped, lambda k: k.apply(leaf(3, 4)), "random numbers"),
+    "a view of an input": (returns_view, lambda k: k.apply(leaf(3, 4)), "share memory"),
+    "second derivative": (
+        torch.sin,
+        lambda k: torch.autograd.grad(k.apply(x := leaf(3, 4)).sum(), x, create_graph=True),
+        "is differentiated",
+    ),
+    "a transform": (torch.sin, lambda k: torch.vmap(k.apply)(torch.ones(3, 4)), "torch.func"),
+}
+
+
+@pytest.mark.parametrize("case", UNCOMPILED)
+def test_uncompiled_call_is_told_once_and_counted(case):
+    program, call, said = UNCOMPILED[case]
+    combined = pb.combine(program, leaf(3, 4), backend="inductor")
+    first, second = told(lambda: call(combined)), told(lambda: call(combined))
+
+    assert len(first) == 1
+    assert first[0].startswith("W501 uncompiled-call: ")
+    assert said in first[0]
+    assert "fix:" in first[0]
+    assert not second
+    assert said in combined.explain() or "general way" in combined.explain()
+
+
+def test_program_that_cannot_be_captured_is_told():
+    said = told(lambda: pb.combine(decides, leaf(3, 4), backend="inductor"))
+
+    assert len(said) == 1
+    assert "must do the same work whatever the values" in said[0]
+
+
+def test_eager_backend_tells_nothing():
+    combined = pb.combine(dropped, leaf(3, 4), backend="eager")
+
+    assert not told(lambda: combined.apply(leaf(3, 4)))
+    assert "call" not in combined.explain()
+
+
+def test_more_patterns_than_code_is_made_for_are_told(monkeypatch):
+    from pullback.run import making
+
+    monkeypatch.setattr(making, "PATTERNS", 0)
+    args = leaf(3, 4), leaf(4)
+    combined = pb.combine(scale, *args, backend="inductor")
+    said = told(lambda: combined.apply(*args))
+
+    assert len(said) == 1
+    assert "more layouts" in said[0]
+    assert "eagerly" in combined.explain()
