@@ -13,8 +13,8 @@ ops, and a row says how near the choice comes to the limit set by the bytes move
 outputs written, and the same for backward, at the speed at which the device copies. `replayed` is
 the choice, recorded as a CUDA graph by `torch.cuda.make_graphed_callables`.
 
-With `--first-call`, the seconds of the first call in fresh processes with empty caches instead:
-that of a combined function takes no longer than that of `torch.compile`.
+With `--first-call`, the seconds of the first call in new processes instead, with empty and with
+full caches: that of a combined function takes no longer than that of `torch.compile`.
 
 Run it with `python -m benchmarks.composed_is_fast`; `--device cuda`, `--sizes`, `--pipelines`,
 `--threads`, `--dtype` and `--json` choose what is run and where the numbers go. A row in the file
@@ -338,32 +338,52 @@ _GPU_TABLES = {"units": _on_gpu, "recorded": _replayed, "share of a copy's speed
 # ---- the first call ----
 
 _FIRST = """
-import time, torch
+import time, torch, pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
-import pullback as pb
-program, args = PIPELINES[{name!r}].nested, make_inputs({name!r}, 1000, device={device!r})
+torch.set_num_threads(1)
+program = PIPELINES[{name!r}].nested
+args = make_inputs({name!r}, 1000, torch.float32, {device!r})
 start = time.perf_counter()
-run = {run}
-made = run(*args)
-made = made if isinstance(made, torch.Tensor) else made[0]
-made.sum().backward()
+call = {run}
+outputs = call(*args)
+outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+sum(y.sum() for y in outputs).backward()
 print(time.perf_counter() - start)
 """
 _RUNS = {
-    "compile": "torch.compile(program, fullgraph=True)",
-    "combined": 'pb.combine(program, *args, backend="inductor").apply',
+    "torch.compile": "torch.compile(program)",
+    "combined": "pb.combine(program, *args).apply",
+    "unverified": "pb.combine(program, *args, verify=False).apply",
 }
 
 
 def first_calls(names: Iterable[str], device: str) -> Table:
-    """Seconds of the first call, forward and backward, in processes with empty caches."""
-    table = Table("pipeline", "torch.compile s", "combined s", "ratio")
-    ratios = []
+    """Seconds of the first call, forward and backward, in new processes: caches empty, then full.
+
+    `combined` is `pb.combine` as it comes, which compares what it compiled with the program;
+    `unverified` leaves that out.
+    """
+    heads = [f"{key} {state}" for state in ("cold", "warm") for key in _RUNS]
+    table = Table("pipeline", *heads, "ratio cold", "ratio warm")
+    ratios: dict[str, list[float]] = {"cold": [], "warm": []}
     for name in names:
-        seconds = {}
-        for key, run in _RUNS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "PULLBACK_CACHE_DIR": folder}
+        seconds = _first_seconds(name, device)
+        for state, row in ratios.items():
+            row.append(seconds["combined", state] / seconds["torch.compile", state])
+        cells = [f"{seconds[key, state]:.1f}" for state in ratios for key in _RUNS]
+        table.add_row(name, *cells, *(f"{row[-1]:.2f}" for row in ratios.values()))
+    blank = [""] * len(heads)
+    table.add_row("geometric mean", *blank, *(f"{_mean(row):.2f}" for row in ratios.values()))
+    return table
+
+
+def _first_seconds(name: str, device: str) -> dict[tuple[str, str], float]:
+    """Seconds of each way, with empty caches and with those that the first process filled."""
+    seconds = {}
+    for key, run in _RUNS.items():
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "PULLBACK_CACHE_DIR": folder}
+            for state in ("cold", "warm"):
                 done = subprocess.run(
                     [sys.executable, "-c", _FIRST.format(name=name, run=run, device=device)],
                     env=os.environ | caches,
@@ -371,11 +391,8 @@ def first_calls(names: Iterable[str], device: str) -> Table:
                     text=True,
                     check=True,
                 )
-                seconds[key] = float(done.stdout.split()[-1])
-        ratios.append(seconds["combined"] / seconds["compile"])
-        table.add_row(name, *(f"{value:.1f}" for value in seconds.values()), f"{ratios[-1]:.2f}")
-    table.add_row("geometric mean", "", "", f"{_mean(ratios):.2f}")
-    return table
+                seconds[key, state] = float(done.stdout.split()[-1])
+    return seconds
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -95,7 +95,7 @@ def test_native_node_runs_without_python(name, dtype, size, monkeypatch):
         for got, wanted in zip(gradients(combined.apply, args), want, strict=True):
             assert (got - wanted).norm() <= tolerance * wanted.norm()
 
-    assert len(read) == 2
+    assert len(read) == 3  # forward, and backward for two layouts of cotangents
     assert None not in read
 
 
@@ -251,7 +251,7 @@ def rope(q, cos, sin):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("backend", ["inductor", "native", "auto"])
+@pytest.mark.parametrize("backend", ["inductor", "native"])
 def test_transposed_heads_run_compiled(backend, dtype):
     q = torch.randn(2, 64, 8, 32, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
     angle = torch.arange(64.0, device="cuda")[:, None] * torch.ones(32, device="cuda")
@@ -269,7 +269,7 @@ def test_transposed_heads_run_compiled(backend, dtype):
         assert out.stride() == expected.stride()
         torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
-    assert "eager" not in combined.explain().replace('"auto" (eager)', "")
+    assert "eager" not in combined.explain()
 
 
 @pytest.mark.parametrize("backend", ["inductor", "native"])
@@ -284,7 +284,9 @@ def test_explicit_casts_are_kept(half, backend):
     )
     combined = combined_by(backend, quantise, *args)
 
-    torch.testing.assert_close(gradients(combined.apply, args), gradients(quantise, args))
+    got, want = gradients(combined.apply, args), gradients(quantise, args)
+    torch.testing.assert_close(got[:2], want[:2])
+    torch.testing.assert_close(got[2], want[2], rtol=1e-3, atol=1e-3)  # a long sum
     assert "eager:" not in combined.explain()
 
 

@@ -1,7 +1,6 @@
 """Building C++ once: the cache, files that are included, damage, and a compiler that refuses."""
 
 import ctypes
-import subprocess
 
 import pytest
 
@@ -28,14 +27,13 @@ def library(monkeypatch, tmp_path):
 @pytest.fixture
 def builds(monkeypatch):
     """The commands that were run to build something."""
-    commands, run = [], subprocess.run
+    commands, run = [], building._run
 
-    def noted(command, **options):
-        if "-o" in command:
-            commands.append(command)
-        return run(command, **options)
+    def noted(command):
+        commands.append(command)
+        return run(command)
 
-    monkeypatch.setattr(subprocess, "run", noted)
+    monkeypatch.setattr(building, "_run", noted)
     return commands
 
 

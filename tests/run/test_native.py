@@ -2,7 +2,11 @@
 
 import dataclasses
 import gc
+import os
+import subprocess
+import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -655,3 +659,69 @@ def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
 
 
 _extension = building.extension
+
+
+# ---- in the background ----
+
+
+def test_another_backend_serves_while_the_node_is_built(monkeypatch, caplog):
+    begun, may_end = threading.Event(), threading.Event()
+    real = building.build
+
+    def slowly(library, load):
+        if threading.current_thread().name != "pullback-build":
+            return real(library, load)
+        begun.set()
+        assert may_end.wait(60)
+        return real(library, load)
+
+    native.extension()  # so that nothing has to be built in truth
+    monkeypatch.setattr(native, "_state", native._State())
+    monkeypatch.setattr(building, "is_built", lambda library: False)
+    monkeypatch.setattr(building, "build", slowly)
+    monkeypatch.setenv("PULLBACK_BACKENDS", "inductor,native")
+    x = leaf(4, 5)
+    combined = pb.combine(lambda x: x.sin() * 2, x)
+    combined.apply(x).sum().backward()
+    assert begun.wait(60)
+    assert "building the native node in the background" in caplog.text
+    assert 'backend "auto" (inductor)' in combined.explain()
+    may_end.set()
+    native._state.thread.join(60)
+    y = combined.apply(x)
+
+    assert y.grad_fn.name() != ""
+    assert 'backend "auto" (native)' in combined.explain()
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * x.cos())
+
+
+def test_build_ends_with_the_process(tmp_path):
+    script = tmp_path / "begin.py"
+    script.write_text(
+        "from pullback.run import native\n"
+        "class Told:\n"
+        "    def tell(self): pass\n"
+        "told = Told()\n"
+        "assert not native.is_ready(told.tell)\n"
+        "import time\n"
+        "from pullback.run import building\n"
+        "while not building._running: time.sleep(0.01)\n"
+        "print(next(iter(building._running)).pid)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PULLBACK_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    pid = int(done.stdout.split()[-1])
+    for _ in range(100):
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the compiler is still running")

@@ -7,6 +7,7 @@ Processes that want the same one wait for the first of them; what is damaged is 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.machinery
@@ -14,6 +15,7 @@ import importlib.util
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -146,20 +148,53 @@ def _compile(library: Library, path: Path) -> None:
     file = str(library.file.resolve())
     command = [*program, *_before(library), file, "-o", str(path), *_after(library)]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        code, said = _run(command)
     except OSError as error:
         raise BuildError(
             f"`{library.file}` must be built with `{program[0]}`", got=str(error)
         ) from None
-    if done.returncode:
-        raise _refused(library.file, path.parent, command, done.stderr or done.stdout)
+    if code:
+        raise _refused(library.file, path.parent, command, said)
+
+
+_running: set[subprocess.Popen[str]] = set()  # compilers, which end with this process
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Run a compiler: its exit code, and what it said."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,  # so that it can be ended with all that it started
+    ) as compiler:
+        _running.add(compiler)
+        try:
+            out, err = compiler.communicate()
+        except BaseException:
+            _end(compiler)
+            raise
+        finally:
+            _running.discard(compiler)
+    return compiler.returncode, err or out
+
+
+def _end(compiler: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(compiler.pid, signal.SIGKILL)
+        else:
+            compiler.kill()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A build in the background ends with the process that began it."""
+    for compiler in tuple(_running):
+        _end(compiler)
 
 
 def _refused(file: Path, folder: Path, command: Sequence[str], said: str) -> BuildError:
