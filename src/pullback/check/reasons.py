@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Seconds of work to search for a reason, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
 
-PATIENCE = 2.5  # times as long by the clock, and the search is ended
+PATIENCE = 2.5  # times as much work, or as long at rest, and the search is ended
 
 UNKNOWN = "it follows no simple pattern"  # as `blame` says where it found none
 
