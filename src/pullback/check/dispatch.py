@@ -140,7 +140,7 @@ class TurnTable:
         self.left = Turns.MOST
 
     def await_turn(self, seat: int) -> None:
-        """Wait until it is this thread's turn, so that the order never hangs on who starts first."""
+        """Wait for this thread's turn, so that the order does not hang on who starts first."""
         with self.condition:
             self._wait(seat)
 
