@@ -2,6 +2,7 @@
 
 import functools
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -65,12 +66,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # ---- a fresh torch ----
 
 
+FIRST = 67_280_421_310_721  # the seed of a torch that was just imported
+
+
+def seed_all(seed: int) -> None:
+    """Let the generators of Python, and of PyTorch and NumPy where they are loaded, begin anew."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a test module draws while it is imported is the same, whatever was imported before."""
+    if isinstance(collector, pytest.Module):
+        seed_all(FIRST)
+
+
 @pytest.fixture(autouse=True)
 def fresh_torch() -> Iterator[None]:
     """Each test starts from one seed, and leaves nothing compiled behind."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(0)
+    seed_all(0)
     yield
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.reset()
