@@ -68,9 +68,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # ---- a fresh torch ----
 
 
-NEEDS_TORCH = re.compile(
-    r"^(?:import|from) (?:torch|numpy|pullback|tests|examples|benchmarks)\b", re.M
-)
+LOADING = ("torch", "numpy", "pullback", "tests", "examples", "benchmarks")
+NEEDS_TORCH = re.compile(rf"^(?:import|from) (?:{'|'.join(LOADING)})\b", re.MULTILINE)
 
 
 def seed_all() -> None:

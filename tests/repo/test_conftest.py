@@ -147,7 +147,9 @@ def test_every_test_starts_from_one_seed(project):
 
 
 DRAWS = """
-import random, numpy, torch
+import random
+import numpy
+import torch
 draw = lambda: (random.random(), float(numpy.random.rand()), float(torch.rand(())))
 AT_IMPORT = draw()
 def test_draws(): print("drawn", AT_IMPORT, draw())
