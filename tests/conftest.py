@@ -167,6 +167,8 @@ NEED_A_FORK = (
     "check/test_isolate.py",
     "check/test_matrix.py",
     "check/test_native.py",
+    "check/test_reasons.py",
+    "check/test_runner.py",
     "check/test_speech.py",
     "cli/test_check.py",
 )

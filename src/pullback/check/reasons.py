@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.isolate import Died, answer_of, can_fork, refusal_here
 from pullback.check.subject import Subject
 from pullback.derive.plain import program_of
 
@@ -104,10 +104,12 @@ def _searched(subject: Subject, seconds: float) -> _Known:
     if can_fork():
         return search()
     try:
-        known: _Known = answer_of(search, PATIENCE * seconds)
+        known: _Known | None = answer_of(
+            lambda: None if refusal_here() else search(), PATIENCE * seconds
+        )
     except Died:
         return _Known({}, "")
-    return known
+    return search() if known is None else known
 
 
 def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:
