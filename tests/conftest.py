@@ -1,7 +1,10 @@
 """What every test gets: marks that skip what cannot run here, a fresh torch, gold files, Python."""
 
 import functools
+import importlib
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -65,12 +68,36 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # ---- a fresh torch ----
 
 
+LOADING = ("torch", "numpy", "pullback", "tests", "examples", "benchmarks")
+NEEDS_TORCH = re.compile(rf"^(?:import|from) (?:{'|'.join(LOADING)})\b", re.MULTILINE)
+
+
+def seed_all() -> None:
+    """Let the generators of Python, and of PyTorch and NumPy where they are loaded, begin anew."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a test module draws while it is imported is the same each time.
+
+    A generator that was just imported has a seed by chance, so it is imported before the module.
+    """
+    if not isinstance(collector, pytest.Module):
+        return
+    if NEEDS_TORCH.search(collector.path.read_text("utf-8")):
+        for name in ("torch", "numpy"):
+            importlib.import_module(name)
+    seed_all()
+
+
 @pytest.fixture(autouse=True)
 def fresh_torch() -> Iterator[None]:
     """Each test starts from one seed, and leaves nothing compiled behind."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(0)
+    seed_all()
     yield
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.reset()
@@ -140,6 +167,8 @@ NEED_A_FORK = (
     "check/test_isolate.py",
     "check/test_matrix.py",
     "check/test_native.py",
+    "check/test_reasons.py",
+    "check/test_runner.py",
     "check/test_speech.py",
     "cli/test_check.py",
 )

@@ -1,6 +1,7 @@
 """Programs watched operator by operator: counted, filled, poisoned, and run in turns."""
 
 import threading
+import time
 
 import torch
 
@@ -44,7 +45,24 @@ def test_threads_take_turns_by_operator():
 
     in_turns([job("a"), job("b")])
 
-    assert told == ["a", "b"] * 3 or told == ["b", "a"] * 3
+    assert told == ["a", "b"] * 3
+
+
+def test_first_job_begins_however_late_its_thread_is():
+    told = []
+
+    def job(name, seconds):
+        def work():
+            time.sleep(seconds)
+            for _ in range(3):
+                told.append(name)
+                torch.ones(1)
+
+        return work
+
+    in_turns([job("a", 0.2), job("b", 0.1), job("c", 0)])
+
+    assert told == ["a", "b", "c"] * 3
 
 
 def test_error_of_a_job_is_its_result():

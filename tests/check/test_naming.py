@@ -86,6 +86,40 @@ def test_module_that_raises_is_told(folder, where, text):
     assert (facts["got"], facts["fix"]) == BROKEN[text]
 
 
+IMPORTING = "from kit_of_mine.parts import value\n"
+
+
+@pytest.fixture
+def project(folder):
+    """A folder with the package `kit_of_mine`, a file of which imports another."""
+    (folder / "kit_of_mine").mkdir()
+    (folder / "kit_of_mine" / "parts.py").write_text("value = 3\n", encoding="utf-8")
+    (folder / "kit_of_mine" / "ops_of_kit.py").write_text(IMPORTING, encoding="utf-8")
+    yield folder
+    for name in [name for name in sys.modules if "kit_of_mine" in name or name == "ops_of_kit"]:
+        del sys.modules[name]
+
+
+def test_file_imports_from_current_folder(project):
+    assert load("kit_of_mine/ops_of_kit.py:value") == 3
+
+
+def test_folders_are_looked_in_once(project):
+    for _ in range(2):
+        load("kit_of_mine/ops_of_kit.py:value")
+
+    assert sys.path.count(str(project)) == sys.path.count(str(project / "kit_of_mine")) == 1
+
+
+def test_folder_to_run_from_is_told(project, monkeypatch):
+    monkeypatch.chdir(project / "kit_of_mine")
+    with pytest.raises(TargetError, match="No module named 'kit_of_mine'") as caught:
+        load("ops_of_kit.py:value")
+
+    assert caught.value.facts["at"] == "ops_of_kit.py:1"
+    assert caught.value.facts["fix"] == "run from .., which holds `kit_of_mine`"
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

@@ -90,6 +90,14 @@ def test_search_is_made_once(monkeypatch):
     assert calls == [1]
 
 
+def test_fork_without_autograd_searches_here(monkeypatch):
+    expected = reasons.reason_of(subject(WRONG, *INPUTS), "x")
+    monkeypatch.setattr(reasons, "refusal_here", lambda: "its threads stayed behind")
+
+    assert expected.why
+    assert reasons.reason_of(subject(WRONG, *INPUTS), "x") == expected
+
+
 def test_search_without_end_is_ended(monkeypatch):
     monkeypatch.setattr(reasons, "derive", lambda *args: time.sleep(60))
     monkeypatch.setitem(reasons.SECONDS, "standard", 0.1)

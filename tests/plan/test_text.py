@@ -49,6 +49,19 @@ def test_seconds_have_their_unit(seconds, expected):
     assert seconds_text(seconds) == expected
 
 
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def test_seconds_keep_three_figures_at_every_size():
+    edges = [10.0**n * near for n in range(-9, 4) for near in (0.9994, 0.9996, 1, 1.0004, 1.0006)]
+    between = [10 ** (n / 97) for n in range(-9 * 97, 4 * 97)]
+    for seconds in edges + between:
+        number, unit = seconds_text(seconds).split()
+
+        assert float(number) * UNITS[unit] == pytest.approx(seconds, rel=5.1e-3), seconds
+        assert float(number) < 1000 or unit == "s", seconds
+
+
 @pytest.mark.parametrize(
     ("count", "expected"),
     [(0, "0 B"), (1000, "1000 B"), (8000, "7.81 KiB"), (3 * 2**30, "3 GiB"), (None, "?")],

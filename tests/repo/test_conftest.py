@@ -1,6 +1,7 @@
 """The shared fixtures and marks do what the other tests trust them to do."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,25 @@ def test_every_test_starts_from_one_seed(project):
     run = run_pytest(project, test.replace("\n", f"\n{seeded}", 1))
 
     assert "2 passed" in run.stdout
+
+
+DRAWS = """
+import random
+import numpy
+import torch
+draw = lambda: (random.random(), float(numpy.random.rand()), float(torch.rand(())))
+AT_IMPORT = draw()
+def test_draws(): print("drawn", AT_IMPORT, draw())
+"""
+
+
+def test_numbers_do_not_depend_on_the_modules_before(project):
+    alone = run_pytest(project, DRAWS, "-s").stdout
+    (project / "tests" / "test_before.py").write_text(DRAWS)
+    second = run_pytest(project, DRAWS, "-s").stdout
+
+    (expected,) = re.findall("drawn .*", alone)
+    assert re.findall("drawn .*", second) == [expected, expected]
 
 
 def test_compiled_code_is_forgotten_between_tests(project):

@@ -33,6 +33,30 @@ def test_layout_names_only_what_exists():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def ranks(text):
+    """The place of each layer in a pyproject.toml, from the top; those on one line share one."""
+    lines = re.search(r"^layers = \[\n(.*?)^\]", text, re.M | re.S)[1].splitlines()
+    return {name: place for place, line in enumerate(lines) for name in re.findall(r"\w+", line)}
+
+
+def test_layout_stands_in_the_order_of_layers():
+    of = ranks((ROOT / "pyproject.toml").read_text("utf-8"))
+    paths = listed((ROOT / "docs" / "layout.md").read_text("utf-8"))
+    names = [Path(path).stem for path in paths if path.startswith("src/pullback/")]
+    places = [of[name] for name in names if name != "__init__"]
+
+    assert len(places) == len(of)
+    assert places == sorted(places)
+
+
+def test_layers_of_one_line_share_a_place():
+    assert ranks('layers = [\n    "(cli)",\n    "(check) | (plan)",\n]\n') == {
+        "cli": 0,
+        "check": 1,
+        "plan": 1,
+    }
+
+
 def test_planted_folder_is_seen(tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "__init__.py").touch()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,11 +19,12 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ, words_of
+from pullback.check.isolate import Died, Watch
 from pullback.check.spelling import UnspeakableError, imported, spelled
 from pullback.check.target import Target
 from pullback.check.work import Job, try_rule, work
 
-SECONDS = 5.0  # that may pass without a word
+SECONDS = 5.0  # of work that the second death may take, and of rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,10 @@ def _last_words(task: Callable[[Connection], None]) -> Any:
     process.start()
     theirs.close()
     last = None
-    end = time.monotonic() + SECONDS
+    watch = Watch(process.pid, SECONDS, SECONDS)
     try:
-        while ours.poll(max(0.0, end - time.monotonic())):
+        while True:
+            watch.wait(ours)
             try:
                 message = ours.recv()
             except EOFError:
@@ -64,6 +65,7 @@ def _last_words(task: Callable[[Connection], None]) -> Any:
             if message == "done":
                 return None
             last = message
+    except Died:
         return None
     finally:
         process.kill()

@@ -116,7 +116,7 @@ class Turns(DispatchMode):  # type: ignore[misc]
     so they do after `MOST` turns, since a turn costs more than a small operator.
     """
 
-    PATIENCE = 0.5
+    PATIENCE = 2.0
     MOST = 3000
 
     def __init__(self, table: TurnTable, seat: int) -> None:
@@ -139,6 +139,11 @@ class TurnTable:
         self.turn = 0
         self.left = Turns.MOST
 
+    def await_turn(self, seat: int) -> None:
+        """Wait for this thread's turn, so that the order does not hang on who starts first."""
+        with self.condition:
+            self._wait(seat)
+
     def pass_on(self, seat: int) -> None:
         """Give the turn to the next thread and wait until it comes back."""
         with self.condition:
@@ -148,13 +153,16 @@ class TurnTable:
             self.left -= 1
             self.turn = next((other for other in others if other > seat), others[0])
             self.condition.notify_all()
-            came = self.condition.wait_for(
-                lambda: self.turn == seat or self.present <= {seat} or self.left <= 0,
-                Turns.PATIENCE,
-            )
-            if not came:
-                self.left = 0
-                self.condition.notify_all()
+            self._wait(seat)
+
+    def _wait(self, seat: int) -> None:
+        came = self.condition.wait_for(
+            lambda: self.turn == seat or self.present <= {seat} or self.left <= 0,
+            Turns.PATIENCE,
+        )
+        if not came:
+            self.left = 0
+            self.condition.notify_all()
 
     def leave(self, seat: int) -> None:
         """This thread has ended: the others go on without it."""
@@ -174,6 +182,7 @@ def in_turns(jobs: list[Callable[[], Any]]) -> list[Any]:
 
     def work(seat: int) -> None:
         try:
+            table.await_turn(seat)
             with Turns(table, seat):
                 results[seat] = jobs[seat]()
         except Exception as error:

@@ -27,7 +27,7 @@ from pullback.check.work import SECONDS, Job, Message, work
 GRACE = 4.0
 CALLS = 20
 IDLE = {"quick": 5.0, "standard": 8.0, "deep": 60.0}
-CROWDED = 4  # times as long by the clock, where the machine has much else to do
+CROWDED = 10  # times as long by the clock, where the machine has much else to do
 GLANCE = 0.5  # seconds between two looks at a silent worker
 MEMORY = 6 << 30
 
@@ -68,7 +68,8 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     theirs.close()
     try:
         while True:
-            _wait(ours, process.pid, job.profile, SECONDS[job.profile] + GRACE + CALLS * seconds)
+            busy = SECONDS[job.profile] + GRACE + CALLS * seconds
+            Watch(process.pid, busy, IDLE[job.profile]).wait(ours)
             try:
                 message = ours.recv()
             except EOFError:
@@ -87,15 +88,17 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
 
 
 def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """What a task gives in a worker of its own, which it may end; raises `Died` where it does."""
+    """What a task gives in a worker of its own, which it may end; raises `Died` where it does.
+
+    `seconds` is how much work it may take, and how long it may do nothing.
+    """
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(task, theirs), daemon=False)
     process.start()
     theirs.close()
     try:
-        if not ours.poll(seconds):
-            raise Died(f"it did not end within {seconds:.0f} s", is_hang=True)
+        Watch(process.pid, seconds, seconds).wait(ours)
         return ours.recv()
     except EOFError:
         process.join(5)
@@ -113,21 +116,30 @@ def _answer(task: Callable[[], Any], pipe: Connection) -> None:
     os._exit(0)
 
 
-def _wait(pipe: Connection, pid: int, profile: str, busy: float) -> None:
-    """Wait for a message; raises `Died` after `busy` seconds of work, or idle ones, without one.
+class Watch:
+    """A look at a worker from now on: it may work for `busy` seconds, and rest for `idle` ones.
 
     Work is counted in processor time, so that a crowded machine is no hang, up to a point.
     """
-    begun = worked = _work_of(pid)
-    start = rested = time.monotonic()
-    while not pipe.poll(GLANCE):
-        now = _work_of(pid)
-        if now - worked > 0.02 * GLANCE:
-            worked, rested = now, time.monotonic()
-        if now - begun > busy or time.monotonic() - start > CROWDED * busy:
-            raise Died(f"it did not end within {busy:.0f} s of work", is_hang=True)
-        if time.monotonic() - rested > IDLE[profile]:
-            raise Died(f"it did not end, and did nothing for {IDLE[profile]:.0f} s", is_hang=True)
+
+    def __init__(self, pid: int, busy: float, idle: float) -> None:
+        self._pid, self._busy, self._idle = pid, busy, idle
+        self._begun = self._worked = _work_of(pid)
+        self._start = self._rested = time.monotonic()
+
+    def wait(self, pipe: Connection) -> None:
+        """Wait for a message; raises `Died` where the worker has had its time without one."""
+        while not pipe.poll(GLANCE):
+            self._look()
+
+    def _look(self) -> None:
+        work, now = _work_of(self._pid), time.monotonic()
+        if work - self._worked > 0.02 * GLANCE:
+            self._worked, self._rested = work, now
+        if work - self._begun > self._busy or now - self._start > CROWDED * self._busy:
+            raise Died(f"it did not end within {self._busy:.0f} s of work", is_hang=True)
+        if now - self._rested > self._idle:
+            raise Died(f"it did not end, and did nothing for {self._idle:.0f} s", is_hang=True)
 
 
 def _work_of(pid: int) -> float:

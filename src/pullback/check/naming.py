@@ -65,7 +65,7 @@ def module_of(where: str) -> ModuleType:
             got="a folder",
             fix=f"name its files: {path / '*.py'}",
         )
-    sys.path.insert(0, os.getcwd())
+    _look_in(os.getcwd())
     return _executed(where, lambda: importlib.import_module(where))
 
 
@@ -75,9 +75,14 @@ def _of_file(path: Path) -> ModuleType:
         raise TargetError(f"`{path}` must be a Python file", got="a file that is none")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    _look_in(str(path.parent.resolve()), os.getcwd())
     _executed(str(path), lambda: loader.exec_module(module))
     return module
+
+
+def _look_in(*folders: str) -> None:
+    """Let Python find modules in these folders, as `python file.py` and `python -m` do."""
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def _executed(where: str, execute: Callable[[], T]) -> T:
@@ -102,7 +107,7 @@ def _broken(where: str, error: BaseException) -> TargetError:
     told = f"{type(error).__name__}: {said.strip()}" if said else type(error).__name__
     fix = ""
     if isinstance(error, ModuleNotFoundError):
-        fix = "install it, or run pullback in the environment of your project"
+        fix = _from_where(error)
     if isinstance(error, SystemExit):
         fix = 'put what is to run only as a program under `if __name__ == "__main__":`'
     return TargetError(
@@ -111,6 +116,16 @@ def _broken(where: str, error: BaseException) -> TargetError:
         got=told.splitlines()[0],
         fix=fix,
     )
+
+
+def _from_where(error: ModuleNotFoundError) -> str:
+    """What to do about a module that is not found: it may lie above the file that imports it."""
+    name = (error.name or "").partition(".")[0]
+    file = Path(_raised_at(error).rpartition(":")[0]).resolve()
+    for folder in file.parents:
+        if name and ((folder / name).is_dir() or (folder / f"{name}.py").is_file()):
+            return f"run from {os.path.relpath(folder)}, which holds `{name}`"
+    return "install it, or run pullback in the environment of your project"
 
 
 def _raised_at(error: BaseException) -> str:

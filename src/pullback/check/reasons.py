@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.isolate import Died, answer_of, can_fork, refusal_here
 from pullback.check.subject import Subject
 from pullback.derive.plain import program_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Seconds of work to search for a reason, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
 
-PATIENCE = 2.5  # times as long by the clock, and the search is ended
+PATIENCE = 2.5  # times as much work, or as long at rest, and the search is ended
 
 UNKNOWN = "it follows no simple pattern"  # as `blame` says where it found none
 
@@ -104,10 +104,12 @@ def _searched(subject: Subject, seconds: float) -> _Known:
     if can_fork():
         return search()
     try:
-        known: _Known = answer_of(search, PATIENCE * seconds)
+        known: _Known | None = answer_of(
+            lambda: None if refusal_here() else search(), PATIENCE * seconds
+        )
     except Died:
         return _Known({}, "")
-    return known
+    return search() if known is None else known
 
 
 def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:

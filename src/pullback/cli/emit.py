@@ -87,7 +87,8 @@ def command(
         loaded = set(torch.ops.loaded_libraries)
         with waiting(f"compiling {output}"):
             op = build(output)
-        where = "".join(f", in {one}" for one in torch.ops.loaded_libraries - loaded)
+        made = sorted(map(str, torch.ops.loaded_libraries - loaded))
+        where = "".join(f", in {one}" for one in made)
         click.echo(f"built: torch.ops.{op}{where}", err=True)
 
 

@@ -75,7 +75,7 @@ def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
             of a program with a hand-written backward and a reference program.
         examples: arguments to call it with. Only kinds, ranks and settings matter, and values that
             show where the function is defined.
-        seconds: how long to try; what is not decided by then is "unknown".
+        seconds: how long to try, in processor time; what is not decided by then is "unknown".
 
     A verdict is about real numbers, not about rounding: each op stands for its formula, and each
     float for the simplest number that rounds to it. A gradient is "refuted" by a witness which
@@ -92,7 +92,7 @@ def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
     """
     name, hand, derived = _programs(target)
     with _ONE_AT_A_TIME:
-        deadline = time.monotonic() + seconds
+        deadline = time.process_time() + seconds
         try:
             sides = sides_of(hand, derived, examples)
             views = sides.views()

@@ -175,7 +175,7 @@ def _opened(
             seen[one.name] = found
     while True:
         rows = [row for found in seen.values() for row in found]
-        places = {place for _, apart in rows for place in apart}
+        places = dict.fromkeys(place for _, apart in rows for place in apart)
         formulas = {place: _formula(graphs, place, rows, own, notes) for place in places}
         lost = {place for place, formula in formulas.items() if formula is None}
         if not lost:

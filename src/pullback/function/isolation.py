@@ -38,7 +38,10 @@ class RandomState:
 
     def seed(self, seed: int) -> None:
         """Let everything draw from `seed` on."""
-        torch.manual_seed(seed)
+        # `torch.manual_seed` formats a stack trace for each kind of device that is absent.
+        torch.default_generator.manual_seed(seed)
+        if torch.backends.cuda.is_built():
+            torch.cuda.manual_seed_all(seed)
         random.seed(seed)
         for generator in self._generators:
             generator.manual_seed(seed)
@@ -47,15 +50,21 @@ class RandomState:
 
 
 @contextlib.contextmanager
-def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
-    """Inside, random numbers come from `seed`, and changing a tensor from outside is an error."""
+def drawing_from(seed: int, args: Sequence[Any] = ()) -> Iterator[None]:
+    """Inside, random numbers come from `seed`; afterwards, every generator is where it was."""
     before = RandomState(args)
     try:
-        with _NoChange():
-            before.seed(seed)
-            yield
+        before.seed(seed)
+        yield
     finally:
         before.restore()
+
+
+@contextlib.contextmanager
+def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
+    """Inside, random numbers come from `seed`, and changing a tensor from outside is an error."""
+    with drawing_from(seed, args), _NoChange():
+        yield
 
 
 class _NoChange(DispatchMode):  # type: ignore[misc]

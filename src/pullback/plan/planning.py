@@ -131,7 +131,7 @@ def _cases(
 
 
 def _device(rows: Sequence[Any]) -> torch.device:
-    devices = {tensor.device for tensor in tensors_in(rows)}
+    devices = [tensor.device for tensor in tensors_in(rows)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 

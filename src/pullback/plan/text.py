@@ -18,10 +18,11 @@ LABEL = 72  # characters of a grouping that are shown in the table
 
 def seconds_text(seconds: float) -> str:
     """A time in three figures: `41.2 us`."""
+    rounded = float(f"{seconds:.3g}")  # first, since 999.6 us are 1 ms
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds:.0f} s"
-    return f"{seconds * 1e9:.3g} ns"
+        if rounded >= size:
+            return f"{seconds:.0f} s" if rounded >= 1000 else f"{rounded / size:.3g} {unit}"
+    return f"{rounded * 1e9:.3g} ns"
 
 
 def bytes_text(count: int | None) -> str:

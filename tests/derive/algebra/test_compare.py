@@ -15,7 +15,7 @@ ZERO, ONE = number(0), number(1)
 
 
 def compare(hand, derived, *domain, seconds=60):
-    return module.compare(hand, derived, time.monotonic() + seconds, domain)
+    return module.compare(hand, derived, time.process_time() + seconds, domain)
 
 
 def provisos(hand, derived, *domain):

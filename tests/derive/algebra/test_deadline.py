@@ -2,9 +2,11 @@
 
 import contextlib
 import threading
+import time
 
 import pytest
 
+from pullback.derive.algebra import deadline
 from pullback.derive.algebra.deadline import TimeLimitError, within
 
 
@@ -60,6 +62,16 @@ def test_call_in_c_does_not_hold_up():
     with pytest.raises(TimeLimitError):
         within(0.05, end.wait)
     end.set()
+
+
+def test_busy_machine_takes_no_time_from_a_call(monkeypatch):
+    slowly = iter(n / 10 for n in range(10**6))  # seconds of work: the clock runs much faster
+    monkeypatch.setattr(deadline.time, "process_time", lambda: next(slowly))
+    monkeypatch.setattr(deadline, "_AGAIN", 0.02)
+
+    assert within(3, time.sleep, 0.2) is None
+    with pytest.raises(TimeLimitError):
+        within(0.3, time.sleep, 0.2)
 
 
 def test_no_time_means_no_call():

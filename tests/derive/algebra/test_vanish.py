@@ -54,7 +54,7 @@ NOT_ZERO = {
 
 @pytest.mark.parametrize("name", ZERO)
 def test_identity_is_shown(name):
-    assert vanishes(ZERO[name], time.monotonic() + 60)
+    assert vanishes(ZERO[name], time.process_time() + 60)
 
 
 @pytest.mark.parametrize("name", ZERO)
@@ -64,7 +64,7 @@ def test_identity_has_no_numerator(name):
 
 @pytest.mark.parametrize("name", NOT_ZERO)
 def test_what_is_no_identity_is_not_shown(name):
-    assert not vanishes(NOT_ZERO[name], time.monotonic() + 60)
+    assert not vanishes(NOT_ZERO[name], time.process_time() + 60)
 
 
 def test_late_way_is_told(monkeypatch):
@@ -75,7 +75,7 @@ def test_late_way_is_told(monkeypatch):
     monkeypatch.setattr(vanish, "WAYS", [(endless, 1.0)])
 
     with pytest.raises(TimeLimitError):
-        vanishes(X, time.monotonic() + 0.1)
+        vanishes(X, time.process_time() + 0.1)
 
 
 def test_way_that_fails_is_passed_over(monkeypatch):
@@ -84,10 +84,10 @@ def test_way_that_fails_is_passed_over(monkeypatch):
 
     monkeypatch.setattr(vanish, "WAYS", [(failing, 0.5), (lambda e: True, 1.0)])
 
-    assert vanishes(sympy.sin(X) ** 2 + sympy.cos(X) ** 2 - 1, time.monotonic() + 60)
+    assert vanishes(sympy.sin(X) ** 2 + sympy.cos(X) ** 2 - 1, time.process_time() + 60)
 
 
 def test_no_way_is_believed_against_numbers(monkeypatch):
     monkeypatch.setattr(vanish, "WAYS", [(lambda e: True, 1.0)])
 
-    assert not vanishes(X**3 - X, time.monotonic() + 60)
+    assert not vanishes(X**3 - X, time.process_time() + 60)

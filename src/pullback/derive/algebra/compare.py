@@ -58,7 +58,7 @@ def compare(
 ) -> Shown | Open:
     """Whether the hand-written expression is equal to the derived one.
 
-    `deadline` is a time of `time.monotonic`. Only where all of `domain` is defined does it matter.
+    `deadline` is a time of `time.process_time`. It matters only where all of `domain` is defined.
     """
     try:
         comparison = _Comparison(hand, derived, domain, deadline)
@@ -209,7 +209,7 @@ class _Comparison:
         return formula
 
     def _limited(self, function: Callable[..., Any], *args: Any) -> Any:
-        return within(self.deadline - time.monotonic(), function, *args)
+        return within(self.deadline - time.process_time(), function, *args)
 
 
 def _needed(formula: Formula, of: Expr, rule: str) -> str:

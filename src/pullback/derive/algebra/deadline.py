@@ -2,6 +2,7 @@
 
 sympy takes seconds or hours, and nobody can say beforehand. A call runs on a thread of its own, and
 when its time is over an exception is raised inside that thread, whatever it is doing in Python.
+Time is that of the processor, so that a busy machine decides no less than an idle one.
 Nothing of it is left then, but for a call that sits in C: that one ends when C returns.
 """
 
@@ -16,6 +17,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _PATIENCE = 1.0  # seconds given to a stopped call to come to its end
+_CROWDED = 10  # times as long by the clock, for a call that waits
 _AGAIN = 0.1  # seconds after which it is told again: code may catch what it is told
 
 
@@ -28,7 +30,7 @@ class _Stop(BaseException):
 
 
 def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
-    """What `function(*args)` returns or raises, or `TimeLimitError` after `seconds`."""
+    """What `function(*args)` returns or raises, or `TimeLimitError` after `seconds` of work."""
     if seconds <= 0:
         raise TimeLimitError
     call = _Call(lambda: function(*args))
@@ -61,9 +63,11 @@ class _Call(Generic[T]):
 
         Whether it came: what a call gives after it was told to stop does not count.
         """
-        end = time.monotonic() + seconds
-        while self.thread.is_alive() and time.monotonic() < end:
-            self.thread.join(min(_AGAIN, max(end - time.monotonic(), 0)))
+        end, latest = time.process_time() + seconds, time.monotonic() + _CROWDED * seconds
+        while self.thread.is_alive() and (left := end - time.process_time()) > 0:
+            if time.monotonic() > latest:
+                break
+            self.thread.join(min(_AGAIN, left))
         return not self.thread.is_alive()
 
     def stop(self) -> None:

@@ -121,7 +121,7 @@ class Judging:
         elif search.nearest[key] or key in search.misread:
             self._give_up(key, _doubt(search, key))
         elif search.view is self.views[0] and not (search.compared[key] and search.seen[key]):
-            is_late = time.monotonic() > self.deadline
+            is_late = time.process_time() > self.deadline
             self._give_up(key, "time limit" if is_late else "no point found where both are defined")
 
     def _refuted(self, key: Key, search: Search) -> Judgement:

@@ -97,7 +97,7 @@ class Search:
         """Try the points that are drawn in so many rounds, while there is time."""
         roots = [s for pair in self.pairs.values() for s in (*pair.hand, *pair.derived)]
         for point in draw(self.view.variables, self._likes(), roots, rounds):
-            if time.monotonic() > deadline:
+            if time.process_time() > deadline:
                 return
             self.attempt(point, list(self.pairs))
 

@@ -42,6 +42,20 @@ class Counts(Function):
         return 4 * x * g * ctx.scale
 
 
+class Rewinds(Function):
+    """Goes back to forward's numbers, which are right, and leaves the generator there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.state = torch.get_rng_state()
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        torch.set_rng_state(ctx.state)
+        return g * torch.rand_like(g)
+
+
 def restored(g, x):
     """Draws, and puts the generator back."""
     with torch.random.fork_rng(devices=[]):
@@ -73,6 +87,7 @@ PLANTED = {
         (X,),
         "gradient of `x`",
     ),
+    "rewinds": (Rewinds, (X,), "PyTorch"),
     "seldom": (made(SQUARE, lambda g, x: 2 * x * g * (random.randrange(8) > 0)), (X,), "of `x`"),
 }
 

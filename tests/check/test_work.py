@@ -1,0 +1,95 @@
+"""Rules say the same of a function each time, whatever random numbers the caller has drawn."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import Function
+
+import pullback as pb
+from pullback.check.example import example_of
+from pullback.check.finding import Rule, Skip
+from pullback.check.registered import Registered
+from pullback.check.run import run
+from pullback.check.subject import Subject
+from pullback.check.target import target_of
+from pullback.check.work import try_rule
+from tests.check import functions as f
+from tests.check.subjects import normal
+
+X = normal(3, 4)
+RULE = Rule("Z001", "drawn", "own")
+
+
+def drawn():
+    return torch.rand(1).item(), random.random(), np.random.rand()
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def subject_of(target):
+    return Subject(target_of(target), (example_of((X,)),))
+
+
+def test_rule_draws_the_same_each_time():
+    rule = Registered(RULE, lambda subject: [Skip(RULE, str(drawn()))], "", "")
+    found = []
+    for number in (1, 2):
+        seed(number)
+        found += [skip.reason for skip in try_rule(rule, subject_of(f.Square))]
+
+    assert found[0] == found[1]
+
+
+def test_rule_does_not_begin_with_the_numbers_of_forward():
+    def check(subject):
+        forward = run(lambda x: x * torch.rand_like(x), subject.given, subject.names)
+        again = X.detach() * torch.rand_like(X)
+        yield Skip(RULE, str(torch.equal(forward.result.detach(), again)))
+
+    (skip,) = try_rule(Registered(RULE, check, "", ""), subject_of(f.Square))
+
+    assert skip.reason == "False"
+
+
+class LosesOneInEight(Function):
+    """As in a race: an update is lost now and then, and an empty gradient has none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        out = g[:, None].expand_as(x).clone()
+        if random.randrange(8) == 0:
+            out[0, 0] = 0
+        return out
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_random_backward_gets_the_same_findings(isolate):
+    rules = ["empty-input", "wrong-gradient", "nonlinear-backward", "random-in-backward"]
+    found = set()
+    for number in range(4):
+        seed(number)
+        report = pb.check(LosesOneInEight, (X,), select=rules, isolate=isolate, profile="quick")
+        found.add(str(report.findings))
+
+    assert len(found) == 1
+
+
+def test_generators_of_caller_go_on_as_before():
+    seed(5)
+    expected = drawn()
+    seed(5)
+    pb.check(LosesOneInEight, (X,), select=["wrong-gradient"], isolate=False)
+
+    assert drawn() == expected
