@@ -456,7 +456,7 @@ def test_dear_question_is_asked_seldom(monkeypatch):
 
 # ---- surroundings ----
 
-SCALES, SCALE = [1.0] * 1000, ContextVar("SCALE", default=2.0)
+SCALES, CURRENT = [1.0] * 1000, ContextVar("CURRENT", default=2.0)
 ENDLESS = itertools.repeat(2.0)
 
 
@@ -465,7 +465,7 @@ def by_long_list(x):
 
 
 def by_context(x):
-    return x.sin() * SCALE.get()
+    return x.sin() * CURRENT.get()
 
 
 def by_iterator(x):
@@ -477,7 +477,7 @@ def by_iterator(x):
     ("program", "change"),
     [
         (by_long_list, lambda: SCALES.__setitem__(999, SCALES[999] + 1)),
-        (by_context, lambda: SCALE.set(SCALE.get() + 1)),
+        (by_context, lambda: CURRENT.set(CURRENT.get() + 1)),
     ],
 )
 def test_no_surroundings_are_stale(make, program, change):
