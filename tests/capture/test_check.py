@@ -9,6 +9,7 @@ import torch
 
 import pullback as pb
 from pullback.capture.check import run_joint, verify
+from pullback.capture.fake import is_fake
 from pullback.capture.joint import capture
 from pullback.errors import DifferingCaptureError
 from tests.capture.cases import normal, programs
@@ -328,3 +329,52 @@ def test_cotangent_is_laid_out():
     run = run_joint(found, (x,), [cotangent])
 
     torch.testing.assert_close(run.gradients[0], x.detach().cos() * cotangent.reshape(4, 3))
+
+
+# ---- integers ----
+
+
+def seen_by(program, *examples):
+    """The integers and the shapes that a check calls `program` with."""
+    rows = []
+
+    def seen(*args):
+        if not any(map(is_fake, args)):
+            rows.append([a.detach().clone() for a in args])
+        return program(*args)
+
+    captured = capture(program, examples)
+    verify(captured, seen, examples)
+    return rows
+
+
+def segments(data, lengths):
+    return torch._segment_reduce(data, "sum", lengths=lengths, unsafe=True)
+
+
+@pytest.mark.parametrize("columns", [2, 40_000])
+def test_integers_are_never_invented(columns):
+    data, lengths = torch.randn(6, columns, requires_grad=True), torch.tensor([1, 0, 3, 2])
+    rows = seen_by(segments, data, lengths)
+
+    assert len(rows) > 1
+    for given, integers in rows:
+        assert torch.equal(integers, lengths)
+        assert len(given) >= len(data)
+
+
+def test_what_integers_point_into_gets_larger_only():
+    table, index = torch.randn(7, 3, requires_grad=True), torch.tensor([6, 0, 2, 6])
+    rows = seen_by(lambda table, index: table[index].sin(), table, index)
+
+    assert {tuple(given.shape) for given, _ in rows} >= {(7, 3), (8, 4)}
+
+
+def test_masks_are_repeated():
+    x, mask = torch.randn(4, 3, requires_grad=True), torch.arange(4)[:, None] < torch.arange(3)
+    rows = seen_by(lambda x, mask: x.masked_fill(mask, 0.0), x, mask)
+    shapes = {tuple(given.shape) for _, given in rows}
+
+    assert {(4, 3), (5, 4)} <= shapes
+    for _, given in rows:
+        assert torch.equal(given[:4, :3], mask)

@@ -155,7 +155,7 @@ REFUSED = {
     ),
     cond: (
         "must not call other graphs (`torch.cond`, `torch.while_loop`, ...)",
-        "a call that only `torch.compile` can make",
+        "`cond`",
         "write the choice with `torch.where`, and the loop in Python",
     ),
     generated: (

@@ -1,9 +1,12 @@
 """`steady_state` answers in a microsecond, and never says that what has changed is the same."""
 
 import gc
+import threading
 import types
 import weakref
+from contextvars import ContextVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -113,6 +116,11 @@ ODD = {
     "a list's attribute": (Row, lambda row: setattr(row, "k", 5.0)),
     "a bytearray": (lambda: bytearray([2]), lambda one: one.__setitem__(0, 3)),
     "a dict's key": (lambda: {("a", 1): 2.0}, lambda d: (d.clear(), d.update({("b", 1): 2.0}))),
+    "a long list": (lambda: [1.0] * 1000, lambda one: one.__setitem__(999, 3.0)),
+    "a long dict": (lambda: dict.fromkeys(range(1000)), lambda one: one.__setitem__(999, 3.0)),
+    "an array": (lambda: np.ones(20_000), lambda one: one.fill(3)),
+    "a context variable": (lambda: ContextVar("scale", default=2.0), lambda one: one.set(3.0)),
+    "a thread's attribute": (threading.local, lambda one: setattr(one, "k", 3.0)),
     "a set": (lambda: {2.0}, lambda one: (one.clear(), one.add(3.0))),
 }
 
@@ -200,8 +208,8 @@ def test_dropped_tensor_is_not_kept_alive():
 
 
 def test_what_has_no_place_is_never_steady():
-    array = pytest.importorskip("numpy").ones(3)
-    program = lambda x: x * array.sum()  # noqa: E731
+    row = bytearray([1, 2])
+    program = lambda x: x * row[0]  # noqa: E731
     state, holds = steady_state(program)
 
     assert not holds()

@@ -341,3 +341,58 @@ def test_input_is_kept_for_second_order():
     combined = pb.combine(lambda x: Exp.apply(Exp.apply(Square.apply(x) * 0.1)), x)
 
     assert torch.autograd.gradgradcheck(lambda x: combined.apply(x * 1), x)
+
+
+# ---- calls on graphs ----
+
+
+def cond(x):
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def while_loop(x):
+    return torch._higher_order_ops.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x)
+    )[1]
+
+
+def scan(x):
+    return torch._higher_order_ops.scan(lambda total, y: (total + y, total * y), x[0], x)[1]
+
+
+@pytest.mark.parametrize("program", [cond, while_loop, scan])
+@pytest.mark.parametrize("make", [pb.combine, pb.hybrid])
+def test_calls_on_graphs_run_as_written(make, program):
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    expected = program(x)
+    made = make(program, x)
+
+    assert torch.equal(made.apply(x), expected)
+    assert (
+        f"must not call other graphs (`torch.cond`, `torch.while_loop`, ...): `{program.__name__}"
+        in (made.explain())
+    )
+    with pytest.raises(pb.PullbackError, match="must not call other graphs"):
+        pb.derive(program, x)
+    assert torch.equal(program(x), expected)  # Dynamo is as it was
+
+
+def test_compiled_part_of_a_program_stays_compiled():
+    compiled = []
+
+    def backend(module, inputs):
+        compiled.append(module)
+        return module.forward
+
+    part = torch.compile(lambda x: x.sin() * 2, backend=backend)
+
+    def program(x):
+        return part(x) + 1
+
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    made = pb.combine(program, x)
+    before = len(compiled)
+
+    assert torch.equal(made.apply(x), x.sin() * 2 + 1)
+    part(torch.rand(3))
+    assert len(compiled) == before + 1

@@ -1,8 +1,10 @@
 """The short way from a call to its node: what it looks up, and when it is not taken."""
 
 import gc
+import itertools
 import threading
 import weakref
+from contextvars import ContextVar
 from importlib import import_module
 
 import pytest
@@ -477,3 +479,61 @@ def test_dear_question_is_asked_seldom(monkeypatch):
     assert len(asked) == 2
     torch.autograd.grad(call(x, y).sum(), (x, y))
     assert len(asked) == 4
+
+
+# ---- surroundings ----
+
+SCALES, CURRENT = [1.0] * 1000, ContextVar("CURRENT", default=2.0)
+ENDLESS = itertools.repeat(2.0)
+
+
+def by_long_list(x):
+    return x.sin() * SCALES[999]
+
+
+def by_context(x):
+    return x.sin() * CURRENT.get()
+
+
+def by_iterator(x):
+    return x.sin() * next(ENDLESS)
+
+
+@pytest.mark.parametrize("make", [pb.combine, pb.hybrid])
+@pytest.mark.parametrize(
+    ("program", "change"),
+    [
+        (by_long_list, lambda: SCALES.__setitem__(999, SCALES[999] + 1)),
+        (by_context, lambda: CURRENT.set(CURRENT.get() + 1)),
+    ],
+)
+def test_no_surroundings_are_stale(make, program, change):
+    x, _ = pair()
+    made = make(program, x, **({"groups": [(0, 1)]} if make is pb.hybrid else {}))
+    for _ in range(3):
+        assert torch.equal(made.apply(x), program(x))
+        change()
+
+
+@pytest.mark.parametrize("make", [pb.combine, pb.hybrid])
+def test_what_cannot_be_compared_runs_as_written(make):
+    x, _ = pair()
+    made = make(by_iterator, x)
+
+    assert torch.equal(made.apply(x), by_iterator(x))
+    assert made.explain() == (
+        "nested: `by_iterator` must read from around it only what can be looked at: "
+        "an iterator, which every read changes (`repeat`)"
+    )
+
+
+def test_surroundings_that_grow_too_large_run_as_written(monkeypatch):
+    x, _ = pair()
+    made = pb.combine(by_long_list, x)
+    made.apply(x)
+    monkeypatch.setitem(globals(), "SCALES", list(range(100_001)))
+
+    for _ in range(3):
+        assert torch.equal(made.apply(x), by_long_list(x))
+        SCALES[999] += 1
+    assert "nested for (float64[4])" in made.explain()

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,34 @@ def test_few_values_are_kept_as_they_are():
     tensor = torch.randn(FEW)
 
     assert torch.equal(drawn(like_of(tensor)), tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randperm(300).reshape(30, 10),
+        torch.randint(-(2**40), 2**40, (100,)),
+        torch.randint(0, 255, (100,), dtype=torch.uint8),
+        torch.rand(100) > 0.5,
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_integers_are_never_invented(tensor):
+    like = like_of(tensor)
+    again = drawn(like, 3)
+
+    assert again.dtype is tensor.dtype
+    assert torch.equal(again, tensor)
+    assert like.whole.data_ptr() != tensor.data_ptr()
+
+
+def test_integers_of_another_shape_are_cropped_or_repeated():
+    like = like_of(torch.tensor([[5, 7, 9], [1, 2, 3]]))
+
+    again = drawn(replace(like, shape=(3, 2), values=None))
+
+    assert again.tolist() == [[5, 7], [1, 2], [5, 7]]
+    assert drawn(replace(like, shape=(2,), values=None)).tolist() == [5, 5]
 
 
 def test_seed_decides_what_is_drawn():

@@ -1,6 +1,7 @@
 """Recipes are captured when a call of a new kind comes, kept, and found again."""
 
 import itertools
+import tempfile
 import threading
 import types
 
@@ -384,10 +385,8 @@ def test_input_without_derivative_is_no_hindrance():
 
 
 def test_strict_recipes_refuse_what_changes_unseen():
-    counter = itertools.count(1)
-
     def program(x):
-        return x * (next(counter) > 0)
+        return x * len(tempfile.gettempdir()[:0])
 
     x = torch.randn(3, requires_grad=True)
     Recipes(program, "auto").general((x,))
@@ -397,5 +396,35 @@ def test_strict_recipes_refuse_what_changes_unseen():
     assert str(caught.value) == (
         "E301 capture: `program` must read from around it only what can be looked at\n"
         "  got:      something that can change unseen\n"
-        "  fix:      pass it as an argument"
+        "  fix:      pass it as an argument; many numbers as a tensor"
+    )
+
+
+ENDLESS = itertools.repeat(2.0)
+MANY = [float(i) for i in range(100_001)]
+
+
+def by_iterator(x):
+    return x * next(ENDLESS)
+
+
+def by_many(x):
+    return x * MANY[3]
+
+
+@pytest.mark.parametrize(
+    ("program", "got"),
+    [
+        (by_iterator, "an iterator, which every read changes (`repeat`)"),
+        (by_many, "more than 100,000 things in lists, dicts and objects"),
+    ],
+)
+def test_what_no_look_can_compare_is_refused(program, got):
+    with pytest.raises(CaptureError) as caught:
+        derive(program, torch.randn(3, requires_grad=True))
+
+    assert str(caught.value) == (
+        f"E301 capture: `{program.__name__}` must read from around it only what can be looked at\n"
+        f"  got:      {got}\n"
+        "  fix:      pass it as an argument; many numbers as a tensor"
     )

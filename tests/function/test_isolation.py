@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pullback.function.isolation import isolated
+from pullback.function.isolation import isolated, uncompiled
 
 
 def draws(generator):
@@ -92,3 +92,38 @@ def test_gradients_are_recorded_inside():
         y = x * 3
 
     assert torch.autograd.grad(y.sum(), x)[0].tolist() == [3.0, 3.0]
+
+
+def test_dynamo_compiles_again_once_all_have_left():
+    compiled = []
+
+    def backend(module, inputs):
+        compiled.append(module)
+        return module.forward
+
+    part = torch.compile(torch.sin, backend=backend)
+    first, second = uncompiled(), uncompiled()
+    with first:
+        second.__enter__()
+        part(torch.ones(2))
+    part(torch.ones(2))  # the second is still inside
+
+    assert not compiled
+
+    second.__exit__(None, None, None)
+    part(torch.ones(2))
+
+    assert len(compiled) == 1
+
+
+def test_calls_on_graphs_are_let_through():
+    def cond(x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    x = torch.ones(3)
+    expected = cond(x)
+    with isolated([x], 0):
+        inside = cond(x)
+
+    assert torch.equal(inside, expected)
+    assert torch.equal(cond(x), expected)

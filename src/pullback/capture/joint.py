@@ -7,7 +7,8 @@ engine itself calls each hand-written backward, which is thereby taken over as i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
 from pullback.capture.trees import Spec, unflatten
 from pullback.capture.watch import Watcher
+from pullback.function.isolation import uncompiled
 from pullback.graph.parts import JointGraph
 
 ONE_AT_A_TIME = threading.RLock()
@@ -159,7 +161,7 @@ def capture(
 
     Raises `CaptureError` for what cannot be captured.
     """
-    with ONE_AT_A_TIME, apart(Watcher), refusing(program), torch.inference_mode(False):
+    with ONE_AT_A_TIME, _alone(program):
         stage = Stage(dynamic=dynamic)
         traced = Tracing(program, tuple(examples), stage).run(needs, used)
         joint = tidy(stage, traced)
@@ -167,6 +169,13 @@ def capture(
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
         return _capture(stage, traced, joint)
+
+
+@contextmanager
+def _alone(program: Callable[..., Any]) -> Iterator[None]:
+    """Out of sight of all modes around, nothing compiled; what stops a capture is worded."""
+    with apart(Watcher), uncompiled(), refusing(program), torch.inference_mode(False):
+        yield
 
 
 def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:

@@ -41,6 +41,11 @@ def is_users_file(path: str) -> bool:
     return not _is_within(path, _LIBRARY)
 
 
+def is_installed(path: str) -> bool:
+    """Whether the file at `path` belongs to an installed package."""
+    return any(part in _PACKAGES for part in path.split(os.sep))
+
+
 def _is_within(path: str, folder: str) -> bool:
     return path.startswith(folder + os.sep)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
 
 from pullback.capture.fake import NoFakeKernel, SizeNeeded, ValueNeeded, is_fake
 from pullback.capture.names import program_name, program_place
@@ -71,6 +72,8 @@ def refusing(program: Any) -> Iterator[None]:
 def _refusal(name: str, error: Exception) -> CaptureError | None:
     """The error for what is known to stop a capture."""
     place, call = place_of_error(error), _call_of(error)
+    if (graphs := _nested_op(error)) is not None:
+        return _nested_graph(name, place, f"`{graphs.name()}`")
     if call is not None and call.name in _READS:
         return unreadable(name, call.name, place)
     if isinstance(error, TypeError) and "FakeTensor" in str(error):
@@ -146,6 +149,17 @@ def _call_of(error: BaseException) -> Call | None:
             found = call
         entry = entry.tb_next
     return found
+
+
+def _nested_op(error: BaseException) -> Any:
+    """The op on graphs (`cond`, `while_loop`, `scan`, ...) inside of which `error` was raised."""
+    entry = error.__traceback__
+    while entry is not None:
+        owner = entry.tb_frame.f_locals.get("self")
+        if isinstance(owner, HigherOrderOperator):
+            return owner
+        entry = entry.tb_next
+    return None
 
 
 def _op_name(error: Any) -> str:
@@ -326,6 +340,13 @@ def changed_late(name: str, place: str) -> CaptureError:
         got="a change in place, made by backward",
         fix="let backward work on a clone, and return what it finds as a gradient",
     )
+
+
+def require_no_graphs(name: str, graph: fx.Graph) -> None:
+    """Raise when a program makes a call on graphs, such as `torch.cond`."""
+    for node in graph.nodes:
+        if isinstance(node.target, HigherOrderOperator):
+            raise _nested_graph(name, str(node.meta.get("place", "")), f"`{node.target.name()}`")
 
 
 def unwritable(name: str, node: fx.Node) -> CaptureError:

@@ -1,4 +1,9 @@
-"""Tensors like a given one, their numbers drawn by a seed: PyTorch's own generators stand still."""
+"""Tensors like a given one, their numbers drawn by a seed: PyTorch's own generators stand still.
+
+Integers are never invented. An index, a length or an offset means something in another tensor, and
+a kernel that trusts it reads and writes where it points: integers stay as they were given, and what
+they may point into gets no smaller.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from pullback.capture.indices import is_index
 
 
 def generator_for(tensor: Tensor, seed: int) -> torch.Generator:
@@ -36,6 +43,26 @@ def picked(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     count = math.prod(shape)
     picks = torch.randint(flat.numel(), (count,), generator=generator, device=tensor.device)
     return flat[picks].reshape(tuple(shape))
+
+
+def like_given(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+    """A tensor of some shape like `tensor`: its numbers drawn, its bools repeated.
+
+    Integers are those of `tensor` itself, and have its shape.
+    """
+    if tensor.is_floating_point() or tensor.is_complex():
+        return picked(tensor, shape, seed)
+    given = tensor.detach()
+    if tuple(shape) == tuple(given.shape):
+        return given
+    if is_index(given):
+        raise ValueError(f"integers of shape {list(given.shape)} have no other shape")
+    if not given.numel():
+        return given.new_ones(tuple(shape))
+    for dim, size in enumerate(shape):
+        places = torch.arange(size, device=given.device) % given.shape[dim]
+        given = given.index_select(dim, places)
+    return given
 
 
 def in_order_of(like: Tensor, values: Tensor) -> Tensor:

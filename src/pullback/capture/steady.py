@@ -12,10 +12,14 @@ are held by weak references: what the user drops is gone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, MutableSequence, Sized
+from collections.abc import Callable, Mapping, MutableSequence, Sequence, Sized
+from contextvars import ContextVar
+from operator import is_
 from typing import Any
 
 from torch import Tensor, strided
+
+_FEW = 8  # elements, each of which is then a term of its own
 
 
 class Places:
@@ -24,7 +28,7 @@ class Places:
     def __init__(self) -> None:
         self.is_told = True
         self._terms: list[str] = []
-        self._names: dict[str, Any] = {}
+        self._names: dict[str, Any] = {"is_": is_}
         self._known: dict[int, str] = {}
 
     # ---- noting ----
@@ -40,7 +44,12 @@ class Places:
     def items(self, mapping: Mapping[Any, Any], limit: int | None = None) -> None:
         """What `mapping` holds under each key, up to `limit` of them, and nothing more."""
         self.size(mapping)
-        for key in list(mapping)[:limit]:
+        keys, values = list(mapping)[:limit], list(mapping.values())[:limit]
+        if self._is_many(values):
+            self._same(self._name(mapping), keys)
+            self._same(f"{self._name(mapping)}.values()", values)
+            return
+        for key in keys:
             self.item(mapping, key)
 
     def attribute(self, owner: Any, name: str) -> None:
@@ -63,16 +72,36 @@ class Places:
         """How many things a container holds."""
         self._terms.append(f"len({self._name(container)}) == {len(container)}")
 
-    def row(self, row: Any) -> None:
-        """What a list, deque or set holds; a tuple cannot change."""
-        if isinstance(row, tuple):
+    def row(self, row: Any, limit: int | None = None) -> None:
+        """What a list, deque or set holds, up to `limit` things; a tuple cannot change."""
+        if isinstance(row, (tuple, frozenset)):
             return
         self.size(row)
-        if isinstance(row, MutableSequence):
-            name = self._name(row)
-            self._terms += [f"{name}[{i}] is {self._thing(one)}" for i, one in enumerate(row)]
+        name, values = self._name(row), list(row)[:limit]
+        if self._is_many(values) or not isinstance(row, MutableSequence):
+            self._same(name, values)
         else:
-            self.is_told &= isinstance(row, frozenset)
+            self._terms += [f"{name}[{i}] is {self._thing(one)}" for i, one in enumerate(values)]
+
+    def variable(self, variable: ContextVar[Any]) -> None:
+        """What a context variable holds here; one without a value counts as None."""
+        self._terms.append(f"{self._name(variable)}.get(None) is {self._thing(variable.get(None))}")
+
+    def _is_many(self, values: Sequence[Any]) -> bool:
+        """Whether values are better compared in one go: many, and no tensor to be kept alive."""
+        return len(values) > _FEW and not any(isinstance(value, Tensor) for value in values)
+
+    def _same(self, iterable: str, values: Sequence[Any]) -> None:
+        """That an iterable of known length begins with just these values."""
+        self.is_told &= not any(isinstance(value, Tensor) for value in values)
+        self._terms.append(f"all(map(is_, {iterable}, {self._name(values)}))")
+
+    def array(self, array: Any) -> None:
+        """The values of an array of another library."""
+        name, values = self._name(array), self._name(array.tobytes())
+        if hasattr(array, "shape"):
+            self._terms.append(f"{name}.shape == {self._name(array.shape)}")
+        self._terms.append(f"{name}.tobytes() == {values}")
 
     def tensor(self, tensor: Tensor) -> None:
         """What a tensor is, though not its values."""
@@ -93,7 +122,8 @@ class Places:
             return _never
         terms = list(dict.fromkeys(self._terms))
         text = "def holds():\n    try:\n        return " + " and ".join(terms or ["True"])
-        text += "\n    except (AttributeError, LookupError, ValueError):\n        return False\n"
+        raised = "AttributeError, LookupError, RuntimeError, ValueError"
+        text += f"\n    except ({raised}):\n        return False\n"
         exec(compile(text, "<places around a program>", "exec"), self._names)
         function: Callable[[], bool] = self._names["holds"]
         return function

@@ -30,6 +30,7 @@ from pullback.capture.refuse import (
     require_kept,
     require_mask,
     require_needs,
+    require_no_graphs,
     require_own_generator_free,
     require_strided,
 )
@@ -242,6 +243,7 @@ class Tracing:
             self.marks.read_again()
             self.results = [self._result(leaf) for leaf in leaves]
             self._add_changed()
+        require_no_graphs(self.name, self.stage.graph)
         self.used = require_mask(self.name, sum(r.differentiable for r in self.results), self.used)
 
     def _result(self, leaf: Any) -> Result:

@@ -25,11 +25,10 @@ from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import Watcher
 from pullback.compose.grouping import (
-    Crossing,
     Groups,
-    crossings,
     groups_of,
     is_in_order,
+    unfit,
 )
 from pullback.compose.light import lightened
 from pullback.compose.reasons import REFUSALS, reason_of
@@ -44,13 +43,15 @@ from pullback.function.isolation import isolated
 class Flow:
     """A program as a row of nodes and units.
 
-    `nodes` has for each group that is one node its class, `reasons` for each that should be and is
-    not, why. `needs` says which tensors from around the program needed a gradient.
+    `nodes` has for each group that is one node its class, `parts` what it computes, and `reasons`
+    for each that should be a node and is not, why. `needs` says which tensors from around the
+    program needed a gradient.
     """
 
     program: Program
     groups: Groups
     nodes: dict[tuple[int, ...], Any]
+    parts: dict[tuple[int, ...], Part]
     reasons: dict[tuple[int, ...], str]
     function: Callable[..., Any]
     needs: tuple[bool, ...]
@@ -151,26 +152,30 @@ def flow_of(
         ordered = groups_of(program, groups, _drawing(program, args))
     with _alone(args):
         values = program.values(*copies_of(args))
-        nodes, reasons = dict[Any, Any](), _crossed(crossings(program, ordered))
         wanted = {tuple(sorted(group)) for group in groups}
+        reasons = unfit(program, ordered, wanted)
+        nodes, parts = dict[Any, Any](), dict[Any, Part]()
         for group in ordered:
             if group not in wanted or group in reasons:
                 continue
-            part = part_of(program, group)
+            parts[group] = part = _live(program, part_of(program, group), args)
             try:
                 nodes[group] = node_of(
                     part, values, save=save, backend=backend, module=module, verify=verify
                 )
             except REFUSALS as error:
                 reasons[group] = reason_of(error)
+            except RuntimeError as error:  # the program has run, but its backward does not
+                line = str(error).splitlines()[0]
+                reasons[group] = f"PyTorch cannot differentiate it by itself: {line}"
     steps: list[Unit | Node] = []
     for group in ordered:
-        part = part_of(program, group)
         if group in nodes:
-            steps.append(Node(nodes[group].apply, part.inputs, part.outputs))
+            steps.append(Node(nodes[group].apply, parts[group].inputs, parts[group].outputs))
         else:
-            steps += part.units
-    return Flow(program, ordered, nodes, reasons, _function(program, steps), _needs(program))
+            steps += part_of(program, group).units
+    function = _function(program, steps)
+    return Flow(program, ordered, nodes, parts, reasons, function, _needs(program))
 
 
 def _function(program: Program, steps: Sequence[Unit | Node]) -> Callable[..., Any]:
@@ -180,14 +185,22 @@ def _function(program: Program, steps: Sequence[Unit | Node]) -> Callable[..., A
     return function_of("run", steps, inputs, outputs, closures)  # type: ignore[no-any-return]
 
 
-def _crossed(found: Sequence[Crossing]) -> dict[tuple[int, ...], str]:
-    """The groups that a change in place connects with others, and why they are no nodes."""
-    return {
-        group: f"`{one.unit.name}` changes what is made outside its group ({one.unit.place})"
-        for one in found
-        for group in one.groups
-        if len(group) > 1 or one.unit.number not in group
-    }
+def _live(program: Program, part: Part, args: Sequence[Any]) -> Part:
+    """`part` without the units that nothing of what it gives depends on, unless they are random.
+
+    A node is tied to all of its inputs: backward would go on through those that do not matter.
+    """
+    needed, live = set(part.outputs), list[Unit]()
+    for unit in reversed(part.units):
+        if not needed.isdisjoint(unit.makes):
+            live.append(unit)
+            needed |= set(unit.needs)
+    if len(live) == len(part.units):
+        return part
+    drawing = _drawing(program, args)
+    kept = [unit for unit in part.units if unit in live or unit.number in drawing]
+    inputs = part_of(program, [unit.number for unit in kept]).inputs
+    return Part(tuple(kept), inputs, part.outputs)
 
 
 def _drawing(program: Program, args: Sequence[Any]) -> list[int]:

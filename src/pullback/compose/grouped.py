@@ -184,6 +184,7 @@ class _Flows:
 
     def _make(self, call: tuple[Any, Any]) -> Flow:
         program = self.program
+        self.kinds.require_seen(call)
 
         def whole(args: Any, kwargs: Any) -> Any:
             return program(*args, **kwargs)

@@ -6,10 +6,13 @@ other: where what one group needs of another does not lead back to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from pullback.capture.units import Program, Unit
+import torch
+
+from pullback.capture.trees import flatten
+from pullback.capture.units import Program, Ref, Unit, part_of
 from pullback.errors import GroupingError
 
 Groups = tuple[tuple[int, ...], ...]
@@ -119,22 +122,91 @@ def is_in_order(groups: Groups) -> bool:
 # ---- what groups share ----
 
 
+def unfit(
+    program: Program, groups: Groups, wanted: Collection[tuple[int, ...]]
+) -> dict[tuple[int, ...], str]:
+    """Why some of the groups that are `wanted` as nodes can be none."""
+    found = {
+        group: f"`{one.unit.name}` {one.what} outside its group ({one.unit.place})"
+        for one in (*split_gradients(program, groups, wanted), *crossings(program, groups))
+        for group in one.groups
+        if group in wanted
+    }
+    unused = {g: "nobody uses what it gives" for g in wanted if not part_of(program, g).outputs}
+    return {**unused, **found}
+
+
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A change in place that reaches over the border of a group."""
+    """A unit that reaches over the border of groups, and in which way (`what`)."""
 
     unit: Unit
     groups: frozenset[tuple[int, ...]]
+    what: str
 
 
 def crossings(program: Program, groups: Groups) -> list[Crossing]:
-    """The units that change what another group made, or read through a view of it."""
+    """The units that change what another group made, or read through a view of it.
+
+    A node keeps what it reads, so a group that reads it before the change is concerned as well.
+    """
     home = {number: group for group in groups for number in group}
     maker = {number: unit.number for unit in program.units for number in unit.makes}
     found = []
     for unit in program.units:
         olds = [old for old, _ in unit.changed]
         involved = {home[maker[old]] for old in olds if old in maker} | {home[unit.number]}
+        earlier = program.units[: unit.number]
+        involved |= {home[one.number] for one in earlier if not set(olds).isdisjoint(one.needs)}
         if len(involved) > 1 or any(old not in maker for old in olds):
-            found.append(Crossing(unit, frozenset(involved)))
+            found.append(Crossing(unit, frozenset(involved), "changes what is made"))
     return found
+
+
+def split_gradients(
+    program: Program, groups: Groups, nodes: Collection[tuple[int, ...]]
+) -> list[Crossing]:
+    """The calls of `torch.autograd.grad` that would go through units which nobody sees apart.
+
+    What such a call goes through must be inside its own group if that is one of the `nodes`;
+    otherwise no other node may both make what it differentiates by, and use it.
+    """
+    home = {number: group for group in groups for number in group}
+    maker = {number: unit.number for unit in program.units for number in unit.makes}
+    found = []
+    for unit in program.units:
+        if unit.target is not torch.autograd.grad:
+            continue
+        by = _differentiated_by(unit)
+        between = _between(program, unit, by)
+        own = home[unit.number]
+        if own in nodes and any(home[number] != own for number in between):
+            found.append(Crossing(unit, frozenset({own}), "differentiates what is made"))
+        made = {home[maker[number]] for number in by if number in maker}
+        hidden = {home[number] for number in between} & made - {own}
+        if hidden:
+            found.append(Crossing(unit, frozenset(hidden), "differentiates what is made"))
+    return found
+
+
+def _differentiated_by(unit: Unit) -> set[int]:
+    """The values by which a call of `torch.autograd.grad` differentiates."""
+    leaves, _ = flatten(unit.args[1] if len(unit.args) > 1 else unit.kwargs.get("inputs"))
+    return {leaf.number for leaf in leaves if isinstance(leaf, Ref)}
+
+
+def _between(program: Program, unit: Unit, by: set[int]) -> set[int]:
+    """The units before `unit` that use one of the values `by`, and help to make its inputs."""
+    after, before = set(by), set(unit.inputs)
+    below = [u for u in program.units if u.number < unit.number]
+    users = set()
+    for one in below:
+        if after & set(one.needs):
+            users.add(one.number)
+            after |= set(one.outputs)
+    makers = set()
+    for one in reversed(below):
+        if before & set(one.makes):
+            makers.add(one.number)
+            before |= set(one.needs)
+    return users & makers

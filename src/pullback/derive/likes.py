@@ -1,13 +1,14 @@
 """What is remembered of the tensors that a program was captured with: enough to draw such again.
 
-The tensors themselves are not kept: they may be large, and belong to the caller.
+The tensors themselves are not kept: they may be large, and belong to the caller. Integers and bools
+are, in the narrowest dtype that holds them: others would point elsewhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,13 +17,17 @@ from torch import Tensor
 from pullback.capture.fake import is_fake
 from pullback.capture.trees import tensors_in
 
+_NARROW = (torch.int8, torch.int16, torch.int32)
 FEW = 64
 """Up to so many elements, the values themselves are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """One tensor: what it was, between which finite values it lay, and the values if few."""
+    """One tensor: what it was, between which finite values it lay, and the values if few.
+
+    `whole` holds its integers, or bools.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,6 +35,7 @@ class Like:
     low: float
     high: float
     values: Any = None
+    whole: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def numel(self) -> int:
@@ -55,8 +61,9 @@ def like_of(tensor: Tensor) -> Like:
             flat = _comparable(real)
             if not flat.numel():
                 return replace(unread, values=values)
-            low, high = flat.aminmax()
-            return Like(shape, tensor.dtype, device, float(low), float(high), values)
+            low, high = (one.item() for one in flat.aminmax())
+            whole = _whole(real, low, high)
+            return Like(shape, tensor.dtype, device, float(low), float(high), values, whole)
     except (RuntimeError, NotImplementedError, TypeError):  # a subclass that keeps to itself
         return unread
 
@@ -67,7 +74,11 @@ def like_of_leaf(leaf: Any) -> Any:
 
 
 def drawn(like: Like, seed: int = 0) -> Tensor:
-    """A tensor like the one remembered: its values if they are, else others between them."""
+    """A tensor like the one remembered: its values if they are, else others between them.
+
+    Integers are always the remembered ones: cropped or repeated where `like` was given another
+    shape, zeros where they could not be read.
+    """
     if like.values is not None:
         return torch.tensor(like.values, dtype=like.dtype, device=like.device).reshape(like.shape)
     generator = torch.Generator().manual_seed(seed)
@@ -77,8 +88,24 @@ def drawn(like: Like, seed: int = 0) -> Tensor:
         row = like.low + (like.high - like.low) * row
         row = torch.view_as_complex(row) if like.dtype.is_complex else row
     else:
-        row = torch.randint(int(like.low), int(like.high) + 1, like.shape, generator=generator)
+        row = torch.zeros(like.shape) if like.whole is None else _fitted(like.whole, like.shape)
     return row.to(device=like.device, dtype=like.dtype)
+
+
+def _whole(tensor: Tensor, low: float, high: float) -> Tensor | None:
+    """A copy of integers or bools on the CPU, as narrow as they are; None for other numbers."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return None
+    ranges = ((dtype, torch.iinfo(dtype)) for dtype in _NARROW)
+    fits = (dtype for dtype, of in ranges if of.min <= low and high <= of.max)
+    return tensor.to("cpu", next(fits, tensor.dtype), copy=True)
+
+
+def _fitted(whole: Tensor, shape: Sequence[int]) -> Tensor:
+    """Integers in a shape, cropped or repeated: no others than there were."""
+    for dim, size in enumerate(shape if whole.dim() == len(shape) else ()):
+        whole = whole.index_select(dim, torch.arange(size) % whole.shape[dim])
+    return whole if whole.shape == tuple(shape) else whole.flatten()[:1].expand(tuple(shape))
 
 
 def _comparable(tensor: Tensor) -> Tensor:

@@ -189,22 +189,33 @@ class Recipes:
         with _shielded():
             _warm_up(program, args)
             before = self._state()
+            self.require_seen(args)
             captured = _captured(program, args, needs)
             _require_unchanged(captured.name, _changed(captured))
             _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
             return recipe_of(captured, self.save, program, self._state())
 
+    def require_seen(self, args: Sequence[Any]) -> None:
+        """Raise if the program, or an argument, holds what no call can compare with an earlier."""
+        leaves = [leaf for leaf in flatten(tuple(args))[0] if not isinstance(leaf, Tensor)]
+        for state in (self._surroundings(), *map(state_around, leaves)):
+            if state.unseen:
+                raise self._unseen(state.unseen)
+
     def _state(self) -> State:
         """What the program reads from around it, if that is all that it depends on."""
         state = self._surroundings()
         if self.is_strict and not state.is_whole:
-            raise CaptureError(
-                f"`{_name(self.program)}` must read from around it only what can be looked at",
-                got="something that can change unseen",
-                fix="pass it as an argument",
-            )
+            raise self._unseen("something that can change unseen")
         return state
+
+    def _unseen(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"`{_name(self.program)}` must read from around it only what can be looked at",
+            got=what,
+            fix="pass it as an argument; many numbers as a tensor",
+        )
 
     def _surroundings(self) -> State:
         """What the program reads from around it; a look is taken where something has changed."""

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pullback.capture import seeds
 from pullback.capture.fake import numbers_of, resized
+from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import normal, picked
+from pullback.capture.seeds import like_given, normal
 from pullback.function.gradients import is_differentiable
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.parts import calls
@@ -29,8 +30,11 @@ def near(tensor: Tensor, seed: int) -> Tensor:
 
 
 def drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
-    """A tensor of some shape, its elements drawn from those of `tensor` and moved a little."""
-    return near(picked(tensor, shape, seed), seed)
+    """A tensor of some shape, its elements drawn from those of `tensor` and moved a little.
+
+    Integers stay what they are.
+    """
+    return near(like_given(tensor, shape, seed), seed)
 
 
 # ---- sizes ----
@@ -39,10 +43,22 @@ def drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 def other_shapes(
     captured: Capture, own: Sequence[Tensor], resize: Callable[[int], int]
 ) -> Shapes | None:
-    """The shapes of the arguments with other sizes, as far as they are free; None if none is."""
+    """The shapes of the arguments with other sizes, as far as they are free; None if none is.
+
+    Integers keep their shape, and nothing becomes smaller that they may point into.
+    """
     values = [node.meta["val"].shape for node in captured.joint.inputs]
-    shapes = resized(values[: len(own)], values[len(own) :], resize)
-    return shapes if shapes != [tuple(tensor.shape) for tensor in own] else None
+    pairs = list(zip(own, values, strict=False))
+    pointing = [shape for tensor, shape in pairs if is_index(tensor)]
+    shapes = resized(values[: len(own)], [*values[len(own) :], *pointing], resize)
+    before = [tuple(tensor.shape) for tensor in own]
+    if pointing and any(
+        new < old
+        for a, b in zip(shapes, before, strict=True)
+        for new, old in zip(a, b, strict=True)
+    ):
+        return None
+    return shapes if shapes != before else None
 
 
 def unlike_shapes(captured: Capture, own: Sequence[Tensor]) -> Shapes | None:
@@ -55,8 +71,9 @@ def unlike_shapes(captured: Capture, own: Sequence[Tensor]) -> Shapes | None:
     if not _checks_sizes(captured):
         return None
     changed = False
+    pointing = {i for i, tensor in enumerate(own) if is_index(tensor)}
     for step, spots in enumerate(_alike(shapes), start=1):
-        wish = _grown(shapes, spots, step)
+        wish = None if pointing & {i for i, _ in spots} else _grown(shapes, spots, step)
         if wish is not None and captured.serves(_blank(own, wish)):
             shapes, changed = wish, True
     return shapes if changed else None

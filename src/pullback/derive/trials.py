@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
 from pullback.capture.seeds import normal
@@ -187,7 +186,6 @@ class Trials:
     def _tried(self, tensors: Sequence[Tensor], number: int) -> Trial | None:
         """A run of both, or None where one of them raises, or returns what has no right shape."""
         try:
-            try_indices(self.program, self.fill(tensors))
             trial = self._run(tensors, number)
         except Exception:
             return None

@@ -118,7 +118,7 @@ class _Steps:
 
     def add_node(self, group: tuple[int, ...]) -> None:
         """A group that is one node; nodes that are written alike share one class."""
-        part, cls = part_of(self.flow.program, group), self.flow.nodes[group]
+        part, cls = self.flow.parts[group], self.flow.nodes[group]
         if cls not in self.classes:
             sub = self._named(subject_of(cls))
             self.classes[cls] = self.add_class(sub, cls.__name__)

@@ -134,10 +134,10 @@ class AutogradContext(BackwardCFunction):
             return self._pb_kept[place]
         place += self._pb_user_saves or 0
         pending = get_to_save(self)
-        return self._pb_all_saved()[place] if pending is None else pending[place]
+        return self._pb_all_saved(place)[place] if pending is None else pending[place]
 
-    def _pb_all_saved(self) -> tuple[Tensor | None, ...]:
-        """Everything that was saved, attributes behind the user's own."""
+    def _pb_all_saved(self, since: int = 0) -> tuple[Tensor | None, ...]:
+        """Everything that was saved, attributes behind the user's own; needed from `since` on."""
         return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
 
     # ---- marks ----

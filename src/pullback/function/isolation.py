@@ -1,10 +1,11 @@
-"""Running the user's `forward` once more: random states and tensors stay as they were."""
+"""Running the user's `forward` once more: random states, tensors and Dynamo stay as they were."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,12 +64,43 @@ def drawing_from(seed: int, args: Sequence[Any] = ()) -> Iterator[None]:
 @contextlib.contextmanager
 def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
     """Inside, random numbers come from `seed`, and changing a tensor from outside is an error."""
-    with drawing_from(seed, args), _NoChange():
+    with drawing_from(seed, args), uncompiled(), _NoChange():
         yield
+
+
+_uncompiled = threading.Lock()
+_depth = 0
+_stance: Any = None
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Inside, what `torch.compile` made runs as written.
+
+    `torch.cond`, `while_loop` and `scan` compile themselves. Dynamo gives up for good on code that
+    it meets under a dispatch mode: after that, every `torch.cond` of the process would raise.
+    The stance is one for all threads; the last one to leave puts it back.
+    """
+    global _depth, _stance
+    with _uncompiled:
+        _depth += 1
+        if _depth == 1 and "torch._dynamo" in sys.modules:
+            with contextlib.suppress(RuntimeError):  # inside of what is being compiled
+                _stance = torch.compiler.set_stance("force_eager")
+    try:
+        yield
+    finally:
+        with _uncompiled:
+            _depth -= 1
+            if _depth == 0 and _stance is not None:
+                _stance.__exit__(None, None, None)
+                _stance = None
 
 
 class _NoChange(DispatchMode):  # type: ignore[misc]
     """Refuses ops that change a tensor which was there before."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         DispatchMode.__init__(self)
@@ -78,14 +110,17 @@ class _NoChange(DispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        for position, parameter in enumerate(func._schema.arguments):
+        schema = getattr(func, "_schema", None)
+        if schema is None:  # `torch.cond` and the like
+            return func(*args, **kwargs)
+        for position, parameter in enumerate(schema.arguments):
             if parameter.alias_info is None or not parameter.alias_info.is_write:
                 continue
             value = args[position] if position < len(args) else kwargs.get(parameter.name)
             if isinstance(value, torch.Tensor) and self._storage(value) not in self.made:
                 raise RuntimeError(f"it changes a tensor in place ({func})")
         output = func(*args, **kwargs)
-        if not any(a.alias_info for a in func._schema.arguments):
+        if not any(a.alias_info for a in schema.arguments):
             for item in output if isinstance(output, (tuple, list)) else (output,):
                 if isinstance(item, torch.Tensor):
                     self.made.add(self._storage(item))

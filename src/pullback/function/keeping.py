@@ -2,13 +2,16 @@
 
 Tensors on attributes and in `saved_data` are read back from behind the user's saves, and saved
 intermediates get a history when backward is to be differentiated. Within one backward everything
-that was saved is unpacked once, so that hooks (offload, checkpoint) see each tensor once.
+that was saved is unpacked once, so that hooks (offload, checkpoint) see each tensor once. What was
+handed to the user lives as long as the user holds it, as in PyTorch: it is unpacked again if it is
+asked for after that.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +28,29 @@ from pullback.function.slots import get_saved_tensors, get_to_save, set_to_save
 class Run:
     """One backward of one context, in one thread.
 
-    `records` says whether saved intermediates are still to be given a history; `saved` is what was
-    unpacked; `is_handed_over`, whether the user's part of it was given away.
+    `records` says whether saved intermediates get a history; `saved` is what was unpacked, a weak
+    reference in the place of what was handed to the user; `is_attached`, whether it has its
+    history; `is_handed_over`, whether the user's part of it was given away for good.
     """
 
     records: bool
     saved: tuple[Any, ...] | None = None
+    is_attached: bool = False
     is_handed_over: bool = False
+
+    def found(self, since: int) -> tuple[Any, ...] | None:
+        """What was unpacked, if all of it from the place `since` on is still there."""
+        if self.saved is None:
+            return None
+        row = tuple(one() if isinstance(one, weakref.ref) else one for one in self.saved)
+        pairs = zip(row[since:], self.saved[since:], strict=True)
+        is_gone = any(one is None and isinstance(was, weakref.ref) for one, was in pairs)
+        return None if is_gone else row
+
+    def let_go(self, row: tuple[Any, ...], count: int) -> None:
+        """Leave the first `count` of what was unpacked to the user."""
+        refs = (weakref.ref(one) if isinstance(one, Tensor) else one for one in row[:count])
+        self.saved = (*refs, *row[count:])
 
 
 class KeepingContext(AutogradContext):
@@ -46,7 +65,10 @@ class KeepingContext(AutogradContext):
         run = (self._pb_runs or {}).get(threading.get_ident())
         if run is not None and self._pb_door.is_clearing:
             return self._pb_hand_over(run, saved)
-        return saved[: self._pb_user_saves]
+        count = len(saved) if self._pb_user_saves is None else self._pb_user_saves
+        if run is not None:
+            run.let_go(saved, count)
+        return saved[:count]
 
     def _pb_hand_over(self, run: Run, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         """The user's saves, given away: `clear_saved_tensors_on_access` allows one look."""
@@ -84,15 +106,19 @@ class KeepingContext(AutogradContext):
         finally:
             runs.pop(thread, None)
 
-    def _pb_all_saved(self) -> tuple[Tensor | None, ...]:
+    def _pb_all_saved(self, since: int = 0) -> tuple[Tensor | None, ...]:
         run = (self._pb_runs or {}).get(threading.get_ident())
         if run is None:  # somebody looks at the node from outside
             return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
-        if run.saved is None:
-            run.saved = get_saved_tensors(self)
-        if run.records and self._pb_origin is not None and torch.is_grad_enabled() and run.saved:
-            run.records, run.saved = False, self._pb_origin.attach(self, run.saved)
-        return cast("tuple[Tensor | None, ...]", run.saved)
+        saved = run.found(since)
+        if saved is None:
+            saved = run.saved = get_saved_tensors(self)
+            run.is_attached = False
+        is_due = run.records and not run.is_attached and torch.is_grad_enabled()
+        if is_due and self._pb_origin is not None and saved:
+            saved = run.saved = self._pb_origin.attach(self, saved)
+            run.is_attached = True
+        return cast("tuple[Tensor | None, ...]", saved)
 
     def __getattr__(self, name: str) -> Any:
         slots = self._pb_slots

@@ -13,7 +13,7 @@ from torch import Tensor
 from pullback.capture.trees import tensors_in
 from pullback.capture.units import Part, Program, Unit, part_of
 from pullback.compose.flow import copies_of, recorded
-from pullback.compose.grouping import crossings, groups_of, waits
+from pullback.compose.grouping import groups_of, unfit, waits
 from pullback.compose.reasons import is_refusal, reason_of
 from pullback.compose.text import function_of
 from pullback.derive.draws import draws_now
@@ -128,12 +128,9 @@ class Case:
         return part_of(self.units, group)
 
     def crosses(self, group: Group) -> bool:
-        """Whether a change in place reaches over the border of the group, so that it is no node."""
+        """Whether something reaches over the border of the group, so that it is no node."""
         assert self.units is not None
-        if not any(unit.changed for unit in self.units.units):
-            return False
-        whole = groups_of(self.units, [group], self.drawing)
-        return any(group in one.groups for one in crossings(self.units, whole))
+        return bool(unfit(self.units, groups_of(self.units, [group], self.drawing), {group}))
 
     def task_of_node(self, part: Part, node: Any) -> Task:
         """What it takes to call a node for a group."""
