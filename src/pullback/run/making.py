@@ -54,6 +54,8 @@ class Nodes:
         is_usual = _is_live(recipe) and not _is_shadowed(recipe)
         if recipe.is_random or not recipe.has_contiguous_cotangents or not is_usual:
             return None
+        if recipe.captured.sees_offsets:
+            return None  # compiled code counts from the beginning of a tensor, not of its memory
         if any(x.is_neg() or x.is_conj() or x.is_meta for x in row):
             return None  # its memory holds the negative (`z.conj().imag`), which code does not see
         with self._lock:
