@@ -83,8 +83,8 @@ class Capture:
     names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
     Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
     not be linear in the cotangents. `sees_offsets` says whether the graph holds only for arguments
-    that begin where those did in their memory. `local_names` gives the user's name for what a node computes,
-    by the name of the node.
+    that begin where those did in their memory. `local_names` gives the user's name for what a node
+    computes, by the name of the node.
     """
 
     name: str

@@ -226,7 +226,8 @@ def _constant(one: Input) -> str:
 def require_flat(captured: Capture, *, to: str) -> None:
     """Raise unless a program returns a tensor, or a tuple or list of tensors and values.
 
-    Its inputs must begin where their memory does, if it can see that. `to` says what for: "printed".
+    Its inputs must begin where their memory does, if it can see that. `to` says what for, such as
+    "printed".
     """
     spec = captured.out_spec
     flat = spec.is_leaf() or (
