@@ -1,6 +1,6 @@
 """Activations: the derivatives of pointwise functions and of softmax, written out.
 
-Those of `elu`, `hardtanh`, `hardswish` and `hardsigmoid` stay ops: at NaN, PyTorch's kernels for the
+Those of `elu`, `hardtanh`, `hardswish` and `hardsigmoid` stay ops: at NaN, the kernels for the
 CPU give one thing where they take several numbers at once and another for those left over, which no
 formula does.
 """

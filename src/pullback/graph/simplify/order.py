@@ -67,7 +67,7 @@ def average(node: Value) -> Any:
         return None
     source, dims, *keepdim = total.args
     divisor = count.val if isinstance(count, Value) else count
-    sizes = [source.val.shape[dim] for dim in dims]
+    sizes = [source.val.shape[dim] for dim in dims] if source.dim() else [1]
     if not isinstance(divisor, int | torch.SymInt) or not same(divisor, math.prod(sizes)):
         return None
     return source.made(aten.mean.dim, dims, *keepdim)
