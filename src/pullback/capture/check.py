@@ -174,7 +174,7 @@ class _Check:
         own = [in_order_of(tensor, tensor).requires_grad_(i.needs) for tensor, i in pairs]
         with torch.enable_grad():
             given = [
-                leaf if i.free or not i.needs else leaf.clone()
+                leaf if i.free or not i.needs else leaf.view_as(leaf) if i.offset else leaf.clone()
                 for leaf, (_, i) in zip(own, pairs, strict=True)
             ]
             return self.program(*self.captured.fill(given)), own, given

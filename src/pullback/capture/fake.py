@@ -37,11 +37,13 @@ class Stage:
     """The fake tensors, the sizes and the growing graph of one trace.
 
     Sizes are symbols of their own, also where two are equal by chance (`DimDynamic.DYNAMIC`); those
-    that are 0 or 1 are numbers, as everywhere in PyTorch.
+    that are 0 or 1 are numbers, as everywhere in PyTorch. Fake tensors begin where their memory
+    does, unless `keeps_offsets`.
     """
 
-    def __init__(self, *, dynamic: bool) -> None:
+    def __init__(self, *, dynamic: bool, keeps_offsets: bool = False) -> None:
         self.dynamic = dynamic
+        self.keeps_offsets = keeps_offsets
         self.sizes: Any = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         # Real tensors may still arrive through compiled code. No kernel is run to see what it does.
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
@@ -60,7 +62,11 @@ class Stage:
             shape, stride = self._symbols(shape, stride)
         self._made += 1
         with untraced(), self.mode, torch.no_grad(), no_torch_function():
-            return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+            made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+            if self.keeps_offsets and (offset := int(tensor.storage_offset())):
+                memory = made.new_empty(offset + _extent(shape, stride)).untyped_storage()
+                made.set_(memory, offset, made.size(), made.stride())
+            return made
 
     def _symbols(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[Any, Any]:
         with _python_dispatch._disable_current_modes():
@@ -144,7 +150,7 @@ class Stage:
     def conditions(self, inputs: Sequence[Any]) -> str:
         """What was assumed of the sizes and strides of `inputs`, as one expression.
 
-        Where their memory begins is left out: only `as_strided` could see it.
+        Where they begin in their memory is left out: see `capture/offsets.py`.
         """
         sources = [LocalSource(f"t{i}") for i in range(len(inputs))]
         clauses = self.sizes.produce_guards(list(inputs), sources, ignore_static=False)
@@ -153,6 +159,11 @@ class Stage:
     def meets(self, conditions: str, tensors: Sequence[Any]) -> bool:
         """Whether real tensors meet what `conditions` gave."""
         return bool(self.sizes.evaluate_guards_expression(conditions, list(tensors)))
+
+
+def _extent(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
+    """How many elements lie between the first and the last one of a tensor, both included."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import Stage, apart
+from pullback.capture.offsets import counts_from_memory
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
@@ -35,7 +36,8 @@ class Input:
     `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
     tensor from around the program: `tensor`) or "constant" (a tensor that the program makes from
     numbers: `tensor`). `needs` says whether it needs a gradient; `free`, whether it is a leaf,
-    which is alive anyway and costs nothing to save.
+    which is alive anyway and costs nothing to save. `offset` says where it must begin in its
+    memory, None if the program does not see that.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Input:
     tensor: Tensor | None
     needs: bool
     free: bool
+    offset: int | None = None
 
     @property
     def is_given(self) -> bool:
@@ -81,8 +84,9 @@ class Capture:
     `leaves` are those of the arguments, an `Input` in the place of each tensor. `units` are the
     names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
     Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
-    not be linear in the cotangents. `local_names` gives the user's name for what a node computes,
-    by the name of the node.
+    not be linear in the cotangents. `sees_offsets` says whether the graph holds only for arguments
+    that begin where those did in their memory. `local_names` gives the user's name for what a node
+    computes, by the name of the node.
     """
 
     name: str
@@ -98,6 +102,7 @@ class Capture:
     local_names: dict[str, str]
     conditions: str
     stage: Stage
+    sees_offsets: bool = False
 
     @property
     def mutated(self) -> tuple[tuple[int, int], ...]:
@@ -137,7 +142,16 @@ class Capture:
             a.dtype is b.dtype and a.device == b.device and a.dim() == b.dim()
             for a, b in zip(row, values, strict=True)
         )
-        return all(same) and self.stage.meets(self.conditions, row)
+        return all(same) and self.begins_like(tensors) and self.stage.meets(self.conditions, row)
+
+    def begins_like(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors begin in their memory where the graph expects it, if it does."""
+        if not self.sees_offsets:
+            return True
+        return all(
+            one.offset in (None, tensor.storage_offset())
+            for tensor, one in zip(tensors, self.inputs, strict=False)
+        )
 
 
 def capture(
@@ -165,10 +179,15 @@ def capture(
         stage = Stage(dynamic=dynamic)
         traced = Tracing(program, tuple(examples), stage).run(needs, used)
         joint = tidy(stage, traced)
+        sees_offsets = traced.reads_offsets or counts_from_memory(joint)
+        if sees_offsets and any(each.real.storage_offset() for each in traced.held):
+            stage = Stage(dynamic=dynamic, keeps_offsets=True)
+            traced = Tracing(program, tuple(examples), stage).run(needs, used)
+            joint = tidy(stage, traced)
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
-        return _capture(stage, traced, joint)
+        return _capture(stage, traced, joint, sees_offsets=sees_offsets)
 
 
 @contextmanager
@@ -178,8 +197,11 @@ def _alone(program: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
-    inputs = tuple(_input(held, position) for position, held in enumerate(traced.held))
+def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: bool) -> Capture:
+    inputs = tuple(
+        _input(held, position, sees_offsets=sees_offsets)
+        for position, held in enumerate(traced.held)
+    )
     rest = iter(inputs)
     names = {n.name: n.meta["local"] for n in joint.graph.nodes if "local" in n.meta}
     return Capture(
@@ -196,12 +218,14 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
         local_names=names,
         conditions=stage.conditions([held.leaf for held in traced.held]),
         stage=stage,
+        sees_offsets=sees_offsets,
     )
 
 
-def _input(held: Held, position: int) -> Input:
+def _input(held: Held, position: int, *, sees_offsets: bool) -> Input:
     if held.kind == ARGUMENT:
-        return Input(held.name, held.kind, position, None, held.needs, held.free)
+        offset = int(held.real.storage_offset()) if sees_offsets else None
+        return Input(held.name, held.kind, position, None, held.needs, held.free, offset)
     return Input(held.name, held.kind, None, held.real, held.needs, held.free)
 
 

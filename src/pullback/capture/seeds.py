@@ -32,7 +32,8 @@ def near(tensor: Tensor, seed: int) -> Tensor:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return tensor
     noise = torch.rand(tensor.shape, generator=generator_for(tensor, seed), device=tensor.device)
-    return (in_order_of(tensor, tensor) * (1 + 0.2 * (noise - 0.5))).to(tensor.dtype)
+    moved = in_order_of(tensor, tensor) * (1 + 0.2 * (noise - 0.5))
+    return in_order_of(tensor, moved.to(tensor.dtype))
 
 
 def picked(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
@@ -66,8 +67,14 @@ def like_given(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def in_order_of(like: Tensor, values: Tensor) -> Tensor:
-    """A leaf with these values, its dimensions in memory in the order of those of `like`."""
+    """A leaf with these values, its dimensions in memory in the order of those of `like`.
+
+    It begins in its memory where `like` does.
+    """
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
     empty = torch.empty_permuted(values.shape, order, dtype=like.dtype, device=like.device)
+    if offset := like.storage_offset():
+        memory = empty.new_zeros(offset + empty.numel()).untyped_storage()
+        empty.set_(memory, offset, empty.size(), empty.stride())
     return empty.copy_(values.detach())

@@ -46,6 +46,7 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
     _report_changes(traced, graph)
     _keep_checks(graph)
     graph = _bare(graph)
+    _compute_numbers(graph)
     for node in calls(graph):
         if is_mutable(node) or _is_higher(node):
             raise unwritable(traced.name, node)
@@ -265,6 +266,32 @@ def _bare(graph: fx.Graph) -> fx.Graph:
         if not node.users and not is_random(node):
             new.erase_node(node)
     return new
+
+
+def _compute_numbers(graph: fx.Graph) -> None:
+    """Put the result in the place of each op on numbers alone.
+
+    A trace writes a number for the tensor that PyTorch wraps around it: the backward of `x * 1j`
+    takes the conjugate of one.
+    """
+    for node in [node for node in calls(graph) if _is_of_numbers(node)]:
+        args = [torch.as_tensor(arg, dtype=_WRAPPED.get(type(arg))) for arg in node.args]
+        number = node.target(*args).item()  # type: ignore[operator]
+        node.replace_all_uses_with(number)
+        graph.erase_node(node)
+
+
+_WRAPPED = {float: torch.float64, complex: torch.complex128}
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    """Whether `node` calls an op on numbers in the place of tensors, for one number."""
+    schema, val = getattr(node.target, "_schema", None), node.meta.get("val")
+    if schema is None or node.kwargs or not isinstance(val, Tensor) or val.dim():
+        return False
+    kinds = [str(argument.type) for argument in schema.arguments[: len(node.args)]]
+    is_number = [isinstance(arg, (int, float, complex)) for arg in node.args]
+    return bool(kinds) and all(is_number) and set(kinds) == {"Tensor"}
 
 
 def _is_written_back(node: fx.Node) -> bool:

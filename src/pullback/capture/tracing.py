@@ -23,6 +23,7 @@ from pullback.capture.names import (
     names_around,
     program_name,
 )
+from pullback.capture.offsets import READS
 from pullback.capture.places import call_user
 from pullback.capture.refuse import (
     require_backward_free,
@@ -86,6 +87,7 @@ class Traced:
     units: list[str]
     functions: list[type]  # the Functions among the units
     is_handwritten: bool
+    reads_offsets: bool
     in_spec: Spec
     out_spec: Spec
     leaves: list[Any]
@@ -103,6 +105,7 @@ class Tracing:
     units: list[str] = field(default_factory=list)
     functions: list[type] = field(default_factory=list)
     is_handwritten: bool = False
+    reads_offsets: bool = False
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
@@ -135,6 +138,7 @@ class Tracing:
             self.units,
             self.functions,
             self.is_handwritten,
+            self.reads_offsets,
             self.in_spec,
             self.out_spec,
             self.leaves,
@@ -155,10 +159,11 @@ class Tracing:
 
         A leaf that needs a gradient cannot be changed in place. A tensor that is no leaf can, so
         the program gets one that is none either; `tidy` removes the clone. Where a clone would
-        have other strides it gets a view, and a change in place is refused.
+        lie otherwise in its memory it gets a view, and a change in place is refused.
         """
         if held.needs and not held.free:
-            held.given = held.leaf.clone() if is_dense(held.real) else held.leaf.view_as(held.leaf)
+            is_alike = is_dense(held.leaf) and not held.leaf.storage_offset()
+            held.given = held.leaf.clone() if is_alike else held.leaf.view_as(held.leaf)
             node = self.stage.node_of(held.given)
             assert node is not None
             node.meta["given"] = True
@@ -219,6 +224,7 @@ class Tracing:
             if marks.phase == BACKWARD and any(is_random(node) for node in added):
                 require_drawn_once(self.name, call)
             self.is_handwritten |= call.name == "register_hook"
+            self.reads_offsets |= call.name in READS
             if outermost and is_unit(result, before, versions_of(touched)):
                 self.units.append(call.name)
                 self.functions += [call.owner] if call.kind == FUNCTION else []

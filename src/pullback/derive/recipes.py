@@ -75,7 +75,7 @@ class Recipes:
         kind, call, tensors = self.key(args, keywords)
         known = self._kinds.get(kind)
         recipe = None if known is None else known.calls.get(call)
-        if recipe is None or not _is_as_it_was(recipe.captured):
+        if recipe is None or not _still_serves(recipe.captured, tensors):
             recipe = self._look(kind, call, args, keywords, tensors)
         elif len(self._kinds) > KINDS // 2:
             with self._lock:
@@ -250,6 +250,11 @@ def _is_as_it_was(captured: Capture) -> bool:
     return all(
         one.tensor is None or one.tensor.requires_grad == one.needs for one in captured.closures
     )
+
+
+def _still_serves(captured: Capture, tensors: Sequence[Tensor]) -> bool:
+    """Whether a capture serves tensors of a layout that it served before."""
+    return _is_as_it_was(captured) and captured.begins_like(tensors)
 
 
 # ---- the program itself ----

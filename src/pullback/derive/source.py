@@ -155,7 +155,7 @@ def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned, kept = text.returned[:count], text.returned[count : count + saved]
-    body = [*text.statements]
+    body = [*_offset_checks(captured, text.parameters), *text.statements]
     kept = (*kept, *more.extra)
     body += [f"ctx.save_for_backward({', '.join(kept)})"] if kept else []
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
@@ -168,6 +168,17 @@ def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     body += [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []
     body.append(f"return {', '.join(returned)}")
     return _method("forward", ["ctx", *given], body)
+
+
+def _offset_checks(captured: Capture, parameters: Sequence[str]) -> list[str]:
+    """What refuses inputs that do not begin where their memory does, if that can be seen."""
+    pairs = zip(parameters, captured.inputs, strict=True)
+    return [
+        f"if {name}.storage_offset() != 0:\n"
+        f'    raise ValueError("`{name}` must begin where its memory does: pass a clone")'
+        for name, one in pairs
+        if one.offset is not None
+    ]
 
 
 def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
@@ -215,7 +226,8 @@ def _constant(one: Input) -> str:
 def require_flat(captured: Capture, *, to: str) -> None:
     """Raise unless a program returns a tensor, or a tuple or list of tensors and values.
 
-    `to` says what for: "printed".
+    Its inputs must begin where their memory does, if it can see that. `to` says what for, such as
+    "printed".
     """
     spec = captured.out_spec
     flat = spec.is_leaf() or (
@@ -226,6 +238,14 @@ def require_flat(captured: Capture, *, to: str) -> None:
             f"`{captured.name}` must return a tensor or a tuple of tensors to be {to}",
             got=f"a nested {spec.type.__name__}",
             fix="return the tensors in one tuple, and nest them outside",
+        )
+    late = [one for one in captured.inputs if one.offset]
+    if late:
+        raise CaptureError(
+            f"`{late[0].name}` must begin where its memory does for `{captured.name}` to be {to}",
+            expected="0 from `storage_offset()`, which the program depends on",
+            got=f"{late[0].offset}",
+            fix=f"pass a clone of `{late[0].name}` as the example",
         )
 
 

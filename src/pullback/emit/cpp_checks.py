@@ -43,6 +43,13 @@ def checks_of(
         if one.kind != "constant"
     ]
     yield from _dtypes(op, reach, given)
+    for name, one in zip(names, subject.captured.inputs, strict=True):
+        if one.offset is not None:
+            yield _check(
+                f"{name}.storage_offset() == 0",
+                f"{op}: {name} must begin where its memory does, got an offset of ",
+                f"{name}.storage_offset()",
+            )
     if reach.rank is not None:
         yield from _same_shapes(op, reach.rank, [name for name, _ in given])
         return

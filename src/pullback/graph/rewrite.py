@@ -10,9 +10,10 @@ formulas, or as a function of the node:
 
 The engine keeps the laws, so that rules need not: what replaces a node has its shape, dtype, device
 and strides; a new node goes on under the name of the node it replaces, in its phase, unit and
-place; no output of the program turns into one of its inputs or into another output. A rule that
-would break one of them does not apply. A node says in `meta["rules"]` which rules made it what it
-is, and in `meta["stands_for"]` the names of the nodes whose place it took.
+place; no output of the program turns into one of its inputs or into another output; memory that
+`as_strided` reads past the strides of a tensor stays as it is. A rule that would break one of them
+does not apply. A node says in `meta["rules"]` which rules made it what it is, and in
+`meta["stands_for"]` the names of the nodes whose place it took.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import fx
 
 from pullback.errors import InternalError
 from pullback.graph.copies import copy_of
-from pullback.graph.cost import base_of, is_view
+from pullback.graph.cost import base_of, is_view, op_name
 from pullback.graph.dead import erase_dead
 from pullback.graph.patterns import Call
 from pullback.graph.values import (
@@ -149,6 +150,7 @@ class _Work:
         self.applied: Counter[str] = Counter()
         self.names: dict[fx.Node, str] = {}
         self.outputs: slice = slice(output_count)
+        self.reads_memory = any(map(_reads_memory, graph.nodes))
 
     def sweep(self, rules: Rules) -> bool:
         """Try the rules on every node once; whether one applied."""
@@ -200,6 +202,8 @@ class _Work:
             return isinstance(after, torch.SymInt) and same(before, after)
         if not same_kind(before, after) or self.would_alias(old, new):
             return False
+        if self.reads_memory and _is_read_raw(old):
+            return False
         return same_layout(before, after) or (not entry.keeps_strides and self.relay(old, after))
 
     def would_alias(self, old: fx.Node, new: fx.Node) -> bool:
@@ -221,6 +225,8 @@ class _Work:
         for node in _between(old, self.graph.output_node()):
             if vals.keys().isdisjoint(node.all_input_nodes):
                 continue
+            if _reads_memory(node):
+                return False
             args, kwargs = fx.map_arg(
                 (node.args, node.kwargs), lambda arg: vals.get(arg, arg.meta.get("val"))
             )
@@ -247,6 +253,22 @@ class _Work:
         stood_for = (*old.meta.get("stands_for", ()), *(() if is_made else (former,)))
         new.meta["stands_for"] = (*new.meta.get("stands_for", ()), *stood_for)
         new.meta["rules"] = (*new.meta.get("rules", ()), *old.meta.get("rules", ()), name)
+
+
+def _reads_memory(node: fx.Node) -> bool:
+    """Whether `node` takes numbers by their place in memory, whatever the strides of its source."""
+    return op_name(node).startswith("as_strided")
+
+
+def _is_read_raw(node: fx.Node) -> bool:
+    """Whether something takes numbers from the memory of `node` by their place in it."""
+    left = [node]
+    while left:
+        for user in left.pop().users:
+            if _reads_memory(user):
+                return True
+            left += [user] if is_view(user) else []
+    return False
 
 
 def _is_laid_out_like(one: Any, two: Any) -> bool:

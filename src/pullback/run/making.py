@@ -22,7 +22,7 @@ from pullback.errors import CaptureError
 from pullback.run import candidates, eager, specs
 from pullback.run.choosing import fastest
 from pullback.run.node import Layout, make_node
-from pullback.run.paths import LAYOUTS, LAZY, META, RANDOM, Paths, Reason
+from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, Reason
 from pullback.run.specs import Maker, pattern_of
 from pullback.run.verify import graph_difference, node_difference
 
@@ -262,6 +262,8 @@ def _reason(recipe: Recipe, row: Sequence[Tensor]) -> Reason | None:
     """Why no node serves these tensors; None if one does."""
     if recipe.is_random:
         return RANDOM
+    if recipe.captured.sees_offsets:
+        return OFFSETS  # code counts from the beginning of a tensor, not of its memory
     if any(x.is_neg() or x.is_conj() for x in row):
         return LAZY  # memory holds the negative (`z.conj().imag`), which code does not see
     return META if any(x.is_meta for x in row) else None

@@ -30,6 +30,10 @@ LAZY = Reason(
     "an input is a conjugate or a negative that is not written out",
     "call `.resolve_conj().resolve_neg()` on it first",
 )
+OFFSETS = Reason(
+    "it sees where an input begins in its memory, as `as_strided` does",
+    "use slices and views instead, which count from the beginning of the tensor",
+)
 META = Reason("an input is on the meta device", "call it with tensors that have values")
 SUBCLASS = Reason(
     "an input is no plain tensor, list, tuple, dict or plain value", "pass plain tensors"

@@ -23,8 +23,8 @@ class CrossEntropy(torch.autograd.Function):
         skip = (labels == -100).unsqueeze(-1)
         classes = labels.unsqueeze(-1).masked_fill(skip, 0)
         count = (labels != -100).sum()
+        share = (-(grad_out / count)).masked_fill(skip, 0)
         log_probs = logits.log_softmax(-1)
-        picked = torch.zeros_like(log_probs).scatter(-1, classes, -1.0).masked_fill(skip, 0)
-        g_scaled = picked * (grad_out / count)
-        grad_logits = g_scaled - log_probs.exp() * g_scaled.sum(-1, keepdim=True)
+        g_placed = torch.zeros_like(log_probs).scatter(-1, classes, share)
+        grad_logits = g_placed - log_probs.exp() * g_placed.sum(-1, keepdim=True)
         return grad_logits, None

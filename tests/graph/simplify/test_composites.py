@@ -30,16 +30,12 @@ CASES = {
     "sigmoid-backward": [(G, P)],
     "tanh-backward": [(G, X.tanh())],
     "threshold-backward": [(G, X, 0), (G, X, 0.5)],
-    "hardtanh-backward": [(G, X, -0.5, 0.5)],
     "leaky-relu-backward": [(G, X, 0.1, False)],
-    "elu-backward": [(G, 1.5, 1, 1, False, X), (G, 1.2, 1.1, 0.9, True, X)],
     "silu-backward": [(G, X), (G, X * 100)],
     "gelu-backward": [(G, X), (G, X * 100)],
     "mish-backward": [(G, X), (G, X * 100)],
     "softplus-backward": [(G, X, 1, 20), (G, X * 100, 2, 5)],
     "log-sigmoid-backward": [(G, x, (-x.abs()).exp()) for x in (X, X * 100)],
-    "hardswish-backward": [(G, X * 3)],
-    "hardsigmoid-backward": [(G, X * 3)],
     "softmax-backward-data": [(G, X.softmax(-1), -1, torch.float64)],
     "log-softmax-backward-data": [(G, X.log_softmax(0), 0, torch.float64)],
     "native-layer-norm": [(X, [5], W, B, 1e-5), (X, [4, 5], None, None, 1e-5)],
@@ -154,9 +150,8 @@ def test_formula_computes_what_the_kernel_does(name, position):
 
     step = rewrite(graph, (rule,))
 
-    rtol = 1e-7 if name == "hardsigmoid-backward" else 1e-11  # the kernel holds 1/6 in float32
     torch.testing.assert_close(
-        run(step.graph, *tensors), run(graph, *tensors), rtol=rtol, atol=1e-12
+        run(step.graph, *tensors), run(graph, *tensors), rtol=1e-11, atol=1e-12
     )
     assert step.applied[name] > 0
     assert printed(graph) == text

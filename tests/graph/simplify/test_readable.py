@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pullback.graph.rewrite import rewrite
 from pullback.graph.simplify import READABLE, order, zeros
 from pullback.graph.values import Maker, Value
 from tests.graph.graphs import FINITE, graph_of
@@ -136,3 +137,11 @@ def test_inner_sum_waits_for_the_outer():
 
     inner = next(node for node in graph.nodes if node.name == "add")
     assert step(Value(inner, Maker(inner))) is None
+
+
+@pytest.mark.parametrize("numbers", [(1e30, 1e30), (1e-30, 1e-30), (1e-30, 1e30), (2.0, 1e30)])
+def test_numbers_that_leave_the_range_are_not_folded(numbers):
+    first, second = numbers
+    graph = graph_of(lambda x, y: (x * first) * y * second, *torch.randn(2, 3))
+
+    assert rewrite(graph, (RULES["folded-numbers"],)).applied == {}

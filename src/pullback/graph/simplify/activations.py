@@ -1,4 +1,9 @@
-"""Activations: the derivatives of pointwise functions and of softmax, written out."""
+"""Activations: the derivatives of pointwise functions and of softmax, written out.
+
+Those of `elu`, `hardtanh`, `hardswish` and `hardsigmoid` stay ops: at NaN, the kernels for the
+CPU give one thing where they take several numbers at once and another for those left over, which no
+formula does.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +30,9 @@ def threshold_backward(g: Any, x: Any, threshold: float) -> Any:
     return g.masked_fill(x <= threshold, 0)
 
 
-def hardtanh_backward(g: Any, x: Any, low: float, high: float) -> Any:
-    """`clamp` as a module."""
-    return g.masked_fill((x <= low) | (x >= high), 0)
-
-
 def leaky_relu_backward(g: Any, x: Any, slope: float, _is_result: bool) -> Any:
     """The sign of x is the sign of the result."""
     return g.where(x > 0, g * slope)
-
-
-def elu_backward(
-    g: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any
-) -> Any:
-    """`elu` and `selu`, from the input or the result."""
-    if is_result:
-        negative = g * input_scale * (x + alpha * scale)
-    else:
-        negative = g * (alpha * scale * input_scale) * (x * input_scale).exp()
-    return negative.where(x <= 0, g * scale)
 
 
 def silu_backward(g: Any, x: Any) -> Any:
@@ -82,16 +71,6 @@ def log_sigmoid_backward(g: Any, x: Any, _buffer: Any) -> Any:
     return g * (-x).sigmoid()
 
 
-def hardswish_backward(g: Any, x: Any) -> Any:
-    """x clamp(x + 3, 0, 6) / 6."""
-    return g.where(x >= 3, (g * (x / 3 + 0.5)).masked_fill(x <= -3, 0))
-
-
-def hardsigmoid_backward(g: Any, x: Any) -> Any:
-    """clamp(x + 3, 0, 6) / 6."""
-    return (g / 6).masked_fill((x <= -3) | (x >= 3), 0)
-
-
 def softmax_backward(g: Any, y: Any, dim: int, dtype: Any) -> Any:
     """From the output y."""
     return (y * (g - (g * y).sum(dim, keepdim=True))).to(dtype)
@@ -106,16 +85,12 @@ TABLE: Table = (
     composite(aten.sigmoid_backward.default, sigmoid_backward),
     composite(aten.tanh_backward.default, tanh_backward),
     composite(aten.threshold_backward.default, threshold_backward),
-    composite(aten.hardtanh_backward.default, hardtanh_backward),
     composite(aten.leaky_relu_backward.default, leaky_relu_backward),
-    composite(aten.elu_backward.default, elu_backward),
     composite(aten.silu_backward.default, silu_backward),
     composite(aten.gelu_backward.default, gelu_backward),
     composite(aten.mish_backward.default, mish_backward),
     composite(aten.softplus_backward.default, softplus_backward),
     composite(aten.log_sigmoid_backward.default, log_sigmoid_backward),
-    composite(aten.hardswish_backward.default, hardswish_backward),
-    composite(aten.hardsigmoid_backward.default, hardsigmoid_backward),
     composite(aten._softmax_backward_data.default, softmax_backward),
     composite(aten._log_softmax_backward_data.default, log_softmax_backward),
 )

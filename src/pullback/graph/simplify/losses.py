@@ -31,26 +31,27 @@ def mse_loss(x: Any, y: Any, reduction: int = MEAN) -> Any:
 
 
 def mse_loss_backward(g: Any, x: Any, y: Any, reduction: int) -> Any:
-    """2 (x - y)."""
-    return averaged(2 * (x - y) * g, x, reduction)
+    """2 (x - y), multiplied in the order of the kernel, so that it overflows where that does."""
+    return averaged(2.0, x, reduction) * (x - y) * g
 
 
 def huber_loss_backward(g: Any, x: Any, y: Any, reduction: int, delta: float) -> Any:
     """x - y, held within delta."""
-    return averaged((x - y).clamp(-delta, delta) * g, x, reduction)
+    return averaged((x - y).clamp(-delta, delta), x, reduction) * g
 
 
 def smooth_l1_loss_backward(g: Any, x: Any, y: Any, reduction: int, beta: float) -> Any:
     """(x - y) / beta, held within one."""
-    slope = ((x - y) / beta).clamp(-1.0, 1.0) if beta else (x - y).sign()
-    return averaged(slope * g, x, reduction)
+    if not beta:
+        return None  # PyTorch calls it `l1_loss` then
+    return averaged(((x - y) / beta).clamp(-1.0, 1.0), x, reduction) * g
 
 
 def binary_cross_entropy_backward(
     g: Any, x: Any, y: Any, weight: Any = None, reduction: int = MEAN
 ) -> Any:
     """(x - y) / (x (1 - x)), as the kernel guards it against zero."""
-    slope = (x - y) / ((1 - x) * x).clamp(min=1e-12) * g
+    slope = g * (x - y) / ((1 - x) * x).clamp(min=1e-12)
     return averaged(slope if weight is None else slope * weight, x, reduction)
 
 
@@ -88,9 +89,9 @@ def nll_loss_backward(
         return None
     skip, classes = chosen(target, ignored)
     g = g / count if reduction == MEAN else g
-    g = g if reduction else g.unsqueeze(1)
-    picked = x.new_zeros(x.shape).scatter(1, classes, -1.0)
-    return named("picked", picked.masked_fill(skip, 0)) * g
+    # Zeros are put in: where no sample counts, the quotient is infinite, and times zero it is NaN.
+    share = named("share", (-g if reduction else -g.unsqueeze(1)).masked_fill(skip, 0))
+    return x.new_zeros(x.shape).scatter(1, classes, share)
 
 
 TABLE: Table = (

@@ -67,7 +67,7 @@ def average(node: Value) -> Any:
         return None
     source, dims, *keepdim = total.args
     divisor = count.val if isinstance(count, Value) else count
-    sizes = [source.val.shape[dim] for dim in dims]
+    sizes = [source.val.shape[dim] for dim in dims] if source.dim() else [1]
     if not isinstance(divisor, int | torch.SymInt) or not same(divisor, math.prod(sizes)):
         return None
     return source.made(aten.mean.dim, dims, *keepdim)
@@ -89,11 +89,15 @@ def product_plus(node: Value) -> Any:
 
 # ---- numbers inside a product ----
 
+MILD = 1024.0
+"""How large, or as a fraction how small, the numbers may be that change places in a product."""
+
 
 @rule(
     "folded-numbers",
     aten.mul.Tensor,
-    why="a product of numbers and tensors, multiplied in another order",
+    why="a product of numbers and tensors, multiplied in another order: with numbers that are "
+    "neither large nor small, only what is about to leave the range of its dtype can tell",
 )
 def folded_numbers(node: Value) -> Any:
     """2 * (0.5 * a * b) -> a * b, and (2 * a) * (3 * b) -> 6 * a * b"""
@@ -116,7 +120,10 @@ def multiplied(product: Any, number: float) -> Any:
     if found is None:
         return None
     bare, inner = found
-    return bare if inner * number == 1 else with_number(product, inner * number)
+    folded = inner * number
+    if not all(1 / MILD <= abs(each) <= MILD for each in (inner, number, folded)):
+        return None
+    return bare if folded == 1 else with_number(product, folded)
 
 
 def without_number(product: Any) -> tuple[Value, float] | None:

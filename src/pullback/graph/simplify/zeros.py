@@ -73,6 +73,8 @@ def negated_product(node: Value) -> Any:
 def sum_of_one(node: Value) -> Any:
     """x.sum(0) -> x.squeeze(0), where x has size one there"""
     source, dims, *keepdim = node.args
+    if not source.dim():
+        return source  # PyTorch lets a number be summed over a dimension that it does not have
     if not dims or not all(same(source.val.shape[dim], 1) for dim in dims):
         return None
     return source if any(keepdim) else source.made(aten.squeeze.dims, dims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -38,10 +39,13 @@ def merged_dims(node: fx.Node) -> tuple[int, int] | None:
     if before is None or after is None or not 1 <= after.dim() < before.dim():
         return None
     extra = before.dim() - after.dim()
+    # The other dimensions tell the size of this one, unless there is nothing to count.
+    is_empty = any(isinstance(size, int) and size == 0 for size in before.shape)
     for first in range(after.dim()):
         kept = [*before.shape[:first], *before.shape[first + extra + 1 :]]
         others = [*after.shape[:first], *after.shape[first + 1 :]]
-        if all(map(same, kept, others)):
+        merged = math.prod(before.shape[first : first + extra + 1])
+        if all(map(same, kept, others)) and (not is_empty or same(merged, after.shape[first])):
             return first, first + extra
     return None
 

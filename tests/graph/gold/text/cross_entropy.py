@@ -4,7 +4,7 @@ def cross_entropy(logits, target, grad_out):
     count = (target != -100).sum()
     skip = (target == -100).unsqueeze(-1)
     classes = target.unsqueeze(-1).masked_fill(skip, 0)
-    picked = torch.zeros_like(log_probs).scatter(-1, classes, -1.0).masked_fill(skip, 0)
-    g_scaled = picked * (grad_out / count)
-    grad_logits = g_scaled - log_probs.exp() * g_scaled.sum(-1, keepdim=True)
+    share = (-(grad_out / count)).masked_fill(skip, 0)
+    g_placed = torch.zeros_like(log_probs).scatter(-1, classes, share)
+    grad_logits = g_placed - log_probs.exp() * g_placed.sum(-1, keepdim=True)
     return out, grad_logits

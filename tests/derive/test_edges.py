@@ -1,0 +1,63 @@
+"""Programs at the edges: numbers with an imaginary part, no dimensions, nothing in a tensor."""
+
+import pytest
+import torch
+
+import pullback as pb
+from tests.derive.agreement import assert_agrees
+
+DTYPES = [torch.float64, torch.float32, torch.complex128]
+
+IMAGINARY = {
+    "times": lambda x: x * 1j,
+    "over": lambda x: x / 2j,
+    "under": lambda x: 1j / x,
+    "plus": lambda x: (x - 1j) * (2 + 1j),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", IMAGINARY)
+def test_imaginary_number_is_conjugated(name, dtype):
+    assert_agrees(IMAGINARY[name], torch.randn(3, dtype=dtype, requires_grad=True))
+
+
+NUMBERS = {
+    "softmax": lambda x: x.softmax(0),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "sum": lambda x: x.sum(0),
+    "kept": lambda x: x.sum(-1, keepdim=True) * x,
+    "mean": lambda x: x.mean(0),
+    "cumsum": lambda x: x.cumsum(0),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "norm": lambda x: x / (x**2).sum(0),
+    "largest": lambda x: x.amax(0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_number_has_a_dimension_to_name(name):
+    assert_agrees(NUMBERS[name], torch.tensor(0.7, dtype=torch.float64, requires_grad=True))
+
+
+EMPTY = [
+    ((0, 3), (0, 7, 1)),
+    ((2, 3, 0), (0, 0)),
+    ((2, 3, 0), (3, 0)),
+    ((0, 2, 0), (0, 6)),
+    ((2, 0, 3), (0, 5)),
+    ((2, 0, 3), (0,)),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), EMPTY)
+def test_empty_tensor_takes_the_shape_it_is_given(before, after):
+    assert_agrees(
+        lambda x: x.reshape(after) * 2, torch.randn(before, dtype=torch.float64, requires_grad=True)
+    )
+
+
+def test_text_of_imaginary_number_is_short():
+    text = pb.derive(lambda x: x * 1j, torch.randn(3, requires_grad=True)).source()
+
+    assert "(grad_out * -1j).real" in text
