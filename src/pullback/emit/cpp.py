@@ -16,6 +16,7 @@ from pullback.emit.cpp_library import NAMESPACE, library_text
 from pullback.emit.cpp_project import cmake_text, main_text
 from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_variants import variants_of
+from pullback.emit.defaults import with_defaults
 from pullback.emit.plain import opened
 from pullback.emit.python import snake
 from pullback.emit.reach import is_twice, reach_of
@@ -44,17 +45,18 @@ def function_of(subject: Subject) -> CppFunction:
             got="a torch without its `include` folder",
             fix="install torch from its wheels",
         )
+    subject = with_defaults(subject)
     whole = _written(subject, snake(subject.name))
-    variants = [(names, _written(variant, whole.op)) for names, variant in variants_of(subject)]
+    variants = [(n, _written(variant, whole.op, n)) for n, variant in variants_of(subject)]
     optional = frozenset(name for names, _ in variants for name in names)
     return replace(whole, variants=tuple(variants), optional=optional)
 
 
-def _written(subject: Subject, op: str) -> CppFunction:
+def _written(subject: Subject, op: str, absent: frozenset[str] = frozenset()) -> CppFunction:
     require_flat(subject.captured, to="emitted")
     parts = _chosen(subject)
     reach = reach_of(subject, parts)
-    return write_function(subject, parts, reach, opened(subject, parts), op)
+    return write_function(subject, parts, reach, opened(subject, parts, absent), op)
 
 
 def _chosen(subject: Subject) -> Parts:
@@ -71,7 +73,9 @@ def _chosen(subject: Subject) -> Parts:
 
 def _head(subject: Subject, function: CppFunction) -> list[str]:
     came = subject.captured.name.removesuffix(".apply")
-    call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(function.parameters)})"
+    by_name = {one.name for one in function.plain if one.is_keyword}
+    passed = [f"{name}={name}" if name in by_name else name for name in function.parameters]
+    call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(passed)})"
     said = f"{subject.name}, written by pullback from {came}: yours to keep."
     return [
         *textwrap.wrap(said, WIDTH),

@@ -46,10 +46,14 @@ class CppFunction:
     def schema(self) -> str:
         """The schema of the op."""
         letters = {place: chr(ord("a") + i) for i, place in enumerate(sorted(self.changed))}
-        takes = ", ".join(
+        by_name = {one.name for one in self.plain if one.is_keyword}
+        declared = [
             f"Tensor({letters[place]}!) {name}" if place in letters else self._declared(place)
             for place, name in enumerate(self.parameters)
-        )
+        ]
+        if by_name:
+            declared.insert(len(declared) - len(by_name), "*")
+        takes = ", ".join(declared)
         gives = ["Tensor" if a is None else f"Tensor({letters[a]}!)" for a in self.aliases]
         result = gives[0] if len(gives) == 1 else f"({', '.join(gives)})"
         return f"{self.op}({takes}) -> {result}"
@@ -58,7 +62,9 @@ class CppFunction:
         """A parameter in the schema."""
         name = self.parameters[place]
         defaults = dict.fromkeys(self.optional, "None") | {p.name: p.given for p in self.plain}
-        is_last = all(defaults.get(other) for other in self.parameters[place:])
+        by_name = {one.name for one in self.plain if one.is_keyword}
+        rest = [other for other in self.parameters[place:] if other not in by_name]
+        is_last = name in by_name or all(defaults.get(other) for other in rest)
         kinds = dict.fromkeys(self.optional, "Tensor?") | {p.name: p.kind[0] for p in self.plain}
-        default = f"={defaults[name]}" if is_last else ""
+        default = f"={defaults[name]}" if is_last and defaults[name] else ""
         return f"{kinds.get(name, 'Tensor')} {name}{default}"

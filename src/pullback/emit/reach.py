@@ -292,7 +292,7 @@ class _Trial:
         own = [
             t for t, one in zip(row, self.captured.inputs, strict=True) if one.kind == "argument"
         ]
-        return list(flatten(self.subject.program(*self.captured.fill(own)))[0])
+        return list(flatten(self.subject.run(own))[0])
 
     def _leaves(self, row: list[Tensor]) -> list[Tensor]:
         """The inputs, ready to be differentiated; those from around the program as they are."""
