@@ -41,6 +41,7 @@ RESERVED = frozenset(
     return short signed sizeof static static_assert static_cast struct switch template this
     thread_local throw true try typedef typeid typename union unsigned using virtual void
     volatile wchar_t while xor xor_eq at c10 std torch ctx guard saved cotangents number scalar
+    no_autocast silent widest dtype outputs
     call_op floor_div floor_mod floor_of power main forward backward apply check_inputs
     assert errno signbit isnan isinf NULL EOF stdin stdout stderr
     """,

@@ -30,9 +30,9 @@ def check_of(op: str, one: PlainArgument) -> str:
     """The line that refuses another value of an argument that is fixed."""
     said = quoted(f"{op}: emitted for {one.name} = {one.value!r} alone, got ")
     if one.value is None:
-        return f"TORCH_CHECK(!{one.name}.has_value(), {said}, \"another\");"
+        return f'TORCH_CHECK(!{one.name}.has_value(), {said}, "another");'
     if isinstance(one.value, list | tuple) and bool in map(type, one.value):
-        return f"TORCH_CHECK({one.name} == {written(one.value)}, {said}, \"another\");"
+        return f'TORCH_CHECK({one.name} == {written(one.value)}, {said}, "another");'
     test = f"{one.name} == {written(one.value)}"
     if one.is_infinite:
         test = f"!{one.name}.has_value() || *{one.name} == {written(one.value)}"

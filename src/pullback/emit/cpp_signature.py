@@ -12,8 +12,10 @@ from pullback.emit.plain import PlainArgument
 class CppFunction:
     """One Function, written: its class, and what the registration needs to know of it.
 
-    `tensors` are the parameters that are tensors, `plain` the others. `variants` are the Functions
-    for calls without some of the `optional` parameters, each with the names of those.
+    `tensors` are the parameters that are tensors, `plain` the others. `cast` are those that get
+    another dtype under autocast: the one that is named, or the widest of them where none is.
+    `variants` are the Functions for calls without some of the `optional` parameters, each with the
+    names of those.
     """
 
     name: str
@@ -21,6 +23,7 @@ class CppFunction:
     parameters: tuple[str, ...]
     tensors: tuple[str, ...]
     plain: tuple[PlainArgument, ...]
+    cast: dict[str, str]
     changed: frozenset[int]
     aliases: tuple[int | None, ...]
     lines: tuple[str, ...]

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from pullback.capture.trees import flatten, tensors_in, unflatten
 from pullback.derive.likes import drawn
 from pullback.derive.plain import forward_of

@@ -164,9 +164,7 @@ def opened(subject: Subject, parts: Parts, absent: frozenset[str] = frozenset())
 # ---- which arguments there are ----
 
 
-def _row(
-    subject: Subject, absent: frozenset[str]
-) -> tuple[list[Input | PlainArgument], list[Any]]:
+def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainArgument], list[Any]]:
     """The arguments of the op in order, and the plain values that are none.
 
     Tensors from around the program come behind its arguments; those that the examples left at
