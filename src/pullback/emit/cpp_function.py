@@ -86,6 +86,8 @@ class _Function:
         place = {position: self.parameters.index(self.names[position]) for position in self.given}
         aliases = tuple(None if o.changes is None else place[o.changes] for o in self.outputs)
         return CppFunction(
+            subject=self.subject,
+            reach=self.reach,
             name=name,
             op=self.op,
             parameters=tuple(self.parameters),

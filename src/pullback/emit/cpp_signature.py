@@ -6,18 +6,23 @@ from dataclasses import dataclass
 
 from pullback.emit.cpp_body import Body
 from pullback.emit.plain import PlainArgument
+from pullback.emit.reach import Reach
+from pullback.emit.subject import Subject
 
 
 @dataclass(frozen=True)
 class CppFunction:
     """One Function, written: its class, and what the registration needs to know of it.
 
-    `tensors` are the parameters that are tensors, `plain` the others. `cast` are those that get
-    another dtype under autocast: the one that is named, or the widest of them where none is.
-    `variants` are the Functions for calls without some of the `optional` parameters, each with the
-    names of those.
+    `subject` is what it was written from, and `reach` how far it reaches. `tensors` are the
+    parameters that are tensors, in the order of the inputs of the capture; `plain` the others.
+    `cast` are those that get another dtype under autocast: the one that is named, or the widest of
+    them where none is. `variants` are the Functions for calls without some of the `optional`
+    parameters, each with the names of those.
     """
 
+    subject: Subject
+    reach: Reach
     name: str
     op: str
     parameters: tuple[str, ...]

@@ -6,7 +6,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,9 +50,15 @@ class Subject:
     flow: Flow | None = None
     left: tuple[inspect.Parameter, ...] = ()
 
-    def run(self, tensors: Sequence[Tensor]) -> Any:
-        """What the program gives for these tensors in its arguments."""
-        given, keywords = self.given(self.captured.fill(tensors))
+    def run(self, tensors: Sequence[Tensor], others: Mapping[int, Any] | None = None) -> Any:
+        """What the program gives for these tensors in its arguments, and `others` in their places.
+
+        These are counted as the arguments are.
+        """
+        arguments = list(self.captured.fill(tensors))
+        for place, value in (others or {}).items():
+            arguments[place] = value
+        given, keywords = self.given(tuple(arguments))
         return self.program(*given, **keywords)
 
     def given(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
