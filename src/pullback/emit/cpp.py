@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pullback.derive.recipe import Parts
 from pullback.derive.source import require_flat
-from pullback.emit.cpp_function import write_function
+from pullback.emit.cpp_function import returned_by, write_function
 from pullback.emit.cpp_library import NAMESPACE, library_text
 from pullback.emit.cpp_project import cmake_text, main_text
 from pullback.emit.cpp_signature import CppFunction
@@ -70,6 +70,7 @@ def function_of(subject: Subject) -> CppFunction:
 
 def _written(subject: Subject, op: str, absent: frozenset[str] = frozenset()) -> CppFunction:
     require_flat(subject.captured, to="emitted")
+    returned_by(subject.captured)
     parts = _chosen(subject)
     reach = reach_of(subject, parts)
     return write_function(subject, parts, reach, opened(subject, parts, absent), op)

@@ -44,7 +44,7 @@ class _Function:
         self.reach = reach
         self.plain = plain
         self.op = op
-        self.outputs = _returned(self.captured)
+        self.outputs = returned_by(self.captured)
         pairs = zip(parts.joint.inputs, self.captured.inputs, strict=True)
         inputs = {node.name: one.name for node, one in pairs}
         taken = [one.name for one in plain.arguments]
@@ -364,8 +364,8 @@ class _Function:
         return self.backward.needs[value] == self.backward._everything()
 
 
-def _returned(captured: Capture) -> list[Output]:
-    """The outputs of the op."""
+def returned_by(captured: Capture) -> list[Output]:
+    """The outputs of the op, which must be tensors."""
     for output in captured.outputs:
         if output.returned and output.kind != "tensor":
             got = "a size" if output.kind == "number" else repr(output.value)
