@@ -49,7 +49,7 @@ def emit_cpp(
     return {
         f"{function.op}.cpp": text,
         "CMakeLists.txt": cmake_text(function, language_standard()),
-        "main.cpp": main_text(subject, function),
+        "main.cpp": main_text(function),
     }
 
 
