@@ -41,7 +41,7 @@ def emit_cpp(
     text = library_text(head, [function])
     if is_verified:
         missing = absence()
-        if missing is None and not require_same(function, text, file or f"{function.op}.cpp"):
+        if missing is None and not require_same([function], text, file or f"{function.op}.cpp"):
             missing = "there were no inputs on which the program could be run"
         note = f"Not compared with the program when it was written: {missing}." if missing else ""
     if note:

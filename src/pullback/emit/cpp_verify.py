@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,35 +65,39 @@ def graphs_differ(subject: Subject, parts: Parts) -> str:
 # ---- the op ----
 
 
-def require_same(function: CppFunction, text: str, file: str) -> bool:
-    """Raise `EmitMismatchError` unless the op in `text` does what the program does.
+def require_same(functions: Sequence[CppFunction], text: str, file: str) -> bool:
+    """Raise `EmitMismatchError` unless the ops in `text` do what their programs do.
 
     `file` is the name that the text will have: `build` then finds this very library. Gives whether
-    there was a row of inputs to compare on.
+    there were inputs to compare each of them on.
     """
     with apart():
-        cases = [case for each in (function, *_variants(function)) for case in _cases(each)]
-    if not cases:
+        cases = [case for function in functions for case in _cases(function)]
+    if {case.function.name for case in cases} < {function.name for function in functions}:
         return False
     with tempfile.TemporaryDirectory(prefix="pullback-") as folder:
         source = Path(folder, file)
         source.write_text(text, encoding="utf-8")
-        try:
-            library = library_of(source)
-        except BuildError as error:
-            raise EmitMismatchError(
-                f"the C++ of `{function.name}` must compile: nothing is handed out",
-                got=error.facts["got"],
-                fix=f"{error.facts['fix']}; this is a defect of pullback: please report it",
-            ) from None
-        found = _run(function, library, [job for *_, job in cases], Path(folder))
-    for (row, expected, name, _), seen in zip(cases, found, strict=True):
-        if row.may_refuse and seen.error.startswith(f"{name}: "):
+        library = _built(functions[0].name, source)
+        found = _run(cases, library, Path(folder))
+    for case, seen in zip(cases, found, strict=True):
+        if case.row.may_refuse and seen.error.startswith(f"{case.called.name}: "):
             continue
-        differs = difference(seen, expected)
+        differs = difference(seen, case.expected)
         if differs:
-            raise mismatch(function.name, f"{row.label}: {differs}")
+            raise mismatch(case.function.name, f"{case.row.label}: {differs}")
     return True
+
+
+def _built(name: str, source: Path) -> Path:
+    try:
+        return library_of(source)
+    except BuildError as error:
+        raise EmitMismatchError(
+            f"the C++ of `{name}` must compile: nothing is handed out",
+            got=error.facts["got"],
+            fix=f"{error.facts['fix']}; this is a defect of pullback: please report it",
+        ) from None
 
 
 def mismatch(name: str, differs: str) -> EmitMismatchError:
@@ -104,22 +109,30 @@ def mismatch(name: str, differs: str) -> EmitMismatchError:
     )
 
 
-def _variants(function: CppFunction) -> list[CppFunction]:
-    return [variant for _, variant in function.variants]
+@dataclass(frozen=True)
+class _Case:
+    """One row for an op, and what the program gives for it.
+
+    `called` is the Function behind the op that serves the row: itself, or a variant.
+    """
+
+    function: CppFunction
+    called: CppFunction
+    row: Row
+    expected: Observed
 
 
-def _cases(function: CppFunction) -> Iterator[tuple[Row, Observed, str, Any]]:
-    """The rows with what the program gives for each, the name of the Function, and the job."""
-    trial, reach = Beside(function.subject, function.subject.parts), function.reach
-    wanted = wanted_of(trial, is_twice=reach.is_twice)
-    has_tensors = any(one.kind == "closure" for one in trial.captured.inputs)
-    is_double = torch.float64 in reach.dtypes and not has_tensors
-    numbers = {one.place: _other(one) for one in function.plain if one.is_free}
-    for row in rows_of(trial, is_double=is_double, numbers=numbers):
-        expected = expected_of(trial, row, wanted)
-        if expected is not None:
-            is_twice = expected.second is not None
-            yield row, expected, function.name, (row, function, is_twice)
+def _cases(function: CppFunction) -> Iterator[_Case]:
+    for called in (function, *(variant for _, variant in function.variants)):
+        trial, reach = Beside(called.subject, called.subject.parts), called.reach
+        wanted = wanted_of(trial, is_twice=reach.is_twice)
+        has_tensors = any(one.kind == "closure" for one in trial.captured.inputs)
+        is_double = torch.float64 in reach.dtypes and not has_tensors
+        numbers = {one.place: _other(one) for one in called.plain if one.is_free}
+        for row in rows_of(trial, is_double=is_double, numbers=numbers):
+            expected = expected_of(trial, row, wanted)
+            if expected is not None:
+                yield _Case(function, called, row, expected)
 
 
 def _other(one: PlainArgument) -> Any:
@@ -127,17 +140,16 @@ def _other(one: PlainArgument) -> Any:
     return one.value + 1 if isinstance(one.value, int) else one.value * 1.07 + 0.01
 
 
-def _run(function: CppFunction, library: Path, jobs: list[Any], folder: Path) -> list[Observed]:
-    """What the op gives for each row, in a process of its own."""
+def _run(cases: Sequence[_Case], library: Path, folder: Path) -> list[Observed]:
+    """What the ops give for each case, in a process of its own."""
     job = {
         "library": str(library),
         "namespace": NAMESPACE,
-        "op": function.op,
         "threads": torch.get_num_threads(),
-        "rows": [_job(function, *one) for one in jobs],
+        "calls": [_call(case) for case in cases],
     }
     torch.save(job, folder / JOB)
-    path = os.pathsep.join([part for part in sys.path if part])
+    name, path = cases[0].function.name, os.pathsep.join([part for part in sys.path if part])
     try:
         done = subprocess.run(
             [sys.executable, "-c", _RUN, str(watching.__file__), str(folder)],
@@ -150,22 +162,23 @@ def _run(function: CppFunction, library: Path, jobs: list[Any], folder: Path) ->
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise mismatch(function.name, f"the op did not end in {LONGEST:g} s") from None
+        raise mismatch(name, f"the op did not end in {LONGEST:g} s") from None
     if done.returncode or not (folder / RESULTS).exists():
         last = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        raise mismatch(function.name, f"its process ended with {done.returncode}: {last[0]}")
+        raise mismatch(name, f"its process ended with {done.returncode}: {last[0]}")
     return [Observed(**found) for found in torch.load(folder / RESULTS, weights_only=False)]
 
 
-def _job(function: CppFunction, row: Row, called: CppFunction, is_twice: bool) -> Any:
-    """One row for the other process: tensors, what is asked, and the arguments of the op."""
+def _call(case: _Case) -> Any:
+    """One call for the other process: the op, tensors, what is asked, and the arguments."""
+    function, called, row = case.function, case.called, case.row
     inputs = called.subject.captured.inputs
     places = [place for place, one in enumerate(inputs) if one.is_given]
     changed = {place for place, _ in called.subject.captured.mutated}
     wanted = {
         "needs": tuple(inputs[place].needs for place in places),
         "changed": tuple(i for i, place in enumerate(places) if place in changed),
-        "is_twice": is_twice,
+        "is_twice": case.expected.second is not None,
     }
     plain = {one.name: row.numbers.get(one.place, one.value) for one in function.plain}
     by_name = {one.name for one in function.plain if one.is_keyword}
@@ -175,4 +188,4 @@ def _job(function: CppFunction, row: Row, called: CppFunction, is_twice: bool) -
         if name not in by_name
     ]
     tensors = [row.tensors[place].detach() for place in places]
-    return tensors, wanted, arguments, {name: plain[name] for name in by_name}
+    return function.op, tensors, wanted, arguments, {name: plain[name] for name in by_name}

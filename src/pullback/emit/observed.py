@@ -138,15 +138,15 @@ def cotangent(like: Tensor, seed: int) -> Tensor:
 
 
 def main(folder: Path) -> None:
-    """Do the job in `folder`: call an op of a library for each row, and write what was seen."""
+    """Do the job in `folder`: call the ops of a library, and write what was seen."""
     warnings.simplefilter("ignore")
     job = torch.load(folder / JOB, weights_only=False)
     torch.set_num_threads(job["threads"])
     torch.ops.load_library(job["library"])
-    op = getattr(getattr(torch.ops, job["namespace"]), job["op"])
+    space = getattr(torch.ops, job["namespace"])
     found = [
-        vars(observed(_by_arguments(op, arguments, named), row, Wanted(**wanted)))
-        for row, wanted, arguments, named in job["rows"]
+        vars(observed(_by_arguments(getattr(space, op), arguments, named), row, Wanted(**wanted)))
+        for op, row, wanted, arguments, named in job["calls"]
     ]
     torch.save(found, folder / RESULTS)
 
