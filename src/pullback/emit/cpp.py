@@ -95,7 +95,8 @@ def _chosen(subject: Subject) -> Parts:
 def _head(subject: Subject, function: CppFunction) -> list[str]:
     came = subject.captured.name.removesuffix(".apply")
     by_name = {one.name for one in function.plain if one.is_keyword}
-    passed = [f"{name}={name}" if name in by_name else name for name in function.parameters]
+    names = [(name, function.spelled.get(name, name)) for name in function.parameters]
+    passed = [f"{own}={own}" if name in by_name else own for name, own in names]
     call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(passed)})"
     said = f"{subject.name}, written by pullback from {came}: yours to keep."
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +49,8 @@ class _Function:
         pairs = zip(parts.joint.inputs, self.captured.inputs, strict=True)
         inputs = {node.name: one.name for node, one in pairs}
         taken = [one.name for one in plain.arguments]
-        self.forward = Body(parts.forward, parts.names, inputs, taken=taken)
+        owner = subject.name
+        self.forward = Body(parts.forward, parts.names, inputs, taken=taken, owner=owner)
         self.names = [self.forward.names[node] for node in self.forward.placeholders]
         self.given = self._given()
         self.tensors = [self.names[place] for place in self.given]
@@ -56,7 +58,10 @@ class _Function:
             one.name if isinstance(one, PlainArgument) else self.names[self._place(one)]
             for one in plain.row
         ]
-        self.backward = Body(parts.backward, parts.names, inputs, flags=self._flags(), taken=taken)
+        flags = self._flags()
+        self.backward = Body(
+            parts.backward, parts.names, inputs, flags=flags, taken=taken, owner=owner
+        )
         self.kept = used_in(parts.backward, plain.arguments)
         self.changes = {
             o.changes: o
@@ -98,7 +103,18 @@ class _Function:
             aliases=aliases,
             lines=tuple(lines),
             bodies=(self.forward, self.backward),
+            spelled=self._spelled(),
         )
+
+    def _spelled(self) -> dict[str, str]:
+        """The user's names for parameters that are called otherwise in C++."""
+        own = {self.names[place]: self.captured.inputs[place].name for place in self.given}
+        own |= {one.name: one.own_name for one in self.plain.arguments}
+        return {
+            name: wish
+            for name, wish in own.items()
+            if wish != name and wish.isidentifier() and not keyword.iskeyword(wish)
+        }
 
     def _cast(self) -> dict[str, str]:
         """The tensors that get another dtype under autocast, each with its dtype if it has one."""

@@ -191,8 +191,8 @@ def _autocast(function: CppFunction) -> Iterator[str]:
     dtypes = dict(function.cast)
     if _is_widened(function):
         row = [f"{n}.value_or(at::Tensor())" if n in function.optional else n for n in dtypes]
-        yield from wrapped(f"const auto dtype = widest({{{', '.join(row)}}});", "  ")
-        dtypes = dict.fromkeys(dtypes, "dtype")
+        yield from wrapped(f"const auto cast_dtype = widest({{{', '.join(row)}}});", "  ")
+        dtypes = dict.fromkeys(dtypes, "cast_dtype")
     passed = [_cast(name, dtypes.get(name, ""), function) for name in function.parameters]
     call = f"return {function.op}_autograd({', '.join(passed)});"
     yield from wrapped(call, "  ")
@@ -217,8 +217,8 @@ def _applied(function: CppFunction, called: CppFunction, count: int) -> Iterator
     if count == 1:
         yield f"return {called.name}::apply({passed});"
         return
-    yield f"auto outputs = {called.name}::apply({passed});"
-    yield f"return {{{', '.join(f'outputs[{i}]' for i in range(count))}}};"
+    yield f"auto op_results = {called.name}::apply({passed});"
+    yield f"return {{{', '.join(f'op_results[{i}]' for i in range(count))}}};"
 
 
 def _registration(functions: Sequence[CppFunction]) -> Iterator[str]:

@@ -18,7 +18,8 @@ class CppFunction:
     parameters that are tensors, in the order of the inputs of the capture; `plain` the others.
     `cast` are those that get another dtype under autocast: the one that is named, or the widest of
     them where none is. `variants` are the Functions for calls without some of the `optional`
-    parameters, each with the names of those.
+    parameters, each with the names of those. `spelled` are the names in the schema, where they are
+    others than in C++, which has more words of its own.
     """
 
     subject: Subject
@@ -33,6 +34,7 @@ class CppFunction:
     aliases: tuple[int | None, ...]
     lines: tuple[str, ...]
     bodies: tuple[Body, Body]
+    spelled: dict[str, str]
     optional: frozenset[str] = frozenset()
     variants: tuple[tuple[frozenset[str], CppFunction], ...] = ()
 
@@ -56,7 +58,9 @@ class CppFunction:
         letters = {place: chr(ord("a") + i) for i, place in enumerate(sorted(self.changed))}
         by_name = {one.name for one in self.plain if one.is_keyword}
         declared = [
-            f"Tensor({letters[place]}!) {name}" if place in letters else self._declared(place)
+            f"Tensor({letters[place]}!) {self.spelled.get(name, name)}"
+            if place in letters
+            else self._declared(place)
             for place, name in enumerate(self.parameters)
         ]
         if by_name:
@@ -75,4 +79,4 @@ class CppFunction:
         is_last = name in by_name or all(defaults.get(other) for other in rest)
         kinds = dict.fromkeys(self.optional, "Tensor?") | {p.name: p.kind[0] for p in self.plain}
         default = f"={defaults[name]}" if is_last and defaults[name] else ""
-        return f"{kinds.get(name, 'Tensor')} {name}{default}"
+        return f"{kinds.get(name, 'Tensor')} {self.spelled.get(name, name)}{default}"

@@ -75,7 +75,7 @@ SCHEMA_DTYPES = {
 class PlainArgument:
     """One plain argument: its name, the value in the examples, the user's default if there is one.
 
-    `place` counts the arguments of the program. `annotated` is the type that the user declares,
+    `place` counts the arguments of the program. `own_name` is the user's name for it. `annotated` is the type that the user declares,
     which tells what a None stands for. `is_keyword` says that the op takes it by name alone.
     """
 
@@ -83,6 +83,7 @@ class PlainArgument:
     value: Any
     default: Any
     place: int
+    own_name: str = ""
     annotated: str = ""
     is_keyword: bool = False
     is_free: bool = False
@@ -200,6 +201,7 @@ def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainAr
                 argument,
                 parameter.default,
                 place,
+                own_name=parameter.name,
                 annotated=str(parameter.annotation),
                 is_keyword=is_keyword,
             )
