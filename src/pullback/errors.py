@@ -412,6 +412,18 @@ class BuildError(PullbackError, RuntimeError):
     name = "build"
 
 
+class EmitMismatchError(PullbackError, RuntimeError):
+    """What was written does other things than the program, so it is not handed out.
+
+    Emitted text is compared with the program before anyone gets it: outputs, which of them require
+    grad, and gradients, at the sizes of the examples and at others. A difference is a defect of
+    pullback, or of a program that does not do the same in every call.
+    """
+
+    code = "E604"
+    name = "emit-mismatch"
+
+
 # ---- of our own ----
 
 

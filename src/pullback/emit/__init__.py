@@ -21,6 +21,7 @@ def emit(
     examples: Any = None,
     path: str | os.PathLike[str] | None = None,
     force: bool = False,
+    verify: bool = True,
 ) -> str:
     """`x` as the text of a file that needs nothing of ours.
 
@@ -34,6 +35,8 @@ def emit(
         path: where to write it, too. For "cpp", a folder gets the CMake file and a small program
             that uses the op from LibTorch as well; a path that ends in `.cpp` gets the op alone.
         force: whether a file with another text in that place is replaced.
+        verify: whether C++ is compiled and compared with the program in a new process before it is
+            handed out. That takes as long as `build`, which then finds the library made.
 
     Returns the text: of the module, or of the C++ file with the op.
 
@@ -55,22 +58,24 @@ def emit(
 
     if path is not None:
         require_writable(path)
-    files = _emitter(target)(subject_of(x, examples))
+    files = _files(subject_of(x, examples), target, path, verify)
     main = next(iter(files))
     if path is not None:
         write(files, main, path, force=force)
     return str(files[main])
 
 
-def _emitter(target: str) -> Any:
-    """What makes the files of a subject, by name, the one that is returned first."""
+def _files(subject: Any, target: str, path: Any, verify: bool) -> dict[str, str]:
+    """The files of a subject by their names, the one that is returned first."""
     if target == "cpp":
         from pullback.emit.cpp import emit_cpp
 
-        return emit_cpp
+        name = os.path.basename(path) if path is not None else ""
+        file = name if name.endswith(".cpp") and not os.path.isdir(path) else None
+        return emit_cpp(subject, is_verified=verify, file=file)
     from pullback.emit.python import emit_python
 
-    return emit_python
+    return emit_python(subject)
 
 
 def build(

@@ -155,7 +155,7 @@ def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -
         row = [moved if i == place else x for i, x in enumerate(given)]
         torch.manual_seed(0)
         with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
-            return tuple(tensors_in(subject.program(*captured.fill(row))))
+            return tuple(tensors_in(subject.run(row)))
 
     with _aside():
         made = list(space["inputs"]()[:count])

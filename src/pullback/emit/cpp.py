@@ -11,28 +11,45 @@ from dataclasses import replace
 
 from pullback.derive.recipe import Parts
 from pullback.derive.source import require_flat
-from pullback.emit.cpp_function import write_function
+from pullback.emit.cpp_function import returned_by, write_function
 from pullback.emit.cpp_library import NAMESPACE, library_text
 from pullback.emit.cpp_project import cmake_text, main_text
 from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_variants import variants_of
+from pullback.emit.cpp_verify import graphs_differ, mismatch, require_same
+from pullback.emit.defaults import with_defaults
 from pullback.emit.plain import opened
 from pullback.emit.python import snake
 from pullback.emit.reach import is_twice, reach_of
 from pullback.emit.subject import Subject
 from pullback.errors import BuildError
-from pullback.run.toolchain import has_headers, language_standard
+from pullback.run.toolchain import absence, has_headers, language_standard
 
 WIDTH = 92
 
 
-def emit_cpp(subject: Subject) -> dict[str, str]:
-    """The files of a subject by their names, the C++ file with the op first."""
+def emit_cpp(
+    subject: Subject, *, is_verified: bool = False, file: str | None = None
+) -> dict[str, str]:
+    """The files of a subject by their names, the C++ file with the op first.
+
+    If `is_verified`, the op is compiled and compared with the program; where that cannot be, a line
+    in the file says so. `file` is the name that the C++ file will have, if that is another one.
+    """
     function = function_of(subject)
+    head, note = _head(subject, function), ""
+    text = library_text(head, [function])
+    if is_verified:
+        missing = absence()
+        if missing is None and not require_same([function], text, file or f"{function.op}.cpp"):
+            missing = "there were no inputs on which the program could be run"
+        note = f"Not compared with the program when it was written: {missing}." if missing else ""
+    if note:
+        text = library_text([*head, "", *textwrap.wrap(note, WIDTH)], [function])
     return {
-        f"{function.op}.cpp": library_text(_head(subject, function), [function]),
+        f"{function.op}.cpp": text,
         "CMakeLists.txt": cmake_text(function, language_standard()),
-        "main.cpp": main_text(subject, function),
+        "main.cpp": main_text(function),
     }
 
 
@@ -44,34 +61,43 @@ def function_of(subject: Subject) -> CppFunction:
             got="a torch without its `include` folder",
             fix="install torch from its wheels",
         )
+    subject = with_defaults(subject)
     whole = _written(subject, snake(subject.name))
-    variants = [(names, _written(variant, whole.op)) for names, variant in variants_of(subject)]
+    variants = [(n, _written(variant, whole.op, n)) for n, variant in variants_of(subject)]
     optional = frozenset(name for names, _ in variants for name in names)
     return replace(whole, variants=tuple(variants), optional=optional)
 
 
-def _written(subject: Subject, op: str) -> CppFunction:
+def _written(subject: Subject, op: str, absent: frozenset[str] = frozenset()) -> CppFunction:
     require_flat(subject.captured, to="emitted")
+    returned_by(subject.captured)
     parts = _chosen(subject)
     reach = reach_of(subject, parts)
-    return write_function(subject, parts, reach, opened(subject, parts), op)
+    return write_function(subject, parts, reach, opened(subject, parts, absent), op)
 
 
 def _chosen(subject: Subject) -> Parts:
-    """The graphs to write: those that read best, unless they cost a second derivative.
+    """The graphs to write: those that read best, unless they differ or cost a second derivative.
 
     A value that forward and backward of a hand-written class both compute is computed once in the
     former; saved on the way, it has no history.
     """
     is_own = subject.function is not None
-    if is_own and not is_twice(subject, subject.parts) and is_twice(subject, subject.exact):
-        return subject.exact
-    return subject.parts
+    is_lost = is_own and not is_twice(subject, subject.parts) and is_twice(subject, subject.exact)
+    if not is_lost and not graphs_differ(subject, subject.parts):
+        return subject.parts
+    differs = graphs_differ(subject, subject.exact)
+    if differs:
+        raise mismatch(subject.name, differs)
+    return subject.exact
 
 
 def _head(subject: Subject, function: CppFunction) -> list[str]:
     came = subject.captured.name.removesuffix(".apply")
-    call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(function.parameters)})"
+    by_name = {one.name for one in function.plain if one.is_keyword}
+    names = [(name, function.spelled.get(name, name)) for name in function.parameters]
+    passed = [f"{own}={own}" if name in by_name else own for name, own in names]
+    call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(passed)})"
     said = f"{subject.name}, written by pullback from {came}: yours to keep."
     return [
         *textwrap.wrap(said, WIDTH),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.emit.cpp_calls import spell
-from pullback.emit.cpp_values import SYMBOLIC, Expression, Writer, unwritable
+from pullback.emit.cpp_values import SYMBOLIC, Expression, Writer, quoted, unwritable
 from pullback.graph.cost import is_opaque, is_random, op_of
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.dead import drop_dead
@@ -41,6 +41,7 @@ RESERVED = frozenset(
     return short signed sizeof static static_assert static_cast struct switch template this
     thread_local throw true try typedef typeid typename union unsigned using virtual void
     volatile wchar_t while xor xor_eq at c10 std torch ctx guard saved cotangents number scalar
+    no_autocast silent widest
     call_op floor_div floor_mod floor_of power main forward backward apply check_inputs
     assert errno signbit isnan isinf NULL EOF stdin stdout stderr
     """,
@@ -69,13 +70,15 @@ class Body:
         *,
         flags: Sequence[str] = (),
         taken: Iterable[str] = (),
+        owner: str = "",
     ) -> None:
-        """Write `graph`.
+        """Write `graph`, for the Function `owner`.
 
         `given` are the user's names of inputs, by those of their nodes; `flags` the conditions
         under which each returned value is needed; `taken` the names that mean something else.
         """
         self.graph = drop_dead(graph)
+        self.owner = owner
         self.flags = list(flags)
         self.wishes = {node.name: name for node, name in names.items()} | dict(given)
         named = names.given if isinstance(names, Names) else names.keys()
@@ -171,9 +174,19 @@ class Body:
         name = self._name(node)
         if is_always or not self._is_shared(node):
             lines.append(f"auto {name} = {expression.text};")
-            return
-        self.early.setdefault(places, []).append(f"{_declared(node)} {name};")
-        lines.append(f"{name} = {expression.text};")
+        else:
+            self.early.setdefault(places, []).append(f"{_declared(node)} {name};")
+            lines.append(f"{name} = {expression.text};")
+        if _is_list(node):
+            lines.append(self._counted(node, name))
+
+    def _counted(self, node: fx.Node, name: str) -> str:
+        """The line that refuses sizes with which there are more pieces, or fewer, than here."""
+        count, op = len(node.meta["val"]), op_of(node)._schema.name.partition("::")[2]
+        source = node.all_input_nodes[0] if node.all_input_nodes else node
+        of = f" of {self.names[source]}" if source in self.names and source is not node else ""
+        said = quoted(f"{self.owner}: {op}{of} must give {count} tensors, as in the examples, got ")
+        return f"TORCH_CHECK({name}.size() == {count}, {said}, {name}.size());"
 
     def _is_inlinable(self, node: fx.Node, expression: Expression) -> bool:
         if is_random(node) or (is_opaque(node) and op_of(node) is not None):
@@ -186,7 +199,7 @@ class Body:
             return bool(uses) and node.target is operator.getitem and _is_name(expression.text)
         (user,) = uses
         if isinstance(value, list | tuple):
-            return user.target is operator.getitem
+            return user.target is operator.getitem and not _is_list(node)
         if node.name in self.given or user.op == "output":
             return False
         return len(expression.text) <= LONGEST and expression.size <= LARGEST
@@ -224,6 +237,12 @@ def _value(node: fx.Node) -> Any:
 
 def _is_name(text: str) -> bool:
     return re.fullmatch(r"\w+\.at\(\d+\)|std::get<\d+>\(\w+\)", text) is not None
+
+
+def _is_list(node: fx.Node) -> bool:
+    """Whether an op gives a list, as long as the sizes of its inputs make it."""
+    op, value = op_of(node), node.meta.get("val")
+    return op is not None and len(op._schema.returns) == 1 and isinstance(value, list | tuple)
 
 
 def _takers(node: fx.Node) -> list[fx.Node | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -16,14 +17,15 @@ from pullback.emit.cpp_checks import checks_of
 from pullback.emit.cpp_constants import constant_line
 from pullback.emit.cpp_plain import check_of, condition_of, notes_of, used_in
 from pullback.emit.cpp_signature import CppFunction
-from pullback.emit.cpp_values import quoted, unwritable
+from pullback.emit.cpp_values import DTYPES, quoted, unwritable
 from pullback.emit.plain import Plain, PlainArgument
-from pullback.emit.reach import Reach
+from pullback.emit.reach import FLOATS, Reach
 from pullback.emit.subject import Subject
 from pullback.graph.cost import base_of, is_view
 from pullback.graph.values import is_smooth
 
 GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
+NO_AUTOCAST = "c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);"
 
 
 def write_function(
@@ -43,11 +45,12 @@ class _Function:
         self.reach = reach
         self.plain = plain
         self.op = op
-        self.outputs = _returned(self.captured)
+        self.outputs = returned_by(self.captured)
         pairs = zip(parts.joint.inputs, self.captured.inputs, strict=True)
         inputs = {node.name: one.name for node, one in pairs}
         taken = [one.name for one in plain.arguments]
-        self.forward = Body(parts.forward, parts.names, inputs, taken=taken)
+        owner = subject.name
+        self.forward = Body(parts.forward, parts.names, inputs, taken=taken, owner=owner)
         self.names = [self.forward.names[node] for node in self.forward.placeholders]
         self.given = self._given()
         self.tensors = [self.names[place] for place in self.given]
@@ -55,7 +58,10 @@ class _Function:
             one.name if isinstance(one, PlainArgument) else self.names[self._place(one)]
             for one in plain.row
         ]
-        self.backward = Body(parts.backward, parts.names, inputs, flags=self._flags(), taken=taken)
+        flags = self._flags()
+        self.backward = Body(
+            parts.backward, parts.names, inputs, flags=flags, taken=taken, owner=owner
+        )
         self.kept = used_in(parts.backward, plain.arguments)
         self.changes = {
             o.changes: o
@@ -85,16 +91,40 @@ class _Function:
         place = {position: self.parameters.index(self.names[position]) for position in self.given}
         aliases = tuple(None if o.changes is None else place[o.changes] for o in self.outputs)
         return CppFunction(
+            subject=self.subject,
+            reach=self.reach,
             name=name,
             op=self.op,
             parameters=tuple(self.parameters),
             tensors=tuple(self.tensors),
             plain=tuple(self.plain.arguments),
+            cast=self._cast(),
             changed=frozenset(place[position] for position in self.changes),
             aliases=aliases,
             lines=tuple(lines),
             bodies=(self.forward, self.backward),
+            spelled=self._spelled(),
         )
+
+    def _spelled(self) -> dict[str, str]:
+        """The user's names for parameters that are called otherwise in C++."""
+        own = {self.names[place]: self.captured.inputs[place].name for place in self.given}
+        own |= {one.name: one.own_name for one in self.plain.arguments}
+        return {
+            name: wish
+            for name, wish in own.items()
+            if wish != name and wish.isidentifier() and not keyword.iskeyword(wish)
+        }
+
+    def _cast(self) -> dict[str, str]:
+        """The tensors that get another dtype under autocast, each with its dtype if it has one."""
+        found = {}
+        for place in self.given:
+            value = self.parts.joint.inputs[place].meta["val"]
+            if value.is_floating_point() and place not in self.changes:
+                is_any = len(self.reach.dtypes) == len(FLOATS)
+                found[self.names[place]] = "" if is_any else DTYPES[value.dtype]
+        return found
 
     def _comment(self) -> Iterator[str]:
         for paragraph in filter(None, (self.subject.doc, *notes_of(self.plain))):
@@ -163,13 +193,7 @@ class _Function:
         dirty = [self.names[o.changes] for o in self.outputs if o.changes is not None]
         if dirty:
             yield f"ctx->mark_dirty({{{', '.join(dirty)}}});"
-        silent = [
-            name
-            for name, o in zip(results, self.outputs, strict=True)
-            if not o.differentiable and o.changes is None
-        ]
-        if silent:
-            yield f"ctx->mark_non_differentiable({{{', '.join(silent)}}});"
+        yield from self._silent(results)
         if row:
             yield from wrapped(f"ctx->save_for_backward({{{', '.join(row)}}});", "")
         start = self.parts.joint.output_count + len(self.parts.cut.saved)
@@ -182,6 +206,25 @@ class _Function:
         for argument in self.kept:
             yield f"ctx->saved_data[{quoted(argument.name)}] = {argument.name};"
         yield f"return {results[0]};" if len(results) == 1 else f"return {{{', '.join(results)}}};"
+
+    def _silent(self, results: list[str]) -> Iterator[str]:
+        """The lines that mark the outputs which have no history: some never, some in this call."""
+        rows = list(zip(results, self.outputs, self.reach.sources, strict=True))
+        silent = [name for name, o, _ in rows if not o.differentiable and o.changes is None]
+        every = {place for place, one in enumerate(self.captured.inputs) if one.needs}
+        partly = [
+            (name, [f"!{self.names[place]}.requires_grad()" for place in sorted(sources)])
+            for name, o, sources in rows
+            if o.differentiable and o.changes is None and sources < every
+        ]
+        if not partly:
+            if silent:
+                yield f"ctx->mark_non_differentiable({{{', '.join(silent)}}});"
+            return
+        yield f"variable_list silent{{{', '.join(silent)}}};"
+        for name, none in partly:
+            yield from wrapped(f"if ({' && '.join(none) or 'true'}) silent.push_back({name});", "")
+        yield "ctx->mark_non_differentiable(silent);"
 
     def _kept(self) -> tuple[list[str], list[str]]:
         """The names of the saved tensors, and the lines that copy those which are changed."""
@@ -261,6 +304,7 @@ class _Function:
         yield "}"
 
     def _backward_body(self) -> Iterator[str]:
+        yield NO_AUTOCAST
         yield from self._unsupported()
         if not self.reach.is_twice:
             said = quoted(f"{self.op}: {self.reach.refusal}")
@@ -336,8 +380,8 @@ class _Function:
         return self.backward.needs[value] == self.backward._everything()
 
 
-def _returned(captured: Capture) -> list[Output]:
-    """The outputs of the op."""
+def returned_by(captured: Capture) -> list[Output]:
+    """The outputs of the op, which must be tensors."""
     for output in captured.outputs:
         if output.returned and output.kind != "tensor":
             got = "a size" if output.kind == "number" else repr(output.value)

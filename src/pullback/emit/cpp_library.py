@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pullback.emit.cpp_body import includes_of, wrapped
+from pullback.emit.cpp_function import NO_AUTOCAST
 from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_values import quoted
 
@@ -16,6 +17,7 @@ INCLUDES = (
     "ATen/core/Tensor.h",
     "ATen/core/grad_mode.h",
     "ATen/core/LegacyTypeDispatch.h",
+    "c10/core/impl/LocalDispatchKeySet.h",
     "torch/csrc/autograd/custom_function.h",
     "torch/library.h",
 )
@@ -70,6 +72,17 @@ c10::SymInt floor_of(const c10::SymFloat& value) {
 c10::SymFloat power(const c10::SymFloat& base, const c10::SymFloat& exponent) {
   return std::pow(base.guard_float(__FILE__, __LINE__), exponent.guard_float(__FILE__, __LINE__));
 }""",
+    "widest": """\
+// The dtype for inputs of several dtypes, which come out of ops under autocast.
+at::ScalarType widest(at::ArrayRef<at::Tensor> given) {
+  auto dtype = at::ScalarType::Undefined;
+  for (const auto& one : given) {
+    if (!one.defined()) continue;
+    const auto own = one.scalar_type();
+    dtype = dtype == at::ScalarType::Undefined ? own : c10::promoteTypes(dtype, own);
+  }
+  return dtype;
+}""",
     "call_op": """\
 // An op of another library, which must be loaded when this is called.
 template <class Signature, class... Args>
@@ -91,6 +104,7 @@ NEEDED_BY_HELPER = {
     "scalar": ("ATen/ops/scalar_tensor.h",),
     "floor_of": ("cmath",),
     "power": ("cmath",),
+    "widest": ("c10/core/ScalarType.h",),
     "call_op": ("ATen/core/dispatch/Dispatcher.h",),
 }
 
@@ -129,6 +143,7 @@ def library_text(head: Sequence[str], functions: Sequence[CppFunction]) -> str:
 
 def _helpers(functions: Sequence[CppFunction]) -> list[str]:
     used = {name for f in functions for body in f.bodies for name in body.writer.helpers}
+    used |= {"widest" for f in functions if _is_widened(f)}
     return [name for name in HELPERS if name in used]
 
 
@@ -147,6 +162,7 @@ def _kernels(function: CppFunction) -> Iterator[str]:
     yield from wrapped(f"{function.result} {function.op}_autograd({function.signature}) {{", "")
     for name in (name for name in function.parameters if name in function.optional):
         yield f"  const bool has_{name} = {name}.has_value() && {name}->defined();"
+    yield from (f"  {line}" for line in _autocast(function))
     for absent, variant in sorted(function.variants, key=lambda pair: -len(pair[0])):
         missing = " && ".join(f"!has_{name}" for name in function.parameters if name in absent)
         yield f"  if ({missing}) {{"
@@ -162,6 +178,35 @@ def _kernels(function: CppFunction) -> Iterator[str]:
     yield "}"
 
 
+def _is_widened(function: CppFunction) -> bool:
+    """Whether its inputs get the widest of their dtypes under autocast."""
+    return len(function.cast) > 1 and not any(function.cast.values())
+
+
+def _autocast(function: CppFunction) -> Iterator[str]:
+    """The lines for a call under autocast: inputs are cast to fit, and nothing else is."""
+    yield "if (!c10::impl::tls_is_dispatch_keyset_excluded(c10::autocast_dispatch_keyset)) {"
+    yield "  // The dtypes inside are those of the program without autocast."
+    yield f"  {NO_AUTOCAST}"
+    dtypes = dict(function.cast)
+    if _is_widened(function):
+        row = [f"{n}.value_or(at::Tensor())" if n in function.optional else n for n in dtypes]
+        yield from wrapped(f"const auto cast_dtype = widest({{{', '.join(row)}}});", "  ")
+        dtypes = dict.fromkeys(dtypes, "cast_dtype")
+    passed = [_cast(name, dtypes.get(name, ""), function) for name in function.parameters]
+    call = f"return {function.op}_autograd({', '.join(passed)});"
+    yield from wrapped(call, "  ")
+    yield "}"
+
+
+def _cast(name: str, dtype: str, function: CppFunction) -> str:
+    if not dtype:
+        return name
+    if name in function.optional:
+        return f"has_{name} ? std::optional({name}->to({dtype})) : {name}"
+    return f"{name}.to({dtype})"
+
+
 def _applied(function: CppFunction, called: CppFunction, count: int) -> Iterator[str]:
     """The lines that apply a Function and return what it gives."""
     if len(function.variants) + 1 < 2 ** len(function.optional):
@@ -172,8 +217,8 @@ def _applied(function: CppFunction, called: CppFunction, count: int) -> Iterator
     if count == 1:
         yield f"return {called.name}::apply({passed});"
         return
-    yield f"auto outputs = {called.name}::apply({passed});"
-    yield f"return {{{', '.join(f'outputs[{i}]' for i in range(count))}}};"
+    yield f"auto op_results = {called.name}::apply({passed});"
+    yield f"return {{{', '.join(f'op_results[{i}]' for i in range(count))}}};"
 
 
 def _registration(functions: Sequence[CppFunction]) -> Iterator[str]:

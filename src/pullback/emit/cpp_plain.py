@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
-from pullback.emit.cpp_values import Named, literal, quoted
+from pullback.emit.cpp_values import DTYPES, Named, literal, quoted
 from pullback.emit.plain import Plain, PlainArgument
 
 
 def written(value: Any) -> str:
     """A plain value in C++."""
+    if value is None:
+        return "std::nullopt"
     if isinstance(value, str):
         return quoted(value)
+    if isinstance(value, torch.dtype):
+        return DTYPES[value]
     if isinstance(value, list | tuple):
-        return f"{{{', '.join(map(literal, value))}}}"
+        kind = "c10::List<bool>(" if bool in map(type, value) else ""
+        return f"{kind}{{{', '.join(map(literal, value))}}}{')' if kind else ''}"
     return literal(value)
 
 
 def check_of(op: str, one: PlainArgument) -> str:
     """The line that refuses another value of an argument that is fixed."""
     said = quoted(f"{op}: emitted for {one.name} = {one.value!r} alone, got ")
+    if one.value is None:
+        return f'TORCH_CHECK(!{one.name}.has_value(), {said}, "another");'
+    if isinstance(one.value, list | tuple) and bool in map(type, one.value):
+        return f'TORCH_CHECK({one.name} == {written(one.value)}, {said}, "another");'
     test = f"{one.name} == {written(one.value)}"
+    if one.is_infinite:
+        test = f"!{one.name}.has_value() || *{one.name} == {written(one.value)}"
+        return f"TORCH_CHECK({test}, {said}, *{one.name});"
     if isinstance(one.value, list | tuple):
         test = f"{one.name}.equals({written(one.value)})"
     return f"TORCH_CHECK({test}, {said}, {one.name});"

@@ -6,16 +6,14 @@ parameter that is a tensor in the examples and `None` by default is captured bot
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from pullback.derive.likes import drawn
-from pullback.derive.plain import forward_of
-from pullback.emit.subject import Subject, subject_of
+from pullback.emit.defaults import arguments_of, captured_with, parameters_of
+from pullback.emit.subject import Subject
 
 MOST = 2
 """How many optional tensors are followed: each doubles the number of Functions."""
@@ -46,46 +44,20 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
             yield names, variant
 
 
-def arguments_of(subject: Subject) -> tuple[Any, ...]:
-    """Arguments like those of the examples."""
-    pairs = zip(subject.likes, subject.captured.inputs, strict=True)
-    tensors = [drawn(like, i) for i, (like, one) in enumerate(pairs) if one.kind == "argument"]
-    return subject.captured.fill(tensors)
-
-
 def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, int]]:
     """The parameters that are tensors here and `None` by default, with their places."""
     if subject.captured.mutated:
         return []
-    pairs = zip(parameters_of(subject), arguments, strict=False)
+    pairs = zip(parameters_of(subject), arguments, strict=True)
     known = {one.name for one in subject.captured.inputs}
     return [
         (parameter.name, place)
         for place, (parameter, value) in enumerate(pairs)
-        if isinstance(value, Tensor) and parameter.default is None and parameter.name in known
+        if isinstance(value, Tensor)
+        and parameter is not None
+        and parameter.default is None
+        and parameter.name in known
     ]
-
-
-def parameters_of(subject: Subject) -> list[inspect.Parameter]:
-    """The parameters of the program, as far as they are named one by one."""
-    program = subject.program
-    if subject.function is not None:
-        program = forward_of(subject.function)
-    try:
-        parameters = inspect.signature(program).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return list(itertools.takewhile(lambda parameter: parameter.kind in named, parameters))
-
-
-def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | None:
-    """The same program captured with other arguments; None where it cannot be."""
-    thing = subject.function if subject.function is not None else subject.program
-    try:
-        return subject_of(thing, arguments)
-    except Exception:  # whatever it is: the program does not do with these
-        return None
 
 
 def _outputs(subject: Subject) -> list[tuple[str, bool]]:

@@ -8,12 +8,15 @@ each time by the same formula. All else is fixed: the op takes it, and refuses a
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from pullback.capture.joint import Input
 from pullback.capture.trees import flatten, unflatten
@@ -22,43 +25,85 @@ from pullback.emit.alike import Place, number_at, numbers_apart, put
 from pullback.emit.conditions import decided
 from pullback.emit.cpp_body import legal
 from pullback.emit.cpp_values import named
-from pullback.emit.cpp_variants import arguments_of, captured_with, parameters_of
+from pullback.emit.defaults import EMPTY, KEYWORD, arguments_of, captured_with, parameters_of
 from pullback.emit.reach import runs_alike
 from pullback.emit.subject import Subject
 from pullback.emit.watched import Listening, Notes, Watched, value_at
 
-EMPTY = inspect.Parameter.empty
+UNNAMED = (bool, int, float, complex, str)
 
 KINDS = {
     bool: ("bool", "bool", "toBool()"),
     int: ("int", "int64_t", "toInt()"),
     float: ("float", "double", "toDouble()"),
     str: ("str", "c10::string_view", "toStringView()"),
+    torch.dtype: ("ScalarType", "at::ScalarType", "toScalarType()"),
 }
 """The type of an argument in a schema, in C++, and how a saved value of it is read."""
 
-LISTS = {int: ("int[]", "at::IntArrayRef", ""), float: ("float[]", "at::ArrayRef<double>", "")}
+LISTS = {
+    int: ("int[]", "at::IntArrayRef", ""),
+    float: ("float[]", "at::ArrayRef<double>", ""),
+    bool: ("bool[]", "c10::List<bool>", ""),
+}
+ABSENT = {
+    "Tensor": ("Tensor?", "const std::optional<at::Tensor>&", ""),
+    "bool": ("bool?", "std::optional<bool>", ""),
+    "int": ("int?", "std::optional<int64_t>", ""),
+    "float": ("float?", "std::optional<double>", ""),
+    "str": ("str?", "std::optional<c10::string_view>", ""),
+    "dtype": ("ScalarType?", "std::optional<at::ScalarType>", ""),
+}
+"""The same where the value is None, by the type that the parameter is annotated with."""
+
+SCHEMA_DTYPES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "long",
+    torch.int32: "int",
+    torch.int16: "short",
+    torch.int8: "char",
+    torch.uint8: "byte",
+    torch.bool: "bool",
+}
+"""The dtypes that can be a default in a schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainArgument:
     """One plain argument: its name, the value in the examples, the user's default if there is one.
 
-    `place` counts the arguments of the program.
+    `place` counts the arguments of the program. `own_name` is the user's name for it. `annotated` is the type that the user declares,
+    which tells what a None stands for. `is_keyword` says that the op takes it by name alone.
     """
 
     name: str
     value: Any
     default: Any
     place: int
+    own_name: str = ""
+    annotated: str = ""
+    is_keyword: bool = False
     is_free: bool = False
 
     @property
     def kind(self) -> tuple[str, str, str]:
         """The type in the schema, in C++, and how a saved value of it is read."""
+        if self.value is None:
+            words = re.findall(r"\w+", self.annotated)
+            return ABSENT[next((word for word in ABSENT if word in words), "Tensor")]
+        if self.is_infinite:
+            return ABSENT["float"]
         if isinstance(self.value, list | tuple):
-            return LISTS[type(self.value[0])]
+            return LISTS[type(self.value[0]) if self.value else int]
         return KINDS[type(self.value)]
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether it is no number that a schema can hold: there, None stands for it."""
+        return isinstance(self.value, float) and not math.isfinite(self.value)
 
     @property
     def given(self) -> str:
@@ -70,7 +115,11 @@ class PlainArgument:
         if isinstance(default, list | tuple):
             return f"[{', '.join(map(repr, default))}]"
         if isinstance(default, str):
-            return f'"{default}"' if default.isidentifier() else ""
+            return json.dumps(default) if default.isascii() and default.isprintable() else ""
+        if isinstance(default, torch.dtype):
+            return SCHEMA_DTYPES[default]
+        if self.is_infinite:
+            return "None"
         return "" if isinstance(default, float) and not math.isfinite(default) else repr(default)
 
 
@@ -92,12 +141,14 @@ class Plain:
         return [one for one in self.row if isinstance(one, PlainArgument)]
 
 
-def opened(subject: Subject, parts: Parts) -> Plain:
-    """The arguments of `subject`; in the graphs `parts`, free ones take the place of numbers."""
-    row, unnamed = _row(subject)
-    numbers = [
-        one for one in row if isinstance(one, PlainArgument) and type(one.value) in (int, float)
-    ]
+def opened(subject: Subject, parts: Parts, absent: frozenset[str] = frozenset()) -> Plain:
+    """The arguments of `subject`; in the graphs `parts`, free ones take the place of numbers.
+
+    `absent` are the optional tensors that are not there, which are no arguments.
+    """
+    row, unnamed = _row(subject, absent)
+    plain = [one for one in row if isinstance(one, PlainArgument) and not one.is_infinite]
+    numbers = [one for one in plain if type(one.value) in (int, float)]
     notes = Notes()
     free: set[str] = set()
     if numbers and _is_watched(subject, parts, numbers, notes):
@@ -114,35 +165,57 @@ def opened(subject: Subject, parts: Parts) -> Plain:
 # ---- which arguments there are ----
 
 
-def _row(subject: Subject) -> tuple[list[Input | PlainArgument], list[Any]]:
-    """The arguments of the op in order, and the plain values that are none."""
+def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainArgument], list[Any]]:
+    """The arguments of the op in order, and the plain values that are none.
+
+    Tensors from around the program come behind its arguments; those that the examples left at
+    their defaults come behind these, by name alone, as do all that are so in the program.
+    """
     captured = subject.captured
-    parameters = parameters_of(subject)
+    closures = [one for one in captured.inputs if one.kind == "closure"]
     inputs = {one.position: one for one in captured.inputs if one.kind == "argument"}
     taken = {legal(one.name) for one in captured.inputs}
+    arguments = unflatten(list(captured.leaves), captured.in_spec)
+    start = len(arguments) - len(subject.left)
     row: list[Input | PlainArgument] = []
+    named: list[PlainArgument] = []
     unnamed: list[Any] = []
-    for place, argument in enumerate(unflatten(list(captured.leaves), captured.in_spec)):
+    is_named = bool(closures)
+    pairs = zip(arguments, parameters_of(subject), strict=True)
+    for place, (argument, parameter) in enumerate(pairs):
         leaves = flatten(argument)[0]
         own = [inputs[leaf.position] for leaf in leaves if isinstance(leaf, Input)]
-        parameter = parameters[place] if place < len(parameters) else None
         name = "" if parameter is None else legal(parameter.name)
-        if own or not name or name in taken or not _is_plain(argument):
+        if parameter is not None and parameter.name in absent:
+            continue
+        if parameter is None or own or name in taken or not _is_plain(argument):
             row += own
-            plain = (bool, int, float, complex, str)
-            unnamed += [leaf for leaf in leaves if isinstance(leaf, plain)]
-        else:
-            assert parameter is not None
-            taken.add(name)
-            row.append(PlainArgument(name, argument, parameter.default, place))
-    return [*row, *(one for one in captured.inputs if one.kind == "closure")], unnamed
+            unnamed += [leaf for leaf in leaves if isinstance(leaf, UNNAMED)]
+            is_named = True if place >= start else is_named
+            continue
+        taken.add(name)
+        is_keyword = place >= start and (is_named or parameter.kind is KEYWORD)
+        (named if is_keyword else row).append(
+            PlainArgument(
+                name,
+                argument,
+                parameter.default,
+                place,
+                own_name=parameter.name,
+                annotated=str(parameter.annotation),
+                is_keyword=is_keyword,
+            )
+        )
+    return [*row, *closures, *named], unnamed
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a value can be an argument of an op, and can be compared."""
     if type(value) in (list, tuple):
         kinds = {type(item) for item in value}
-        return len(kinds) == 1 and kinds <= LISTS.keys() and all(map(_is_plain, value))
+        return len(kinds) <= 1 and kinds <= LISTS.keys() and all(map(_is_plain, value))
+    if value is None or isinstance(value, torch.dtype):
+        return value is None or value in SCHEMA_DTYPES
     return type(value) in KINDS and value == value
 
 

@@ -9,23 +9,18 @@ by the emitted file in words.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of, size_with
-from pullback.capture.modes import autocast_off
-from pullback.capture.trees import flatten
-from pullback.derive.likes import drawn
 from pullback.derive.recipe import Parts
-from pullback.derive.twice import LARGEST_TRIAL, all_close, pulled_twice, random_like
+from pullback.derive.twice import all_close
+from pullback.emit.beside import Beside, apart
 from pullback.emit.conditions import decided
-from pullback.emit.runs import functions_of, twin_of, with_dtype
+from pullback.emit.runs import twin_of, with_dtype
 from pullback.emit.subject import Subject
 from pullback.graph.cost import is_random
 from pullback.graph.values import is_smooth
@@ -52,7 +47,8 @@ class Reach:
     dimensions, where any number from there on will do, and any sizes, the same for all inputs.
     `dtypes` are those that stand for the one floating dtype of the examples, itself included; empty
     where there is not one alone. `is_twice` says whether backward may be differentiated, `refusal`
-    why not.
+    why not. `sources` are for each output the places of the inputs that give it a history: it
+    requires grad where one of these does.
     """
 
     least: dict[str, int]
@@ -60,67 +56,37 @@ class Reach:
     dtypes: tuple[torch.dtype, ...]
     is_twice: bool
     refusal: str
+    sources: tuple[frozenset[int], ...]
 
 
 def reach_of(subject: Subject, parts: Parts) -> Reach:
     """Try what the graphs `parts` of `subject` can do."""
-    with _apart():
+    with apart():
         trial = _Trial(subject, parts)
         rank = trial.rank()
         least = {} if rank is not None else {s: trial.least(s) for s in trial.symbols}
         dtypes = tuple(trial.dtypes())
         again, refusal = trial.second()
-    return Reach(least, rank, dtypes, again, refusal)
+        sources = tuple(trial.sources())
+    return Reach(least, rank, dtypes, again, refusal, sources)
 
 
 def is_twice(subject: Subject, parts: Parts) -> bool:
     """Whether a backward made of `parts` may be differentiated."""
-    with _apart():
+    with apart():
         return _Trial(subject, parts).second()[0]
 
 
 def runs_alike(subject: Subject, other: Subject, parts: Parts) -> bool:
     """Whether the programs of two subjects run, and give the same for inputs like the examples."""
-    with _apart():
-        trials = [_Trial(each, parts) for each in (subject, other)]
+    with apart():
+        trials = [Beside(each, parts) for each in (subject, other)]
         row = trials[0].row([numbers_of(node.meta["val"].shape) for node in trials[0].nodes])
         return row is not None and trials[1].agrees_with(trials[0], row)
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Leave the random numbers of the caller as they are."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        with autocast_off(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    outputs: list[Any]
-    gradients: list[Tensor | None]
-
-
-class _Trial:
-    """The graphs of one subject beside its program."""
-
-    def __init__(self, subject: Subject, parts: Parts) -> None:
-        self.subject = subject
-        self.parts = parts
-        self.captured = subject.captured
-        self.nodes = self.captured.joint.inputs
-        self.hints: dict[Any, int] = {}
-        for node in self.nodes:
-            for size in node.meta["val"].shape:
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    self.hints[size.node.expr] = int(size.node.hint)
-
-    @property
-    def symbols(self) -> list[str]:
-        """The names of the sizes that may vary."""
-        return [str(symbol) for symbol in self.hints]
+class _Trial(Beside):
+    """What the graphs of one subject can do."""
 
     # ---- sizes ----
 
@@ -196,6 +162,43 @@ class _Trial:
         )
         return self.agrees(row, parts)
 
+    # ---- which outputs require grad ----
+
+    def sources(self) -> Iterator[frozenset[int]]:
+        """For each output, the inputs of which one must require grad for it to do so.
+
+        The program is run once for each input, which alone requires grad. With a tensor from around
+        it that requires grad this cannot be seen, and the graph tells on what an output depends.
+        """
+        needing = [place for place, one in enumerate(self.captured.inputs) if one.needs]
+        row = self.row([numbers_of(node.meta["val"].shape) for node in self.nodes])
+        is_alone = all(one.tensor is None for one in self.captured.inputs if one.needs)
+        seen: dict[int, list[bool]] = {}
+        for place in needing:
+            if row is None or not is_alone:
+                break
+            try:
+                outputs = self.outputs(self.passed(self.leaves(row, only=place)))
+            except Exception:  # it does not run with that one alone
+                continue
+            seen[place] = [isinstance(y, Tensor) and y.requires_grad for y in outputs]
+        returned = [o for o in self.captured.outputs if o.returned]
+        for k, output in enumerate(returned):
+            found = self._behind(output.index)
+            yield frozenset(p for p in needing if (seen[p][k] if p in seen else p in found))
+
+    def _behind(self, index: int | None) -> set[int]:
+        """The places of the inputs that an output of the graph is made of."""
+        if index is None:
+            return set()
+        pending = [self.captured.joint.outputs[index]]
+        found = set(pending)
+        while pending:
+            fresh = set(pending.pop().all_input_nodes) - found
+            found |= fresh
+            pending += fresh
+        return {place for place, node in enumerate(self.nodes) if node in found}
+
     # ---- second order ----
 
     def second(self) -> tuple[bool, str]:
@@ -216,128 +219,11 @@ class _Trial:
     def _agrees_twice(self, row: list[Tensor]) -> bool:
         twin = twin_of(self.captured, self.parts)
         try:
-            mine = self._pulled_twice(lambda given: list(twin.apply(*given)), row)
-            theirs = self._pulled_twice(self._outputs, row)
+            mine = self.pulled_twice(lambda given: list(twin.apply(*given)), row)
+            theirs = self.pulled_twice(self.outputs, row)
         except Exception:  # whatever it is: no second derivative is seen to be right
             return False
         return all_close(mine, theirs)
-
-    def _pulled_twice(
-        self, call: Callable[[list[Tensor]], list[Any]], row: list[Tensor]
-    ) -> list[Tensor | None]:
-        leaves = self._leaves(row)
-        given = self._passed(leaves)
-        wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
-        return pulled_twice(lambda: call(given), wanted)
-
-    # ---- running both ----
-
-    def row(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:
-        """Inputs of these shapes; None where they cannot be had."""
-        row: list[Tensor] = []
-        pairs = zip(shapes, self.subject.likes, self.captured.inputs, strict=True)
-        for seed, (shape, like, one) in enumerate(pairs):
-            if one.tensor is not None:
-                if tuple(one.tensor.shape) != tuple(shape):
-                    return None
-                row.append(one.tensor.detach())
-                continue
-            if any(size < 0 for size in shape) or _count(shape) > LARGEST_TRIAL:
-                return None
-            same = tuple(shape) == like.shape
-            row.append(
-                drawn(like if same else replace(like, shape=tuple(shape), values=None), seed)
-            )
-        return row
-
-    def agrees(self, row: list[Tensor], parts: Parts) -> bool:
-        """Whether graphs and program give the same, first order."""
-        try:
-            theirs = self._program(row)
-        except Exception:  # where the program has no answer, there is none to agree with
-            return False
-        try:
-            mine = self._graphs(row, parts)
-        except Exception:
-            return False
-        return all_close(mine.outputs, theirs.outputs) and all_close(
-            mine.gradients, theirs.gradients
-        )
-
-    def agrees_with(self, other: _Trial, row: list[Tensor]) -> bool:
-        """Whether the programs of two trials give the same, first order."""
-        try:
-            mine, theirs = self._program(row), other._program(row)
-        except Exception:  # whatever it is: then it is not the same
-            return False
-        return all_close(mine.outputs, theirs.outputs) and all_close(
-            mine.gradients, theirs.gradients
-        )
-
-    def _program(self, row: list[Tensor]) -> _Run:
-        leaves = self._leaves(row)
-        torch.manual_seed(1)
-        outputs = self._outputs(self._passed(leaves))
-        smooth = [
-            y for y, o in zip(outputs, self.captured.outputs, strict=False) if o.differentiable
-        ]
-        wanted = [x for x, one in zip(leaves, self.captured.inputs, strict=True) if one.needs]
-        cotangents = [random_like(y, 2 + i) for i, y in enumerate(smooth)]
-        gradients: Sequence[Tensor | None] = [None] * len(wanted)
-        if smooth and wanted:
-            gradients = torch.autograd.grad(smooth, wanted, cotangents, allow_unused=True)
-        return _Run(outputs, list(gradients))
-
-    def _outputs(self, row: list[Tensor]) -> list[Any]:
-        own = [
-            t for t, one in zip(row, self.captured.inputs, strict=True) if one.kind == "argument"
-        ]
-        return list(flatten(self.subject.program(*self.captured.fill(own)))[0])
-
-    def _leaves(self, row: list[Tensor]) -> list[Tensor]:
-        """The inputs, ready to be differentiated; those from around the program as they are."""
-        pairs = zip(row, self.captured.inputs, strict=True)
-        return [
-            t.detach().clone().requires_grad_(one.needs) if one.tensor is None else one.tensor
-            for t, one in pairs
-        ]
-
-    def _passed(self, leaves: list[Tensor]) -> list[Tensor]:
-        """What the program is given: a leaf must not be changed in place."""
-        changed = {place for place, _ in self.captured.mutated}
-        return [x.clone() if place in changed else x for place, x in enumerate(leaves)]
-
-    def _graphs(self, row: list[Tensor], parts: Parts) -> _Run:
-        forward, backward = functions_of(self.captured, parts)
-        torch.manual_seed(1)
-        with torch.no_grad():
-            values = forward(*[t.detach() for t in row])
-            count = parts.joint.output_count
-            smooth = [
-                values[o.index]
-                for o in self.captured.outputs
-                if o.differentiable and o.used and o.index is not None
-            ]
-            cotangents = [random_like(y, 2 + i) for i, y in enumerate(smooth)]
-            gradients = backward(*values[count:], *cotangents)
-        returned = [
-            values[o.index] if o.index is not None else o.value
-            for o in self.captured.outputs
-            if o.returned
-        ]
-        needs = [t for t, one in zip(row, self.captured.inputs, strict=True) if one.needs]
-        fitted = [
-            None if g is None else g.sum_to_size(t.shape).to(t.dtype)
-            for g, t in zip(gradients, needs, strict=True)
-        ]
-        return _Run(returned, fitted)
-
-
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _has_history(node: fx.Node) -> bool:

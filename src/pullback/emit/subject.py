@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.capture.check import verify
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import function_of
-from pullback.capture.trees import map_leaves
+from pullback.capture.trees import flatten, map_leaves
 from pullback.compose.flow import Flow, flow_of, recorded
 from pullback.compose.nested import class_name
 from pullback.derive.likes import Like, drawn, like_of, likes_of
@@ -35,7 +36,8 @@ class Subject:
     `captured` is the whole of it as one joint graph. `program` is what was captured: it takes
     the arguments of the examples. `save` says what forward keeps. `likes` says of each input of
     the capture what its example was like. `function` is the hand-written class, where it is one;
-    `flow` the nodes and units, where it is run as several.
+    `flow` the nodes and units, where it is run as several. `left` are the parameters of the last
+    arguments of the capture, where the examples left these at their defaults.
     """
 
     name: str
@@ -46,6 +48,31 @@ class Subject:
     likes: tuple[Like, ...]
     function: Any = None
     flow: Flow | None = None
+    left: tuple[inspect.Parameter, ...] = ()
+
+    def run(self, tensors: Sequence[Tensor], others: Mapping[int, Any] | None = None) -> Any:
+        """What the program gives for these tensors in its arguments, and `others` in their places.
+
+        These are counted as the arguments are.
+        """
+        arguments = list(self.captured.fill(tensors))
+        for place, value in (others or {}).items():
+            arguments[place] = value
+        given, keywords = self.given(tuple(arguments))
+        return self.program(*given, **keywords)
+
+    def given(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, without those that are as by default."""
+        start = count = len(arguments) - len(self.left)
+        keywords: dict[str, Any] = {}
+        for place, parameter in enumerate(self.left, start):
+            if _is_default(parameter, arguments[place]):
+                continue
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                keywords[parameter.name] = arguments[place]
+            else:
+                count = place + 1
+        return arguments[:count], keywords
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -68,6 +95,11 @@ class Subject:
                 return frozenset(one.name for one in self.captured.inputs)
             named |= {value} if isinstance(value, str) else set(value or ())
         return frozenset(named)
+
+
+def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
+    ours, theirs = flatten(value)[0], flatten(parameter.default)[0]
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def subject_of(thing: Any, examples: Any = None) -> Subject:

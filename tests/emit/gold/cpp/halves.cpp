@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -72,6 +73,7 @@ struct Halves : public torch::autograd::Function<Halves> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = ctx->get_saved_variables();
     const auto& x = saved[0];
     const auto& grad_out0 = cotangents[0];
@@ -92,6 +94,11 @@ struct Halves : public torch::autograd::Function<Halves> {
 };
 
 std::tuple<at::Tensor, at::Tensor> halves_autograd(const at::Tensor& x) {
+  if (!c10::impl::tls_is_dispatch_keyset_excluded(c10::autocast_dispatch_keyset)) {
+    // The dtypes inside are those of the program without autocast.
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return halves_autograd(x);
+  }
   auto outputs = Halves::apply(x);
   return {outputs[0], outputs[1]};
 }

@@ -9,6 +9,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -38,6 +40,17 @@ at::Tensor number(const at::Scalar& value, const at::Tensor& other) {
       c10::impl::TorchDispatchModeTLS::any_modes_set();
   const bool is_direct = other.scalar_type() == at::kFloat && !is_watched;
   return number(value, is_direct ? at::kFloat : at::kDouble);
+}
+
+// The dtype for inputs of several dtypes, which come out of ops under autocast.
+at::ScalarType widest(at::ArrayRef<at::Tensor> given) {
+  auto dtype = at::ScalarType::Undefined;
+  for (const auto& one : given) {
+    if (!one.defined()) continue;
+    const auto own = one.scalar_type();
+    dtype = dtype == at::ScalarType::Undefined ? own : c10::promoteTypes(dtype, own);
+  }
+  return dtype;
 }
 
 }  // namespace
@@ -76,6 +89,7 @@ struct LayerNorm : public torch::autograd::Function<LayerNorm> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     TORCH_CHECK(!at::GradMode::is_enabled(),
         "layer_norm: backward reads intermediates, so there is no second derivative (create_graph=True)");
     const auto saved = ctx->get_saved_variables();
@@ -108,6 +122,12 @@ struct LayerNorm : public torch::autograd::Function<LayerNorm> {
 
 at::Tensor layer_norm_autograd(const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& bias, double eps) {
+  if (!c10::impl::tls_is_dispatch_keyset_excluded(c10::autocast_dispatch_keyset)) {
+    // The dtypes inside are those of the program without autocast.
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto dtype = widest({x, weight, bias});
+    return layer_norm_autograd(x.to(dtype), weight.to(dtype), bias.to(dtype), eps);
+  }
   return LayerNorm::apply(x, weight, bias, eps);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -63,6 +64,7 @@ struct MyFunction : public torch::autograd::Function<MyFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto n = ctx->saved_data["n"].toInt();
     const auto& grad_x_1 = cotangents[0];
     // Ops that nobody will differentiate need not pass through autograd.
@@ -74,6 +76,11 @@ struct MyFunction : public torch::autograd::Function<MyFunction> {
 };
 
 at::Tensor my_function_autograd(at::Tensor x, int64_t n) {
+  if (!c10::impl::tls_is_dispatch_keyset_excluded(c10::autocast_dispatch_keyset)) {
+    // The dtypes inside are those of the program without autocast.
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return my_function_autograd(x, n);
+  }
   return MyFunction::apply(x, n);
 }
 

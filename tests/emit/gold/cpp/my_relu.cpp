@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -49,6 +50,7 @@ struct MyReLU : public torch::autograd::Function<MyReLU> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list cotangents) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = ctx->get_saved_variables();
     const auto& out = saved[0];
     const auto& grad_out = cotangents[0];
@@ -61,6 +63,11 @@ struct MyReLU : public torch::autograd::Function<MyReLU> {
 };
 
 at::Tensor my_relu_autograd(const at::Tensor& x) {
+  if (!c10::impl::tls_is_dispatch_keyset_excluded(c10::autocast_dispatch_keyset)) {
+    // The dtypes inside are those of the program without autocast.
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return my_relu_autograd(x);
+  }
   return MyReLU::apply(x);
 }
 
