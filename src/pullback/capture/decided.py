@@ -22,12 +22,21 @@ def decided(captured: Capture) -> Iterator[Any]:
     """The decisions of the user's code, as expressions in the symbols of the sizes."""
     sizes = captured.stage.sizes
     seen = set()
-    for guard in sizes.guards:
-        place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
-        file = getattr(place, "filename", "")
-        if str(file).startswith(_TORCH):
-            continue
-        condition = sizes.simplify(guard.expr) if hasattr(sizes, "simplify") else guard.expr
+    for expression in _of_the_user(captured):
+        condition = sizes.simplify(expression) if hasattr(sizes, "simplify") else expression
         if condition not in (True, False) and str(condition) not in seen:
             seen.add(str(condition))
             yield condition
+
+
+def fixed(captured: Capture) -> frozenset[Any]:
+    """The symbols that the user's code made numbers of: a loop over rows, `float(x.shape[0])`."""
+    found = {symbol for one in _of_the_user(captured) for symbol in one.free_symbols}
+    return frozenset(s for s in found if captured.stage.sizes.simplify(s).is_Integer)
+
+
+def _of_the_user(captured: Capture) -> Iterator[Any]:
+    for guard in captured.stage.sizes.guards:
+        place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+        if not str(getattr(place, "filename", "")).startswith(_TORCH):
+            yield guard.expr
