@@ -1,8 +1,8 @@
 """What the user's own code decided by sizes while it was captured.
 
-Every decision on a symbolic size leaves a guard, and most are PyTorch's own: which kernel, which
-memory format, whether shapes fit. Those change how a value is computed, not which. A decision in
-the user's own file is another matter: the capture holds for one side of it only.
+Every decision on a symbolic size leaves a guard, and most are PyTorch's own, or of our rewrites:
+which kernel, which memory format, whether shapes fit. Those change how a value is computed, not
+which. A decision in the user's own file is another matter: the capture holds for one side of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from pullback.capture.joint import Capture
 
-_TORCH = str(Path(torch.__path__[0]))
+_NOT_THE_USERS = (str(Path(torch.__path__[0])), str(Path(__file__).parents[1]))
 
 
 def decided(captured: Capture) -> Iterator[Any]:
@@ -38,5 +38,5 @@ def fixed(captured: Capture) -> frozenset[Any]:
 def _of_the_user(captured: Capture) -> Iterator[Any]:
     for guard in captured.stage.sizes.guards:
         place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
-        if not str(getattr(place, "filename", "")).startswith(_TORCH):
+        if not str(getattr(place, "filename", "")).startswith(_NOT_THE_USERS):
             yield guard.expr

@@ -7,6 +7,7 @@ are PyTorch's own and most often harmless: they get a check if the text is seen 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pullback.graph.text_lines import WIDTH
 _SHAPE = re.compile(r"\b[^\W\d]\w*\.shape\[\d+\]")
 _FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")
 _TIED = re.compile(rf"({_SHAPE.pattern}) == ({_SHAPE.pattern})")
+_SAME = re.compile(r"(\w+\.shape) == (\w+\.shape)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +35,38 @@ class SizeCheck:
 
     def lines(self, name: str) -> list[str]:
         """The lines with which the Function `name` raises where it does not hold."""
-        sizes = list(dict.fromkeys(_SHAPE.findall(self.condition)))
-        got = f"{{{sizes[0]}}}" if len(sizes) == 1 else ", ".join(f"{s} = {{{s}}}" for s in sizes)
-        says = (f"`{name}`: {self.rule}, ", f"got {got}")
-        line = f'    raise ValueError(f"{"".join(says)}")'
-        broken = ["    raise ValueError(", *(f'        f"{part}"' for part in says), "    )"]
+        said, got = f"`{name}`: {self.rule}, ", f"got {self._got}"
+        line = f'    raise ValueError(f"{said}{got}")'
+        broken = ["    raise ValueError(", f'        "{said}"', f'        f"{got}"', "    )"]
         return [f"if {self.negated}:", *([line] if len(line) <= WIDTH else broken)]
+
+    @property
+    def _got(self) -> str:
+        """The sizes that it is about, as a part of an f-string."""
+        if _SAME.fullmatch(self.condition):
+            return " and ".join(f"{{tuple({shape})}}" for shape in self.condition.split(" == "))
+        sizes = list(dict.fromkeys(_SHAPE.findall(self.condition)))
+        if self._plain:
+            return " and ".join(f"{{{size}}}" for size in sizes)
+        return ", ".join(f"{size} = {{{size}}}" for size in sizes)
 
     @property
     def rule(self) -> str:
         """What must hold, in words."""
-        fixed = _FIXED.fullmatch(self.condition) or _TIED.fullmatch(self.condition)
-        return f"{fixed[1]} must be {fixed[2]}" if fixed else f"{self.condition} must hold"
+        plain = self._plain
+        return f"{plain[1]} must be {plain[2]}" if plain else f"{self.condition} must hold"
 
     @property
     def negated(self) -> str:
         """The condition that it does not hold."""
-        found = _FIXED.fullmatch(self.condition) or _TIED.fullmatch(self.condition)
-        return f"{found[1]} != {found[2]}" if found else f"not ({self.condition})"
+        plain = self._plain
+        return f"{plain[1]} != {plain[2]}" if plain else f"not ({self.condition})"
+
+    @property
+    def _plain(self) -> re.Match[str] | None:
+        """The two sides, where it says that a size is a number or another size."""
+        every = (form.fullmatch(self.condition) for form in (_FIXED, _TIED, _SAME))
+        return next((found for found in every if found), None)
 
 
 def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...]:
@@ -93,6 +109,24 @@ def needed_sizes(agreement: Agreement, names: Sequence[str], call: Call) -> list
             break
         found.append(SizeCheck(texts[best]))
         wrong = [row for row in wrong if row not in kept_out[best]]
+    return found
+
+
+def gathered(
+    checks: Sequence[SizeCheck], captured: Capture, names: Sequence[str]
+) -> list[SizeCheck]:
+    """The checks, with one of whole shapes in the place of those of all their sizes."""
+    ranks = {
+        name: node.meta["val"].dim()
+        for name, node in zip(names, captured.joint.inputs, strict=True)
+    }
+    found = list(dict.fromkeys(checks))
+    for a, b in itertools.permutations(names, 2):
+        sizes = {SizeCheck(f"{a}.shape[{d}] == {b}.shape[{d}]") for d in range(ranks[a])}
+        if ranks[a] == ranks[b] and len(sizes) > 1 and sizes <= set(found):
+            place = min(map(found.index, sizes))
+            found[place] = SizeCheck(f"{a}.shape == {b}.shape")
+            found = [check for check in found if check not in sizes]
     return found
 
 

@@ -17,7 +17,7 @@ from pullback.derive.again import Again, again_of, refusing
 from pullback.derive.agreement import Agreement, Call, Difference
 from pullback.derive.likes import Like
 from pullback.derive.recipe import Parts, parts_of
-from pullback.derive.size_checks import SizeCheck, fixed_sizes, needed_sizes
+from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
@@ -114,6 +114,7 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
 
     more = again_of(parts, name)
     checks += needed_sizes(agreement, names, call(made(more)))
+    checks = gathered(checks, captured, names)
     if not more.is_refusing and not agreement.is_same_twice(call(made(more))):
         more = refusing(name, "its ops do not tell its second derivative")
     return made(more)
