@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
 from pullback.capture.marks import Mark, Marks, is_random
-from pullback.capture.names import identifier
+from pullback.capture.names import identifier, unused
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
@@ -135,9 +135,7 @@ class _Forming:
 
     def _unused(self, wish: str) -> str:
         """`wish`, with a number if an input is called so."""
-        name, number = wish, 1
-        while name in self.taken:
-            name, number = f"{wish}_{number}", number + 1
+        name = unused(wish, self.taken)
         self.taken.add(name)
         return name
 

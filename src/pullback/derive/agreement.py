@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -99,13 +99,14 @@ class Agreement:
 
     # ---- both sides ----
 
-    def of_function(self, function: Callable[..., Any]) -> Call:
-        """A text: it takes the inputs of the capture that are no constants."""
+    def of_function(self, function: Callable[..., Any], held: Collection[str] = ()) -> Call:
+        """A text: it takes the inputs of the capture but for constants and those that it has."""
 
         def call(row: Sequence[Tensor]) -> list[Any]:
             pairs = zip(row, self.captured.inputs, strict=True)
+            given = [t for t, one in pairs if one.is_given and one.name not in held]
             with autocast_off(), _default_dtype(torch.float32):
-                return flatten(function(*(t for t, one in pairs if one.is_given)))[0]
+                return flatten(function(*given))[0]
 
         return call
 
@@ -135,6 +136,8 @@ class Agreement:
         is looked at in the example's own dtype.
         """
         rows = [*self.rows, *(row for row in self.sizes if row.is_served)]
+        if all(self._expect(row, is_wide=False) is None for row in rows):
+            return Difference("the program", "inputs like the examples", "a result", "errors alone")
         found = self._first(call, self.rows[:1] if self.is_wide else rows, is_wide=False)
         if found is None and self.is_wide and self._first(call, rows, is_wide=True) is not None:
             found = self._first(call, rows, is_wide=False)
@@ -195,14 +198,11 @@ class Agreement:
 
     def _run(self, call: Call, row: Row, *, is_program: bool = False) -> Run | None:
         """The run of one side, or None if it raises."""
-        own = [
-            t
-            for t, one in zip(row.tensors, self.captured.inputs, strict=True)
-            if one.tensor is None
-        ]
         with _aside():
             try:
                 if is_program and row not in self.rows:
+                    pairs = zip(row.tensors, self.captured.inputs, strict=True)
+                    own = [t for t, one in pairs if one.tensor is None]
                     try_indices(self.program, self.captured.fill(own))
                 return _run(call, row.tensors, self.captured)
             except Exception:  # any: an op may refuse these inputs in any way
@@ -241,35 +241,37 @@ class Agreement:
 
     # ---- second order ----
 
-    def is_same_twice(self, call: Call) -> bool:
+    def is_same_twice(self, call: Call, *, may_raise: bool = False) -> bool:
         """Whether the second derivatives of `call` are those of the program, as far as it has any.
 
         Where the program has none, they are not the same if somebody wrote a part of its backward,
-        who may have meant so; else it is an op that lacks a formula.
+        who may have meant so; else it is an op that lacks a formula. Where `call` has none, they
+        are the same only if it `may_raise` as the program does.
         """
         rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and row.is_served]
-        return all(self._is_same_twice(call, row) for row in rows)
+        known = [row for row in rows if self._expect(row, is_wide=self.is_wide) is not None]
+        return all(self._is_same_twice(call, row, may_raise) for row in known)
 
-    def _is_same_twice(self, call: Call, row: Row) -> bool:
-        if self._expect(row, is_wide=self.is_wide) is None:
-            return True
-        given = row.widened(self.captured) if self.is_wide else row
-        with _aside():
-            try:
-                mine = self._pulled_twice(call, given)
-            except Exception:  # of any kind: it has no second derivative
-                return False
-            try:
-                theirs = self._pulled_twice(self.of_arguments(self.program), given)
-            except Exception:
-                return not self.captured.is_handwritten
+    def _is_same_twice(self, call: Call, row: Row, may_raise: bool) -> bool:
+        mine = self._twice(call, row)
+        if mine is None and not may_raise:
+            return False
+        theirs = self._twice(self.of_arguments(self.program), row)
+        if mine is None or theirs is None:
+            return theirs is None and (mine is None or not self.captured.is_handwritten)
         floor = SMALL * max([1.0, *map(_largest, theirs)])
         close = functools.partial(is_close, floor=floor, is_strict=False)
         return len(mine) == len(theirs) and all(map(close, mine, theirs))
 
-    def _pulled_twice(self, call: Call, row: Row) -> list[Tensor | None]:
-        given, wanted = _leaves(row.tensors, self.captured)
-        return pulled_twice(lambda: call(given), wanted)
+    def _twice(self, call: Call, row: Row) -> list[Tensor | None] | None:
+        """The second derivatives of one side, or None if it raises."""
+        given = row.widened(self.captured) if self.is_wide else row
+        with _aside():
+            try:
+                leaves, wanted = _leaves(given.tensors, self.captured)
+                return pulled_twice(lambda: call(leaves), wanted)
+            except Exception:  # of any kind: there is no second derivative
+                return None
 
 
 # ---- running ----

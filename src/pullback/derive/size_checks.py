@@ -24,6 +24,7 @@ from pullback.graph.text_lines import WIDTH
 _SHAPE = re.compile(r"\b[^\W\d]\w*\.shape\[\d+\]")
 _FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")
 _TIED = re.compile(rf"({_SHAPE.pattern}) == ({_SHAPE.pattern})")
+_LEAST = re.compile(rf"(\d+) <= ({_SHAPE.pattern})")
 _SAME = re.compile(r"(\w+\.shape) == (\w+\.shape)")
 
 
@@ -46,24 +47,28 @@ class SizeCheck:
         if _SAME.fullmatch(self.condition):
             return " and ".join(f"{{tuple({shape})}}" for shape in self.condition.split(" == "))
         sizes = list(dict.fromkeys(_SHAPE.findall(self.condition)))
-        if self._plain:
+        if self._equal or len(sizes) == 1:
             return " and ".join(f"{{{size}}}" for size in sizes)
         return ", ".join(f"{size} = {{{size}}}" for size in sizes)
 
     @property
     def rule(self) -> str:
         """What must hold, in words."""
-        plain = self._plain
-        return f"{plain[1]} must be {plain[2]}" if plain else f"{self.condition} must hold"
+        if equal := self._equal:
+            return f"{equal[1]} must be {equal[2]}"
+        least = _LEAST.fullmatch(self.condition)
+        return f"{least[2]} must be at least {least[1]}" if least else f"{self.condition} must hold"
 
     @property
     def negated(self) -> str:
         """The condition that it does not hold."""
-        plain = self._plain
-        return f"{plain[1]} != {plain[2]}" if plain else f"not ({self.condition})"
+        if equal := self._equal:
+            return f"{equal[1]} != {equal[2]}"
+        least = _LEAST.fullmatch(self.condition)
+        return f"{least[2]} < {least[1]}" if least else f"not ({self.condition})"
 
     @property
-    def _plain(self) -> re.Match[str] | None:
+    def _equal(self) -> re.Match[str] | None:
         """The two sides, where it says that a size is a number or another size."""
         every = (form.fullmatch(self.condition) for form in (_FIXED, _TIED, _SAME))
         return next((found for found in every if found), None)

@@ -81,14 +81,24 @@ def function_source(
         source = written(_in_order(parts_of(captured, save)))
         found = _difference(agreement, source, name)
     if found is not None:
-        raise DifferingTextError(
-            f"the text of `{captured.name}` must compute what `{captured.name}` computes",
-            at=f"{found.where}, for {found.what}",
-            expected=f"{found.expected}, from `{captured.name}`",
-            got=f"{found.got}, from its text",
-            fix="use the class itself, which does not run this text, and report this",
-        )
+        raise differing(captured.name, found)
     return source
+
+
+def differing(name: str, found: Difference | None) -> DifferingTextError:
+    """The error for a text that does not compute what the program `name` computes."""
+    facts = {}
+    if found is not None:
+        facts = {
+            "at": f"{found.where}, for {found.what}",
+            "expected": f"{found.expected}, from `{name}`",
+            "got": f"{found.got}, from its text",
+        }
+    return DifferingTextError(
+        f"the text of `{name}` must compute what `{name}` computes",
+        **facts,
+        fix=f"use `pb.derive({name}, ...)` itself, which does not run this text, and report this",
+    )
 
 
 def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts: Parts) -> Source:
