@@ -11,8 +11,12 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 import pullback as pb
+from pullback.derive import recipe
 from pullback.emit.python import snake
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, DifferingTextError
+from pullback.graph.patterns import call, tensors
+from pullback.graph.rewrite import Rule
+from pullback.graph.values import aten
 from tests.emit import python_cases
 from tests.emit.python_cases import Round, Wrong, cases, centred, row, square_sin, swish
 
@@ -366,3 +370,95 @@ def test_change_in_place_makes_one_node():
 
     assert "class Program(torch.autograd.Function):" in text
     loaded(text)["self_test"]()
+
+
+# ---- it is compared with the program ----
+
+
+def two_tables(x):
+    """Two constants, one of which nobody needs."""
+    a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    _ = x * b
+    return x.sin() * a
+
+
+def test_constants_are_those_of_the_program():
+    x = torch.tensor([0.3, -0.2, 0.9])
+    text = pb.emit(two_tables, examples=(x,))
+    space = loaded(text)
+    wrong = text.replace("[1.0, 2.0, 3.0]", "[1.0, 2.0, 3.5]")
+
+    space["self_test"]()
+    torch.testing.assert_close(space["TwoTables"].apply(x), two_tables(x))
+    with pytest.raises(AssertionError, match="output 0 is not as recorded"):
+        loaded(wrong)["self_test"]()
+
+
+def two_nodes(x):
+    y = (x * torch.tensor([1.0, 2.0])).sin()
+    z = y.exp()
+    return (z * torch.tensor([3.0, 4.0])).cos()
+
+
+def test_constants_of_several_nodes_stay_apart():
+    x = torch.tensor([0.3, -0.2])
+    hybrid = pb.hybrid(two_nodes, x.requires_grad_(), groups=[(0, 1), (3, 4)])
+    space = loaded(pb.emit(hybrid))
+
+    space["self_test"]()
+    torch.testing.assert_close(space["two_nodes"](x), two_nodes(x))
+
+
+def named(x):
+    return x.sin().max(0)
+
+
+def test_named_results_are_a_plain_tuple():
+    text = pb.emit(named, examples=(torch.linspace(-1, 1, 12).reshape(4, 3),))
+
+    assert "Returns a plain tuple: values, indices." in text
+    loaded(text)["self_test"]()
+
+
+def with_detached(x):
+    y = x.sin()
+    return y, y.detach()
+
+
+def test_detached_output_takes_no_gradient_away():
+    space = loaded(pb.emit(with_detached, examples=(row(),)))
+    first, second = space["WithDetached"].apply(row().requires_grad_())
+
+    space["self_test"]()
+    assert (first.requires_grad, second.requires_grad) == (True, False)
+
+
+def test_many_numbers_are_recorded_as_sums():
+    text = pb.emit(swish, examples=(row(count=60),))
+    (entry,) = (line for line in text.splitlines() if "the gradient of `x`" in line)
+    wrong = text.replace("grad_out * gate + ", "grad_out * gate + 1e-4 * ")
+
+    assert len(text.splitlines()) < 120
+    assert entry.endswith("[")
+    with pytest.raises(AssertionError, match="the gradient of `x` is not as recorded"):
+        loaded(wrong)["self_test"]()
+
+
+(a,) = tensors("a")
+SPOILED = Rule.of("spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose")
+
+
+def test_wrong_readable_rule_is_left_out(monkeypatch):
+    monkeypatch.setattr(recipe, "READABLE", (SPOILED, *recipe.READABLE))
+    space = loaded(pb.emit(square_sin, examples=(row(), row())))
+
+    space["self_test"]()
+
+
+def test_wrong_rule_in_every_text_is_refused(monkeypatch):
+    derived = pb.derive(square_sin, row(), row())
+    monkeypatch.setattr(recipe, "READABLE", (SPOILED, *recipe.READABLE))
+    monkeypatch.setattr(recipe, "EXACT", (SPOILED, *recipe.EXACT))
+
+    with pytest.raises(DifferingTextError, match="the gradient of `y` by all outputs"):
+        pb.emit(derived)
