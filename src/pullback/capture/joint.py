@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import Stage, apart
+from pullback.capture.fake import Stage, apart, joined
+from pullback.capture.modes import autocast_now
 from pullback.capture.offsets import counts_from_memory
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
@@ -86,7 +87,9 @@ class Capture:
     Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
     not be linear in the cotangents. `sees_offsets` says whether the graph holds only for arguments
     that begin where those did in their memory. `local_names` gives the user's name for what a node
-    computes, by the name of the node.
+    computes, by the name of the node. `conditions` is what was assumed of sizes and strides,
+    `clauses` the same one by one. `autocast` and `default_dtype` are those that it was captured
+    under.
     """
 
     name: str
@@ -103,6 +106,9 @@ class Capture:
     conditions: str
     stage: Stage
     sees_offsets: bool = False
+    clauses: tuple[str, ...] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    default_dtype: torch.dtype = torch.float32
 
     @property
     def mutated(self) -> tuple[tuple[int, int], ...]:
@@ -204,6 +210,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
     )
     rest = iter(inputs)
     names = {n.name: n.meta["local"] for n in joint.graph.nodes if "local" in n.meta}
+    clauses = stage.clauses([held.leaf for held in traced.held])
     return Capture(
         name=traced.name,
         joint=joint,
@@ -216,9 +223,12 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
         functions=tuple(traced.functions),
         is_handwritten=traced.is_handwritten,
         local_names=names,
-        conditions=stage.conditions([held.leaf for held in traced.held]),
+        conditions=joined(clauses),
         stage=stage,
         sees_offsets=sees_offsets,
+        clauses=clauses,
+        autocast=autocast_now(),
+        default_dtype=torch.get_default_dtype(),
     )
 
 

@@ -1,7 +1,9 @@
 """What is remembered of the tensors that a program was captured with: enough to draw such again.
 
-The tensors themselves are not kept: they may be large, and belong to the caller. Integers and bools
-are, in the narrowest dtype that holds them: others would point elsewhere.
+The tensors themselves are not kept: they may be large, and belong to the caller. Of each there is a
+copy of its first elements, since a program may mean something by them that no range tells: a
+triangle, a matrix that has an inverse. Integers and bools are kept whole, in the narrowest dtype
+that holds them: others would point elsewhere.
 """
 
 from __future__ import annotations
@@ -17,16 +19,20 @@ from torch import Tensor
 from pullback.capture.fake import is_fake
 from pullback.capture.trees import tensors_in
 
-_NARROW = (torch.int8, torch.int16, torch.int32)
 FEW = 64
 """Up to so many elements, the values themselves are remembered."""
+
+SAMPLED = 1 << 14
+"""Of larger tensors, a corner of so many elements is remembered."""
+
+_NARROW = (torch.int8, torch.int16, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
     """One tensor: what it was, between which finite values it lay, and the values if few.
 
-    `whole` holds its integers, or bools.
+    `sample` is a copy of it, or of a corner of it; of integers and bools, all of them.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +41,7 @@ class Like:
     low: float
     high: float
     values: Any = None
-    whole: Tensor | None = field(default=None, compare=False, repr=False)
+    sample: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def numel(self) -> int:
@@ -60,10 +66,11 @@ def like_of(tensor: Tensor) -> Like:
             values = real.tolist() if real.numel() <= FEW else None
             flat = _comparable(real)
             if not flat.numel():
-                return replace(unread, values=values)
+                return replace(unread, values=values, sample=_corner(real))
             low, high = (one.item() for one in flat.aminmax())
-            whole = _whole(real, low, high)
-            return Like(shape, tensor.dtype, device, float(low), float(high), values, whole)
+            is_smooth = real.is_floating_point() or real.is_complex()
+            sample = _corner(real) if is_smooth else _narrowed(real, low, high)
+            return Like(shape, tensor.dtype, device, float(low), float(high), values, sample)
     except (RuntimeError, NotImplementedError, TypeError):  # a subclass that keeps to itself
         return unread
 
@@ -88,24 +95,40 @@ def drawn(like: Like, seed: int = 0) -> Tensor:
         row = like.low + (like.high - like.low) * row
         row = torch.view_as_complex(row) if like.dtype.is_complex else row
     else:
-        row = torch.zeros(like.shape) if like.whole is None else _fitted(like.whole, like.shape)
+        row = torch.zeros(like.shape) if like.sample is None else _cropped(like.sample, like.shape)
     return row.to(device=like.device, dtype=like.dtype)
 
 
-def _whole(tensor: Tensor, low: float, high: float) -> Tensor | None:
-    """A copy of integers or bools on the CPU, as narrow as they are; None for other numbers."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        return None
+def fitted(like: Like, shape: Sequence[int], seed: int = 0) -> Tensor:
+    """A tensor of another shape: the sample of one, cropped or repeated. It has no other values."""
+    sample = drawn(like, seed) if like.sample is None else like.sample
+    if not sample.numel():
+        return sample.new_ones(tuple(shape)).to(device=like.device, dtype=like.dtype)
+    return _cropped(sample, shape).to(device=like.device, dtype=like.dtype, copy=True)
+
+
+def _cropped(sample: Tensor, shape: Sequence[int]) -> Tensor:
+    """Numbers in a shape, cropped or repeated: no others than there were."""
+    for dim, size in enumerate(shape if sample.dim() == len(shape) else ()):
+        if sample.shape[dim] != size:
+            places = torch.arange(size, device=sample.device) % sample.shape[dim]
+            sample = sample.index_select(dim, places)
+    return sample if sample.shape == tuple(shape) else sample.flatten()[:1].expand(tuple(shape))
+
+
+def _narrowed(tensor: Tensor, low: float, high: float) -> Tensor:
+    """A copy of integers or bools on the CPU, as narrow as they are."""
     ranges = ((dtype, torch.iinfo(dtype)) for dtype in _NARROW)
     fits = (dtype for dtype, of in ranges if of.min <= low and high <= of.max)
     return tensor.to("cpu", next(fits, tensor.dtype), copy=True)
 
 
-def _fitted(whole: Tensor, shape: Sequence[int]) -> Tensor:
-    """Integers in a shape, cropped or repeated: no others than there were."""
-    for dim, size in enumerate(shape if whole.dim() == len(shape) else ()):
-        whole = whole.index_select(dim, torch.arange(size) % whole.shape[dim])
-    return whole if whole.shape == tuple(shape) else whole.flatten()[:1].expand(tuple(shape))
+def _corner(tensor: Tensor) -> Tensor:
+    """A copy of `tensor`, or of a corner of it that has few elements."""
+    while tensor.numel() > SAMPLED:
+        dim = max(range(tensor.dim()), key=lambda d: tensor.shape[d])
+        tensor = tensor.narrow(dim, 0, (tensor.shape[dim] + 1) // 2)
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _comparable(tensor: Tensor) -> Tensor:

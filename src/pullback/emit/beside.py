@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten
+from pullback.derive.agreement import LARGEST_TRIAL, all_close, pulled_twice, random_like
 from pullback.derive.likes import drawn
 from pullback.derive.recipe import Parts
-from pullback.derive.twice import LARGEST_TRIAL, all_close, pulled_twice, random_like
 from pullback.emit.runs import functions_of
 from pullback.emit.subject import Subject
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pullback.capture.fake import numbers_of, resized
 from pullback.capture.trees import flatten
-from pullback.derive.twice import all_close
+from pullback.derive.agreement import all_close
 from pullback.emit.beside import Beside
 from pullback.emit.observed import Observed, Wanted, observed
 

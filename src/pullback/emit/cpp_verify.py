@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from pullback.capture.decided import decided
 from pullback.derive.recipe import Parts
 from pullback.emit import observed as watching
 from pullback.emit.beside import Beside, apart
 from pullback.emit.compared import Row, difference, expected_of, rows_of, wanted_of
 from pullback.emit.compiled import library_of
-from pullback.emit.conditions import decided
 from pullback.emit.cpp_library import NAMESPACE
 from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.observed import JOB, RESULTS, Observed, observed

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from pullback.capture.decided import decided
 from pullback.capture.joint import Input
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.recipe import Parts
 from pullback.emit.alike import Place, number_at, numbers_apart, put
-from pullback.emit.conditions import decided
 from pullback.emit.cpp_body import legal
 from pullback.emit.cpp_values import named
 from pullback.emit.defaults import EMPTY, KEYWORD, arguments_of, captured_with, parameters_of
@@ -75,8 +75,9 @@ SCHEMA_DTYPES = {
 class PlainArgument:
     """One plain argument: its name, the value in the examples, the user's default if there is one.
 
-    `place` counts the arguments of the program. `own_name` is the user's name for it. `annotated` is the type that the user declares,
-    which tells what a None stands for. `is_keyword` says that the op takes it by name alone.
+    `place` counts the arguments of the program. `own_name` is the user's name for it. `annotated`
+    is the type that the user declares, which tells what a None stands for. `is_keyword` says that
+    the op takes it by name alone.
     """
 
     name: str

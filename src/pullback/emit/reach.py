@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
+from pullback.derive.agreement import all_close
 from pullback.derive.recipe import Parts
-from pullback.derive.twice import all_close
 from pullback.emit.beside import Beside, apart
-from pullback.emit.conditions import decided
 from pullback.emit.runs import twin_of, with_dtype
 from pullback.emit.subject import Subject
 from pullback.graph.cost import is_random
