@@ -1,0 +1,276 @@
+"""What is asked of each op: `derive`, `source` and `combine`, each compared with PyTorch.
+
+A row says of one feature (`derive second`, `source strided`) how it went: "right", "refused" with
+the reason in words, "wrong" with how far, or "error" with what was raised instead of a reason.
+What PyTorch itself cannot do (no formula for a second derivative, no forward mode) is not asked.
+"""
+
+import linecache
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
+
+import pullback as pb
+from tests.upstream import compare, layouts
+from tests.upstream.cases import Case, cases_of, ops, variants_of
+
+TEXT = "<text of the derived Function>"
+BATCH = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one feature of one op in one dtype went."""
+
+    op: str
+    dtype: str
+    feature: str
+    status: str
+    said: str = ""
+
+
+# ---- the ways a program is made anew ----
+
+
+def derived(case: Case, inputs: Sequence[Tensor]) -> Any:
+    """The class that `pb.derive` makes."""
+    return pb.derive(case.program, *inputs)
+
+
+def printed(case: Case, inputs: Sequence[Tensor]) -> Any:
+    """The class that the text of `D.source()` defines, in a namespace of its own."""
+    text = pb.derive(case.program, *inputs).source()
+    linecache.cache[TEXT] = (len(text), None, text.splitlines(keepends=True), TEXT)
+    space: dict[str, Any] = {"__name__": "text"}
+    exec(compile(text, TEXT, "exec"), space)
+    made = [v for v in space.values() if isinstance(v, type) and issubclass(v, TorchFunction)]
+    return made[-1]
+
+
+def combined(case: Case, inputs: Sequence[Tensor]) -> Any:
+    """The class that `pb.combine` makes, run op by op."""
+    return pb.combine(case.program, *inputs, backend="eager")
+
+
+MAKERS = {"derive": derived, "source": printed, "combine": combined}
+
+
+# ---- one op ----
+
+
+def rows_of(name: str, dtype: str, limit: int) -> Iterator[Row]:
+    """The rows of an op in a dtype, over up to `limit` samples; first a row without a status.
+
+    Such a row is a notice that its feature begins, for whoever has to say where a process died.
+    """
+    op = ops()[name]
+    for case in cases_of(op, dtype, limit):
+        yield from _features(name, dtype, case)
+    for variant, case in variants_of(op, dtype).items() if dtype == "float64" else ():
+        yield from _variant(name, dtype, variant, case)
+
+
+def _features(name: str, dtype: str, case: Case) -> Iterator[Row]:
+    questions = _Questions(case)
+    if not questions.has_answer:
+        return
+    for maker in MAKERS:
+        for feature in questions.features(maker):
+            yield Row(name, dtype, f"{maker} {feature}", "")
+            yield Row(name, dtype, f"{maker} {feature}", *questions.ask(maker, feature))
+
+
+def _variant(name: str, dtype: str, variant: str, case: Case) -> Iterator[Row]:
+    questions = _Questions(case)
+    for maker in MAKERS if questions.has_answer else ():
+        feature = f"{maker} {variant}"
+        yield Row(name, dtype, feature, "")
+        status, said = questions.ask(maker, "first")
+        yield Row(name, dtype, feature, status, said)
+
+
+class _Questions:
+    """A case, the truth about it, and the classes made from it."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.truths: dict[str, compare.Answer | None] = {}
+        self.made: dict[str, Any] = {}
+        self.refusal: dict[str, tuple[str, str]] = {}
+        self.has_answer = self._has_answer()
+
+    def _has_answer(self) -> bool:
+        """Whether PyTorch gives this case one answer: no error, no memory that nobody wrote."""
+        once, again = self.truth("first"), self._try(self.case.program, "first")
+        return once is not None and again is not None and not compare.difference(again, once)
+
+    def features(self, maker: str) -> list[str]:
+        """The features to ask of what a maker makes."""
+        known = list(FEATURES) if maker != "source" else ["first", "second", *_LAYOUTS]
+        return [feature for feature in known if self.truth(feature) is not None]
+
+    def truth(self, feature: str) -> compare.Answer | None:
+        """What PyTorch gives, or None where it does not do that."""
+        if feature not in self.truths:
+            self.truths[feature] = self._try(self.case.program, feature)
+        return self.truths[feature]
+
+    def _try(self, program: Callable[..., Any], feature: str) -> compare.Answer | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return FEATURES[feature](self.case, program)
+        except Exception:
+            return None
+
+    def ask(self, maker: str, feature: str) -> tuple[str, str]:
+        """How a feature of what a maker makes goes: a status, and what there is to say."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if maker not in self.made and maker not in self.refusal:
+                self._make(maker)
+            if maker in self.refusal:
+                return self.refusal[maker] if feature == "first" else ("", "")
+            return self._compared(maker, feature)
+
+    def _make(self, maker: str) -> None:
+        inputs = layouts.leaves(self.case.tensors, self.case.needs)
+        try:
+            self.made[maker] = MAKERS[maker](self.case, inputs)
+        except Exception as error:
+            self.refusal[maker] = refused_or_error(error)
+            return
+        if getattr(self.made[maker], "composed", "") == "nested":
+            self.refusal[maker] = "refused", self.made[maker].explain()
+
+    def _compared(self, maker: str, feature: str) -> tuple[str, str]:
+        truth = self.truth(feature)
+        assert truth is not None
+        said = ""
+        for call in _calls(self.made[maker], feature):
+            try:
+                got = FEATURES[feature](self.case, call)
+            except Exception as error:
+                return refused_or_error(error)
+            said = said or compare.difference(got, truth, lambda: self._precise(feature))
+        if said:
+            return "wrong", f"{self.case}: {said}"
+        lines = self.made[maker].explain().splitlines() if maker == "combine" else []
+        nested = [line for line in lines if line.strip().startswith("nested for")]
+        if nested:
+            return "refused", nested[-1].strip()
+        return "right", ""
+
+    def _precise(self, feature: str) -> compare.Answer:
+        """The truth in double precision, where the tensors of a case are of single precision."""
+        wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        tensors = tuple(t.to(wide.get(t.dtype, t.dtype)) for t in self.case.tensors)
+        case = Case(self.case.program, tensors, self.case.needs)
+        return FEATURES[feature](case, case.program)
+
+
+def refused_or_error(error: Exception) -> tuple[str, str]:
+    """Whether an error is a refusal in words: one of ours, or a `raise` that the text spells out.
+
+    Anything else that comes out of pullback is an error of ours, whatever it says.
+    """
+    if isinstance(error, pb.PullbackError) and type(error).__name__ != "InternalError":
+        got = error.facts["got"]
+        return "refused", _line(f"{error.code} {error.rule}" + (f": got {got}" if got else ""))
+    place = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+    if place is not None and place.filename == TEXT and (place.line or "").startswith("raise"):
+        return "refused", _line(str(error))
+    where = f" ({place.filename.rpartition('site-packages/')[2]}:{place.lineno})" if place else ""
+    return "error", _line(f"{type(error).__name__}: {error}")[:300] + where
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")
+
+
+# ---- the features ----
+
+
+def _first(case: Case, call: Any) -> compare.Answer:
+    return compare.first(call, layouts.leaves(case.tensors, case.needs))
+
+
+def _second(case: Case, call: Any) -> compare.Answer:
+    return compare.second(call, layouts.leaves(case.tensors, case.needs))
+
+
+def _strided(case: Case, call: Any) -> compare.Answer:
+    return compare.first(call, layouts.leaves(case.tensors, case.needs, layouts.strided))
+
+
+def _expanded(case: Case, call: Any) -> compare.Answer:
+    return compare.first(call, layouts.leaves(case.tensors, case.needs, layouts.expanded))
+
+
+def _sizes(case: Case, call: Any) -> compare.Answer:
+    return compare.first(call, layouts.leaves(layouts.grown(case.tensors), case.needs))
+
+
+def _some(case: Case, call: Any) -> compare.Answer:
+    """Without the gradient of the first input that requires one."""
+    if sum(case.needs) < 2:
+        raise NotImplementedError("there is one input that requires grad")
+    place = case.needs.index(True)
+    needs = [need and i != place for i, need in enumerate(case.needs)]
+    return compare.first(call, layouts.leaves(case.tensors, needs))
+
+
+def _jvp(case: Case, call: Any) -> compare.Answer:
+    inputs = layouts.leaves(case.tensors, case.needs)
+    return compare.tangents(call, inputs, getattr(call, "push", None))
+
+
+def _vmap(case: Case, call: Any) -> compare.Answer:
+    """Over a batch of three, by `torch.vmap`; where that has no rule, by a loop."""
+    generator = torch.Generator().manual_seed(3)
+    batched = [t.is_floating_point() or t.is_complex() for t in case.tensors]
+    rows = [
+        torch.stack([t, *(layouts.shaken(t, generator) for _ in range(BATCH - 1))]) if b else t
+        for t, b in zip(case.tensors, batched, strict=True)
+    ]
+    inputs = layouts.leaves(rows, case.needs)
+    dims = tuple(0 if b else None for b in batched)
+    if hasattr(call, "batch"):
+        return compare.batched(call.batch(dims), inputs)
+    return compare.batched(torch.vmap(call, in_dims=dims), inputs)
+
+
+_LAYOUTS = ("strided", "expanded", "sizes", "some")
+FEATURES: dict[str, Callable[[Case, Any], compare.Answer]] = {
+    "first": _first,
+    "second": _second,
+    "strided": _strided,
+    "expanded": _expanded,
+    "sizes": _sizes,
+    "some": _some,
+    "jvp": _jvp,
+    "vmap": _vmap,
+}
+
+
+def _calls(made: Any, feature: str) -> list[Any]:
+    """The ways to ask a class for a feature: its `apply`, and the transforms of pullback."""
+    if feature == "jvp":
+        return [made.apply, _Ours(made)]
+    if feature == "vmap":
+        return [made.apply, _Ours(made)]
+    return [made.apply]
+
+
+class _Ours:
+    """A class under `pb.jvp_of` and `pb.vmap_of`."""
+
+    def __init__(self, made: Any) -> None:
+        self.push = pb.jvp_of(made)
+        self.batch = lambda dims: pb.vmap_of(made, in_dims=dims)
