@@ -6,6 +6,7 @@ What PyTorch itself cannot do (no formula for a second derivative, no forward mo
 """
 
 import linecache
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -38,14 +39,9 @@ class Row:
 # ---- the ways a program is made anew ----
 
 
-def derived(case: Case, inputs: Sequence[Tensor]) -> Any:
-    """The class that `pb.derive` makes."""
-    return pb.derive(case.program, *inputs)
-
-
-def printed(case: Case, inputs: Sequence[Tensor]) -> Any:
+def printed(derived: Any) -> Any:
     """The class that the text of `D.source()` defines, in a namespace of its own."""
-    text = pb.derive(case.program, *inputs).source()
+    text = derived.source()
     linecache.cache[TEXT] = (len(text), None, text.splitlines(keepends=True), TEXT)
     space: dict[str, Any] = {"__name__": "text"}
     exec(compile(text, TEXT, "exec"), space)
@@ -53,12 +49,7 @@ def printed(case: Case, inputs: Sequence[Tensor]) -> Any:
     return made[-1]
 
 
-def combined(case: Case, inputs: Sequence[Tensor]) -> Any:
-    """The class that `pb.combine` makes, run op by op."""
-    return pb.combine(case.program, *inputs, backend="eager")
-
-
-MAKERS = {"derive": derived, "source": printed, "combine": combined}
+MAKERS = ("derive", "source", "combine")
 
 
 # ---- one op ----
@@ -71,12 +62,13 @@ def rows_of(name: str, dtype: str, limit: int) -> Iterator[Row]:
     """
     op = ops()[name]
     for case in cases_of(op, dtype, limit):
-        yield from _features(name, dtype, case)
+        yield from rows_of_case(name, dtype, case)
     for variant, case in variants_of(op, dtype).items() if dtype == "float64" else ():
         yield from _variant(name, dtype, variant, case)
 
 
-def _features(name: str, dtype: str, case: Case) -> Iterator[Row]:
+def rows_of_case(name: str, dtype: str, case: Case) -> Iterator[Row]:
+    """The rows of one case."""
     questions = _Questions(case)
     if not questions.has_answer:
         return
@@ -84,15 +76,16 @@ def _features(name: str, dtype: str, case: Case) -> Iterator[Row]:
         for feature in questions.features(maker):
             yield Row(name, dtype, f"{maker} {feature}", "")
             yield Row(name, dtype, f"{maker} {feature}", *questions.ask(maker, feature))
+            if maker in questions.refusal:
+                break
 
 
 def _variant(name: str, dtype: str, variant: str, case: Case) -> Iterator[Row]:
     questions = _Questions(case)
-    for maker in MAKERS if questions.has_answer else ():
-        feature = f"{maker} {variant}"
-        yield Row(name, dtype, feature, "")
-        status, said = questions.ask(maker, "first")
-        yield Row(name, dtype, feature, status, said)
+    for maker in ("derive", "source") if questions.has_answer else ():
+        if questions.features(maker):
+            yield Row(name, dtype, f"{maker} {variant}", "")
+            yield Row(name, dtype, f"{maker} {variant}", *questions.ask(maker, "first"))
 
 
 class _Questions:
@@ -112,6 +105,8 @@ class _Questions:
 
     def features(self, maker: str) -> list[str]:
         """The features to ask of what a maker makes."""
+        if maker == "source" and "derive" in self.refusal:
+            return []
         known = list(FEATURES) if maker != "source" else ["first", "second", *_LAYOUTS]
         return [feature for feature in known if self.truth(feature) is not None]
 
@@ -136,24 +131,33 @@ class _Questions:
             if maker not in self.made and maker not in self.refusal:
                 self._make(maker)
             if maker in self.refusal:
-                return self.refusal[maker] if feature == "first" else ("", "")
+                return self.refusal[maker]
             return self._compared(maker, feature)
 
     def _make(self, maker: str) -> None:
-        inputs = layouts.leaves(self.case.tensors, self.case.needs)
+        inputs = _inputs(self.case)
         try:
-            self.made[maker] = MAKERS[maker](self.case, inputs)
+            if maker == "derive":
+                self.made[maker] = pb.derive(self.case.program, *inputs)
+            elif maker == "source":
+                self.made[maker] = printed(self.made["derive"])
+            else:
+                self.made[maker] = pb.combine(self.case.program, *inputs, backend="eager")
         except Exception as error:
             self.refusal[maker] = refused_or_error(error)
             return
         if getattr(self.made[maker], "composed", "") == "nested":
-            self.refusal[maker] = "refused", self.made[maker].explain()
+            self.refusal[maker] = "refused", _line(self.made[maker].explain())
 
     def _compared(self, maker: str, feature: str) -> tuple[str, str]:
         truth = self.truth(feature)
         assert truth is not None
         said = ""
-        for call in _calls(self.made[maker], feature):
+        made = self.made[maker]
+        if maker == "source" and feature == "some":  # a text is for calls like its example
+            fewer = layouts.leaves(self.case.tensors, _but_one(self.case))
+            made = printed(pb.derive(self.case.program, *fewer))
+        for call in _calls(made, feature):
             try:
                 got = FEATURES[feature](self.case, call)
             except Exception as error:
@@ -164,15 +168,20 @@ class _Questions:
         lines = self.made[maker].explain().splitlines() if maker == "combine" else []
         nested = [line for line in lines if line.strip().startswith("nested for")]
         if nested:
-            return "refused", nested[-1].strip()
+            return "refused", _line(nested[-1])
         return "right", ""
 
     def _precise(self, feature: str) -> compare.Answer:
-        """The truth in double precision, where the tensors of a case are of single precision."""
-        wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-        tensors = tuple(t.to(wide.get(t.dtype, t.dtype)) for t in self.case.tensors)
-        case = Case(self.case.program, tensors, self.case.needs)
+        """The truth in double precision."""
+        case = widened(self.case)
         return FEATURES[feature](case, case.program)
+
+
+def widened(case: Case) -> Case:
+    """A case with its inputs in double precision."""
+    wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    made = {id(t): t.to(wide.get(t.dtype, t.dtype)) for t in case.tensors}
+    return Case(case.program, tuple(made[id(t)] for t in case.tensors), case.needs)
 
 
 def refused_or_error(error: Exception) -> tuple[str, str]:
@@ -182,7 +191,7 @@ def refused_or_error(error: Exception) -> tuple[str, str]:
     """
     if isinstance(error, pb.PullbackError) and type(error).__name__ != "InternalError":
         got = error.facts["got"]
-        return "refused", _line(f"{error.code} {error.rule}" + (f": got {got}" if got else ""))
+        return "refused", _line(f"{error.code} {error.rule}" + (f": {got}" if got else ""))
     place = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     if place is not None and place.filename == TEXT and (place.line or "").startswith("raise"):
         return "refused", _line(str(error))
@@ -191,18 +200,23 @@ def refused_or_error(error: Exception) -> tuple[str, str]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "/")
+    """A reason in one line, without the line of this suite that it names."""
+    return re.sub(r" \(\w+\.py:\d+\)$", "", " ".join(text.split())).replace("|", "/")
 
 
 # ---- the features ----
 
 
+def _inputs(case: Case) -> list[Tensor]:
+    return layouts.leaves(case.tensors, case.needs)
+
+
 def _first(case: Case, call: Any) -> compare.Answer:
-    return compare.first(call, layouts.leaves(case.tensors, case.needs))
+    return compare.first(call, _inputs(case))
 
 
 def _second(case: Case, call: Any) -> compare.Answer:
-    return compare.second(call, layouts.leaves(case.tensors, case.needs))
+    return compare.second(call, _inputs(case))
 
 
 def _strided(case: Case, call: Any) -> compare.Answer:
@@ -218,16 +232,19 @@ def _sizes(case: Case, call: Any) -> compare.Answer:
 
 
 def _some(case: Case, call: Any) -> compare.Answer:
-    """Without the gradient of the first input that requires one."""
-    if sum(case.needs) < 2:
-        raise NotImplementedError("there is one input that requires grad")
+    return compare.first(call, layouts.leaves(case.tensors, _but_one(case)))
+
+
+def _but_one(case: Case) -> list[bool]:
+    """What requires grad, but for the first that does; there must be another one."""
     place = case.needs.index(True)
-    needs = [need and i != place for i, need in enumerate(case.needs)]
-    return compare.first(call, layouts.leaves(case.tensors, needs))
+    if any(t is case.tensors[place] for t in case.tensors[place + 1 :]) or sum(case.needs) < 2:
+        raise NotImplementedError("there is one input that requires grad")
+    return [need and i != place for i, need in enumerate(case.needs)]
 
 
 def _jvp(case: Case, call: Any) -> compare.Answer:
-    inputs = layouts.leaves(case.tensors, case.needs)
+    inputs = _inputs(case)
     return compare.tangents(call, inputs, getattr(call, "push", None))
 
 
@@ -261,11 +278,7 @@ FEATURES: dict[str, Callable[[Case, Any], compare.Answer]] = {
 
 def _calls(made: Any, feature: str) -> list[Any]:
     """The ways to ask a class for a feature: its `apply`, and the transforms of pullback."""
-    if feature == "jvp":
-        return [made.apply, _Ours(made)]
-    if feature == "vmap":
-        return [made.apply, _Ours(made)]
-    return [made.apply]
+    return [made.apply, _Ours(made)] if feature in ("jvp", "vmap") else [made.apply]
 
 
 class _Ours:

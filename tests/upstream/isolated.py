@@ -112,7 +112,13 @@ def _in_child(work: str, args: list[Any], seconds: int) -> list[dict[str, Any]]:
         return [row for row in rows if row["status"]]
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     how = f"more than {seconds} s" if code in (-signal.SIGXCPU, -signal.SIGKILL) else how
-    died = {"op": str(args[0]), "dtype": "", "feature": "", **last, "status": "died"}
+    died = {
+        "op": str(args[0] if args else work),
+        "dtype": "",
+        "feature": "",
+        **last,
+        "status": "died",
+    }
     died["said"] = f"{how}: {said[-1][:200] if said else 'without a word'}"
     return [*(row for row in rows if row["status"]), died]
 
@@ -162,7 +168,47 @@ def _op(name: str, dtype: str, limit: int) -> Iterator[dict[str, Any]]:
     return (asdict(row) for row in rows_of(name, dtype, limit))
 
 
-WORK: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {"op": _op}
+def _compiled_op(name: str, backend: str, turns: int) -> Iterator[dict[str, Any]]:
+    from tests.upstream.compiled import rows_of_compiled_op
+
+    return (asdict(row) for row in rows_of_compiled_op(name, backend, turns))
+
+
+def _program(seed: int) -> Iterator[dict[str, Any]]:
+    from tests.upstream.compiled import rows_of_program
+
+    return (asdict(row) for row in rows_of_program(seed))
+
+
+def _compiled_program(seed: int, backend: str, turns: int) -> Iterator[dict[str, Any]]:
+    from tests.upstream.compiled import rows_of_compiled_program
+
+    return (asdict(row) for row in rows_of_compiled_program(seed, backend, turns))
+
+
+def _crash() -> Iterator[dict[str, Any]]:
+    """Two features, in the second of which the process is aborted; a test of this file."""
+    row = {"op": "crash", "dtype": "", "said": ""}
+    yield {**row, "feature": "a", "status": "right"}
+    yield {**row, "feature": "b", "status": ""}
+    os.abort()
+
+
+def _hang() -> Iterator[dict[str, Any]]:
+    """A feature that never ends; a test of this file."""
+    yield {"op": "hang", "dtype": "", "said": "", "feature": "a", "status": ""}
+    while True:
+        pass
+
+
+WORK: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "op": _op,
+    "compiled op": _compiled_op,
+    "program": _program,
+    "compiled program": _compiled_program,
+    "crash": _crash,
+    "hang": _hang,
+}
 
 if __name__ == "__main__":
     serve()

@@ -54,13 +54,17 @@ def leaves(
     needs: Sequence[bool],
     layout: Callable[[Tensor], Tensor] = contiguous,
 ) -> list[Tensor]:
-    """Fresh inputs of a call in a layout; tensors of whole numbers (indices) stay as they are."""
-    rows = []
+    """Fresh inputs of a call in a layout; tensors of whole numbers (indices) stay as they are.
+
+    A tensor that is given twice is one input twice.
+    """
+    made: dict[int, Tensor] = {}
     for tensor, need in zip(tensors, needs, strict=True):
-        has_fraction = tensor.is_floating_point() or tensor.is_complex()
-        row = (layout if has_fraction else contiguous)(tensor.detach()).detach()
-        rows.append(row.requires_grad_(need))
-    return rows
+        if id(tensor) not in made:
+            has_fraction = tensor.is_floating_point() or tensor.is_complex()
+            row = (layout if has_fraction else contiguous)(tensor.detach()).detach()
+            made[id(tensor)] = row.requires_grad_(need)
+    return [made[id(tensor)] for tensor in tensors]
 
 
 def grown(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -70,14 +74,15 @@ def grown(tensors: Sequence[Tensor]) -> list[Tensor]:
     a logarithm, of probabilities, of indices) stay, and no two rows of a matrix are equal.
     """
     generator = torch.Generator().manual_seed(0)
-    rows = []
+    made: dict[int, Tensor] = {}
     for tensor in tensors:
-        row = tensor
-        for dim, size in enumerate(tensor.shape):
-            if size > 1:
-                row = row.index_select(dim, torch.arange(size + 1) % size)
-        rows.append(shaken(row, generator))
-    return rows
+        if id(tensor) not in made:
+            row = tensor
+            for dim, size in enumerate(tensor.shape):
+                if size > 1:
+                    row = row.index_select(dim, torch.arange(size + 1) % size)
+            made[id(tensor)] = shaken(row, generator)
+    return [made[id(tensor)] for tensor in tensors]
 
 
 def shaken(x: Tensor, generator: torch.Generator) -> Tensor:
