@@ -9,7 +9,7 @@ import linecache
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +62,20 @@ def rows_of(name: str, dtype: str, limit: int) -> Iterator[Row]:
     """
     op = ops()[name]
     for case in cases_of(op, dtype, limit):
-        yield from rows_of_case(name, dtype, case)
+        yield from rows_of_case(name, dtype, case, is_short=dtype == "float32")
     for variant, case in variants_of(op, dtype).items() if dtype == "float64" else ():
         yield from _variant(name, dtype, variant, case)
 
 
-def rows_of_case(name: str, dtype: str, case: Case) -> Iterator[Row]:
-    """The rows of one case."""
+def rows_of_case(name: str, dtype: str, case: Case, *, is_short: bool = False) -> Iterator[Row]:
+    """The rows of one case; a short row has what depends on the numbers, and no layouts."""
     questions = _Questions(case)
     if not questions.has_answer:
         return
-    for maker in MAKERS:
+    for maker in ("derive", "source") if is_short else MAKERS:
         for feature in questions.features(maker):
+            if is_short and feature not in ("first", "second"):
+                continue
             yield Row(name, dtype, f"{maker} {feature}", "")
             yield Row(name, dtype, f"{maker} {feature}", *questions.ask(maker, feature))
             if maker in questions.refusal:
