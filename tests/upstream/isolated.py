@@ -6,6 +6,7 @@ few times as long by the clock, for a child that waits for nothing. What a child
 then counts, and what it was doing is what it died of.
 """
 
+import gc
 import json
 import os
 import resource
@@ -91,6 +92,9 @@ def warm() -> None:
     assert features.FEATURES
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     pb.derive(lambda x: x.sin() * x.sum(), x).source()
+    pb.combine(lambda x: x.cos() * x.mean(), x, backend="eager").apply(x).sum().backward()
+    gc.collect()
+    gc.freeze()  # a collection in a child then leaves alone, and does not copy, what is here
 
 
 def _in_child(work: str, args: list[Any], seconds: int) -> list[dict[str, Any]]:
