@@ -38,6 +38,7 @@ class Case:
     program: Callable[..., Any]
     tensors: tuple[Tensor, ...]
     needs: tuple[bool, ...]
+    op: str = ""
 
     def __str__(self) -> str:
         kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in self.tensors]
@@ -128,7 +129,7 @@ def case_of(op: OpInfo, sample: Any, call: Callable[..., Any]) -> Case:
         return process(wrapper(call, given, *args, **kwargs))
 
     program.__name__ = re.sub(r"\W", "_", name_of(op))
-    return Case(program, tensors, needs)
+    return Case(program, tensors, needs, name_of(op))
 
 
 def variants_of(op: OpInfo, dtype: str) -> dict[str, Case]:
