@@ -261,6 +261,19 @@ class DifferingCaptureError(PullbackError, RuntimeError):
     name = "differing-capture"
 
 
+class DifferingTextError(PullbackError, RuntimeError):
+    """A text does not compute what the program computes, so it is not handed out.
+
+    Every text is run in a fresh namespace when it is written, beside the program: outputs, which of
+    them require grad, and gradients, on the example, with ties, zeros and other values, and at
+    other sizes. A text that differs is first written without the formulas that only make it easier
+    to read. If it still differs, pullback wrote something wrong: please report it with the program.
+    """
+
+    code = "E306"
+    name = "differing-text"
+
+
 class BatchError(PullbackError, ValueError):
     """Batch dimensions do not fit the arguments."""
 

@@ -7,11 +7,13 @@ the same on 2.11, 2.13 and 2.15.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, overrides
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -23,6 +25,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _python_dispatch
+from torch.utils._sympy.printers import PythonPrinter
 
 from pullback.capture.places import place_at
 from pullback.function.slots import DispatchMode, no_torch_function
@@ -141,18 +144,42 @@ class Stage:
 
     # ---- sizes ----
 
-    def conditions(self, inputs: Sequence[Any]) -> str:
-        """What was assumed of the sizes and strides of `inputs`, as one expression.
+    def clauses(self, inputs: Sequence[Any]) -> tuple[str, ...]:
+        """What was assumed of the sizes and strides of `inputs`, each an expression in Python.
 
         Where their memory begins is left out: only `as_strided` could see it.
         """
         sources = [LocalSource(f"t{i}") for i in range(len(inputs))]
         clauses = self.sizes.produce_guards(list(inputs), sources, ignore_static=False)
-        return " and ".join(f"({c})" for c in clauses if "storage_offset" not in c) or "True"
+        return tuple(clause for clause in clauses if "storage_offset" not in clause)
+
+    def conditions(self, inputs: Sequence[Any]) -> str:
+        """The clauses of `inputs` as one expression, for `meets`."""
+        return joined(self.clauses(inputs))
 
     def meets(self, conditions: str, tensors: Sequence[Any]) -> bool:
         """Whether real tensors meet what `conditions` gave."""
         return bool(self.sizes.evaluate_guards_expression(conditions, list(tensors)))
+
+
+def joined(clauses: Sequence[str]) -> str:
+    """Clauses as one expression."""
+    return " and ".join(f"({clause})" for clause in clauses) or "True"
+
+
+_SIZE = re.compile(r"L\['t(\d+)'\]\.size\(\)\[(\d+)\]")
+
+
+def clause_in_words(clause: str, names: Sequence[str]) -> str | None:
+    """A clause on sizes with these names for the inputs: `x.shape[0] == 6`; None if on strides."""
+    text = _SIZE.sub(lambda found: f"{names[int(found[1])]}.shape[{found[2]}]", clause)
+    return None if "L['" in text else text
+
+
+def in_words(condition: Any, names: Mapping[Any, str]) -> str:
+    """A condition on symbols as Python, with these names for the symbols."""
+    named = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+    return str(PythonPrinter().doprint(condition.xreplace(named)))
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -225,13 +252,18 @@ def resized(
         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
     }
     # What is not a symbol cannot grow, and neither may what equals it.
-    plain = [size_with(size, {}) for shape in shapes for size in shape if not _is_open(size)]
+    plain = [size_with(size, {}) for shape in shapes for size in shape if not is_open(size)]
     kept = {*plain, *(number for shape in fixed for number in numbers_of(shape))}
     values = {symbol: size if size in kept else grow(size) for symbol, size in hints.items()}
     return [tuple(size_with(size, values) for size in shape) for shape in shapes]
 
 
-def _is_open(size: Any) -> bool:
+def symbol_of(size: Any) -> Any:
+    """What a size was before anything was found out about it: a symbol, also of a fixed one."""
+    return size.node._expr if isinstance(size, torch.SymInt) else size
+
+
+def is_open(size: Any) -> bool:
     """Whether a size stands for more than one number."""
     return isinstance(size, torch.SymInt) and bool(size.node.expr.free_symbols)
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import Stage, apart
+from pullback.capture.fake import Stage, apart, joined
+from pullback.capture.modes import autocast_now
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
@@ -80,7 +81,8 @@ class Capture:
     names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
     Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
     not be linear in the cotangents. `local_names` gives the user's name for what a node computes,
-    by the name of the node.
+    by the name of the node. `conditions` is what was assumed of sizes and strides, `clauses` the
+    same one by one. `autocast` and `default_dtype` are those that it was captured under.
     """
 
     name: str
@@ -96,6 +98,9 @@ class Capture:
     local_names: dict[str, str]
     conditions: str
     stage: Stage
+    clauses: tuple[str, ...] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    default_dtype: torch.dtype = torch.float32
 
     @property
     def mutated(self) -> tuple[tuple[int, int], ...]:
@@ -173,6 +178,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
     inputs = tuple(_input(held, position) for position, held in enumerate(traced.held))
     rest = iter(inputs)
     names = {n.name: n.meta["local"] for n in joint.graph.nodes if "local" in n.meta}
+    clauses = stage.clauses([held.leaf for held in traced.held])
     return Capture(
         name=traced.name,
         joint=joint,
@@ -185,8 +191,11 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph) -> Capture:
         functions=tuple(traced.functions),
         is_handwritten=traced.is_handwritten,
         local_names=names,
-        conditions=stage.conditions([held.leaf for held in traced.held]),
+        conditions=joined(clauses),
         stage=stage,
+        clauses=clauses,
+        autocast=autocast_now(),
+        default_dtype=torch.get_default_dtype(),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
 from pullback.capture.marks import Mark, Marks, is_random
-from pullback.capture.names import identifier
+from pullback.capture.names import identifier, unused
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
@@ -82,6 +82,7 @@ class _Forming:
         self.old = traced.module.graph
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, Any] = {}
+        self.taken = {identifier(held.name) for held in traced.held}
 
     def run(self) -> fx.Graph:
         """The new graph."""
@@ -126,11 +127,17 @@ class _Forming:
 
     def _held(self, node: fx.Node, tensor: Tensor) -> Held:
         if _is_fresh(node):
-            name, kind = "constant", CONSTANT
+            name, kind = self._unused("constant"), CONSTANT
         else:
-            name, kind = self.traced.name_around(tensor) or "closure", CLOSURE
+            name, kind = self.traced.name_around(tensor) or self._unused("closure"), CLOSURE
         leaf = self.stage.stand_in(tensor)
         return Held(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
+
+    def _unused(self, wish: str) -> str:
+        """`wish`, with a number if an input is called so."""
+        name = unused(wish, self.taken)
+        self.taken.add(name)
+        return name
 
     def _attribute(self, node: fx.Node) -> fx.Node:
         """The node for a tensor that the raw graph holds, and that has no node of its own yet."""

@@ -22,10 +22,14 @@ from pullback.graph.values import is_smooth
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Inputs to save besides, by name, and the lines of backward before its first."""
+    """Inputs to save besides, by name, and the lines of backward before its first.
+
+    `is_refusing` says that these raise.
+    """
 
     extra: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    is_refusing: bool = False
 
 
 def again_of(parts: Parts, name: str) -> Again:
@@ -61,7 +65,8 @@ def refusing(name: str, why: str) -> Again:
     said = f"`{name}` is differentiable once: {why}"
     raised = f'    raise RuntimeError("{said}")'
     long = ("    raise RuntimeError(", f'        "{said}"', "    )")
-    return Again(lines=("if torch.is_grad_enabled():", *([raised] if len(raised) <= 80 else long)))
+    lines = ("if torch.is_grad_enabled():", *([raised] if len(raised) <= 80 else long))
+    return Again(lines=lines, is_refusing=True)
 
 
 def between(parts: Parts) -> list[int]:

@@ -38,7 +38,7 @@ from pullback.derive.likes import like_of, likes_of
 from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
-from pullback.derive.source import module_source, require_flat
+from pullback.derive.source import module_source
 from pullback.derive.traced import traceable
 from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
@@ -146,7 +146,6 @@ class _Derived:
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
-        require_flat(self.general.captured, to="printed")
         captured = self.general.captured
         held = [like_of(one.tensor) for one in captured.inputs if one.tensor is not None]
         likes = [*self.likes, *held]

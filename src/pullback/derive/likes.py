@@ -1,13 +1,15 @@
 """What is remembered of the tensors that a program was captured with: enough to draw such again.
 
-The tensors themselves are not kept: they may be large, and belong to the caller.
+The tensors themselves are not kept: they may be large, and belong to the caller. Of each there is a
+copy of its first elements, since a program may mean something by them that no range tells: indices,
+a triangle, a matrix that has an inverse.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,10 +21,16 @@ from pullback.capture.trees import tensors_in
 FEW = 64
 """Up to so many elements, the values themselves are remembered."""
 
+SAMPLED = 1 << 14
+"""Of larger tensors, a corner of so many elements is remembered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """One tensor: what it was, between which finite values it lay, and the values if few."""
+    """One tensor: what it was, between which finite values it lay, and the values if few.
+
+    `sample` is a copy of it, or of a corner of it.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,6 +38,7 @@ class Like:
     low: float
     high: float
     values: Any = None
+    sample: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def numel(self) -> int:
@@ -53,10 +62,11 @@ def like_of(tensor: Tensor) -> Like:
             real = tensor.detach()
             values = real.tolist() if real.numel() <= FEW else None
             flat = _comparable(real)
+            sample = _corner(real)
             if not flat.numel():
-                return replace(unread, values=values)
+                return replace(unread, values=values, sample=sample)
             low, high = flat.aminmax()
-            return Like(shape, tensor.dtype, device, float(low), float(high), values)
+            return Like(shape, tensor.dtype, device, float(low), float(high), values, sample)
     except (RuntimeError, NotImplementedError, TypeError):  # a subclass that keeps to itself
         return unread
 
@@ -79,6 +89,26 @@ def drawn(like: Like, seed: int = 0) -> Tensor:
     else:
         row = torch.randint(int(like.low), int(like.high) + 1, like.shape, generator=generator)
     return row.to(device=like.device, dtype=like.dtype)
+
+
+def fitted(like: Like, shape: Sequence[int], seed: int = 0) -> Tensor:
+    """A tensor of another shape: the sample of one, cropped or repeated. It has no other values."""
+    sample = drawn(like, seed) if like.sample is None else like.sample
+    if not sample.numel():
+        return sample.new_ones(tuple(shape))
+    for dim, size in enumerate(shape):
+        if sample.shape[dim] != size:
+            places = torch.arange(size, device=sample.device) % sample.shape[dim]
+            sample = sample.index_select(dim, places)
+    return sample.clone()
+
+
+def _corner(tensor: Tensor) -> Tensor:
+    """A copy of `tensor`, or of a corner of it that has few elements."""
+    while tensor.numel() > SAMPLED:
+        dim = max(range(tensor.dim()), key=lambda d: tensor.shape[d])
+        tensor = tensor.narrow(dim, 0, (tensor.shape[dim] + 1) // 2)
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _comparable(tensor: Tensor) -> Tensor:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, Input
-from pullback.capture.trees import unflatten
+from pullback.capture.trees import paths_of, unflatten
 from pullback.derive.again import Again, again_of, refusing
+from pullback.derive.agreement import Agreement, Call, Difference
 from pullback.derive.likes import Like
 from pullback.derive.recipe import Parts, parts_of
-from pullback.derive.twice import differs_twice
-from pullback.errors import CaptureError, UnsupportedOpError
+from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
+from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import text_of
@@ -46,7 +48,9 @@ def module_source(
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
     head = [f'"""{said}"""', "", "import torch"]
     head += ["", *source.constants] if source.constants else []
-    return "\n".join([*head, "", "", *source.lines, ""])
+    text = "\n".join([*head, "", "", *source.lines, ""])
+    loaded(text)
+    return text
 
 
 def function_source(
@@ -61,33 +65,95 @@ def function_source(
     """The Function `name` as text, which can be differentiated again, or refuses it.
 
     `program` is what was captured, with inputs like `likes`; `said` is where its docstring and
-    arguments are read, if that is something else.
+    arguments are read, if that is something else. The text is compared with the program: what
+    differs is written without the rules that only make it read better, and then refused.
     """
-    parts = readable_parts(captured, save)
-    constants = tuple(_constant(one) for one in captured.inputs if one.kind == "constant")
-
-    def made(more: Again) -> Source:
-        doc = _doc(captured, parts, program if said is None else said, more.extra)
-        lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
-        lines += [*_forward(captured, parts, more), "", *_backward(captured, parts, more)]
-        return Source(parts, constants, tuple(lines))
-
-    source = made(again_of(parts, name))
-    if differs_twice(_loaded(source, name), program, captured, likes):
-        source = made(refusing(name, "its ops do not tell its second derivative"))
+    agreement = Agreement(captured, program, likes)
+    written = functools.partial(_written, agreement, save, name, program if said is None else said)
+    try:
+        source = written(readable_parts(captured, save))
+        found = _difference(agreement, source, name)
+    except PullbackError:
+        raise
+    except Exception:  # a rule that fails in any way is one that must not be applied here
+        found, source = None, None
+    if source is None or found is not None:
+        source = written(_in_order(parts_of(captured, save)))
+        found = _difference(agreement, source, name)
+    if found is not None:
+        raise differing(captured.name, found)
     return source
 
 
-def _loaded(source: Source, name: str) -> Any:
+def differing(name: str, found: Difference | None) -> DifferingTextError:
+    """The error for a text that does not compute what the program `name` computes."""
+    facts = {}
+    if found is not None:
+        facts = {
+            "at": f"{found.where}, for {found.what}",
+            "expected": f"{found.expected}, from `{name}`",
+            "got": f"{found.got}, from its text",
+        }
+    return DifferingTextError(
+        f"the text of `{name}` must compute what `{name}` computes",
+        **facts,
+        fix=f"use `pb.derive({name}, ...)` itself, which does not run this text, and report this",
+    )
+
+
+def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts: Parts) -> Source:
+    """The text of these graphs, with the checks of sizes that it needs."""
+    captured = agreement.captured
+    names = [parts.names[node] for node in parts.joint.inputs]
+    constants = tuple(
+        _constant(one, given)
+        for one, given in zip(captured.inputs, names, strict=True)
+        if one.kind == "constant"
+    )
+    checks = list(fixed_sizes(captured, names))
+
+    def made(more: Again) -> Source:
+        doc = _doc(captured, parts, said, more.extra, checks)
+        lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
+        lines += [*_forward(captured, parts, more, name, checks), ""]
+        lines += _backward(captured, parts, more)
+        return Source(parts, constants, tuple(lines))
+
+    def call(source: Source) -> Call:
+        return agreement.of_function(_applied(source, name))
+
+    more = again_of(parts, name)
+    checks += needed_sizes(agreement, names, call(made(more)))
+    checks = gathered(checks, captured, names)
+    if not more.is_refusing and not agreement.is_same_twice(call(made(more))):
+        more = refusing(name, "its ops do not tell its second derivative")
+    return made(more)
+
+
+def _difference(agreement: Agreement, source: Source, name: str) -> Difference | None:
+    return agreement.difference(agreement.of_function(_applied(source, name)))
+
+
+def _applied(source: Source, name: str) -> Any:
     """What the text of a Function computes."""
-    space: dict[str, Any] = {}
-    exec("\n".join(["import torch", *source.constants, *source.lines]), space)
-    return space[name].apply
+    return loaded("\n".join(["import torch", *source.constants, *source.lines]))[name].apply
+
+
+def loaded(text: str) -> dict[str, Any]:
+    """The names of a module, run in a fresh namespace."""
+    space: dict[str, Any] = {"__name__": "written"}
+    exec(compile(text, "<written>", "exec", dont_inherit=True), space)
+    return space
 
 
 def readable_parts(captured: Capture, save: str | int) -> Parts:
     """The graphs of a capture as they are printed: simplified to be read, names in order."""
-    return _renumbered(_with_fewer_numbers(parts_of(captured, save, readable=True)))
+    return _in_order(parts_of(captured, save, readable=True))
+
+
+def _in_order(parts: Parts) -> Parts:
+    """`parts` as they are printed: no number saved that a size tells, names in order."""
+    return _renumbered(_with_fewer_numbers(parts))
 
 
 def _with_fewer_numbers(parts: Parts) -> Parts:
@@ -114,8 +180,15 @@ def _renumbered(parts: Parts) -> Parts:
     return replace(parts, names=names)
 
 
-def _doc(captured: Capture, parts: Parts, program: Any, extra: Sequence[str]) -> list[str]:
+def _doc(
+    captured: Capture,
+    parts: Parts,
+    program: Any,
+    extra: Sequence[str],
+    checks: Sequence[SizeCheck],
+) -> list[str]:
     said = (inspect.getdoc(program) or "").split("\n\n")[0] or "Derived."
+    said = said.replace("\\", "\\\\").replace('"""', "'''")
     rows = [(parts.names[node], _why(parts, node)) for node in parts.cut.saved]
     rows += [(name, "the input itself, to be differentiated again") for name in extra]
     width = max((len(name) for name, _ in rows), default=0)
@@ -123,6 +196,11 @@ def _doc(captured: Capture, parts: Parts, program: Any, extra: Sequence[str]) ->
     text = [*textwrap.wrap(said, WIDTH - 4), "", "Saved for backward:", *table]
     plain = _plain_values(captured, program)
     text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", WIDTH - 4)] if plain else []
+    if checks:
+        sizes = f"Written for sizes with {', '.join(check.condition for check in checks)}."
+        text += ["", *textwrap.wrap(sizes, WIDTH - 4)]
+    form = returned_form(captured)
+    text += ["", *textwrap.wrap(f"Returns {form}.", WIDTH - 4)] if form else []
     return _indented(['"""' + text[0], *text[1:], '"""'], 1)
 
 
@@ -150,16 +228,20 @@ def _why(parts: Parts, node: fx.Node) -> str:
 # ---- the two methods ----
 
 
-def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
+def _forward(
+    captured: Capture, parts: Parts, more: Again, name: str, checks: Sequence[SizeCheck]
+) -> list[str]:
     text = text_of(parts.forward, parts.names)
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
-    returned, kept = text.returned[:count], text.returned[count : count + saved]
-    body = [*text.statements]
+    returned, kept = list(text.returned[:count]), text.returned[count : count + saved]
+    body = [line for check in checks for line in check.lines(name)]
+    body += text.statements
     kept = (*kept, *more.extra)
     body += [f"ctx.save_for_backward({', '.join(kept)})"] if kept else []
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
+    body += _taken_apart(captured, parts, returned)
     silent = [
         returned[o.index]
         for o in captured.outputs
@@ -168,6 +250,21 @@ def _forward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     body += [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []
     body.append(f"return {', '.join(returned)}")
     return _method("forward", ["ctx", *given], body)
+
+
+def _taken_apart(captured: Capture, parts: Parts, returned: list[str]) -> Iterator[str]:
+    """Let a tensor that is returned both with a gradient and without be two, as in the program."""
+    tensors = [o for o in captured.outputs if o.index is not None and o.kind == "tensor"]
+    live = {returned[o.index] for o in tensors if o.differentiable and o.index is not None}
+    taken = {*parts.names.values(), *returned}
+    for o in tensors:
+        if o.index is not None and not o.differentiable and returned[o.index] in live:
+            old, number = returned[o.index], 0
+            while (new := f"{old}_detached{number or ''}") in taken:
+                number += 1
+            taken.add(new)
+            returned[o.index] = new
+            yield f"{new} = {old}.detach()"
 
 
 def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
@@ -204,27 +301,47 @@ def _indented(lines: list[str], level: int) -> list[str]:
     return [f"{'    ' * level}{line}" if line else line for line in lines]
 
 
-def _constant(one: Input) -> str:
+def _constant(one: Input, name: str) -> str:
     tensor = small_constant(one, to="printed")
-    return f"{one.name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
+    return f"{name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
 
 
 # ---- what has no text ----
 
 
+def returned_form(captured: Capture) -> str:
+    """What a text returns in the place of named or nested results; nothing where these are plain.
+
+    `a plain tuple: values, indices`, `a flat tuple: ['loss'], ['parts'][0]`
+    """
+    spec = captured.out_spec
+    if _is_flat(captured):
+        return ""
+    kind: Any = spec.type
+    fields = getattr(kind, "_fields", getattr(kind, "__match_args__", ()))
+    is_named = issubclass(kind, tuple) and len(fields) == spec.num_leaves
+    places = fields if is_named else paths_of(unflatten(range(spec.num_leaves), spec))
+    returned = zip(places, (o for o in captured.outputs if o.returned), strict=True)
+    listed = ", ".join(place for place, o in returned if o.index is not None)
+    return f"a {'plain' if is_named else 'flat'} tuple: {listed}"
+
+
+def _is_flat(captured: Capture) -> bool:
+    spec = captured.out_spec
+    return spec.is_leaf() or (
+        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
+    )
+
+
 def require_flat(captured: Capture, *, to: str) -> None:
     """Raise unless a program returns a tensor, or a tuple or list of tensors and values.
 
-    `to` says what for: "printed".
+    `to` says what for: "emitted".
     """
-    spec = captured.out_spec
-    flat = spec.is_leaf() or (
-        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
-    )
-    if not flat:
+    if not _is_flat(captured):
         raise CaptureError(
             f"`{captured.name}` must return a tensor or a tuple of tensors to be {to}",
-            got=f"a nested {spec.type.__name__}",
+            got=f"a nested {captured.out_spec.type.__name__}",
             fix="return the tensors in one tuple, and nest them outside",
         )
 

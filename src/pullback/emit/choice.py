@@ -1,7 +1,8 @@
 """Which self-test an emitted module gets: inputs that suit the program, gradients that can be told.
 
-The inputs are chosen by `reference` and by the program, never by the Function under test: a wrong
-backward is to fail.
+The inputs are chosen by `reference`, the forward in plain ops, and by the program, never by the
+Function under test: a wrong backward is to fail. What is expected of them is recorded from the
+program itself.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.names import identifier
 from pullback.capture.patch import watching
 from pullback.capture.trees import tensors_in
+from pullback.derive.source import loaded
+from pullback.emit.recorded import recorded
 from pullback.emit.subject import Subject
 from pullback.emit.trial import Trial
 from pullback.function.unwritten import run_plainly
+from pullback.graph.cost import is_random
+from pullback.graph.parts import calls
 
 Write = Callable[[Trial], str]
 
@@ -29,12 +33,15 @@ ABSENT = "backward gives none"
 CUT = "the program cuts them off by `no_grad` or `detach`"
 
 
-def chosen(subject: Subject, call: str, held: frozenset[str], write: Write) -> Trial:
+def chosen(
+    subject: Subject, call: str, held: frozenset[str], write: Write, reference: str
+) -> Trial:
     """The self-test of a subject; `write` gives the module with a self-test.
 
-    `held` are the inputs of the capture that the module has by itself.
+    `held` are the inputs of the capture that the module has by itself, `reference` is the text of
+    its forward in plain ops.
 
-    Random inputs in double precision come first, then the examples' own, then both in their own
+    Spread inputs in double precision come first, then the examples' own, then both in their own
     dtype: the first with which autograd's gradients of `reference` are those of finite differences.
     Where there is none, autograd does not see through `reference`, and the first that is passed.
     """
@@ -45,15 +52,29 @@ def chosen(subject: Subject, call: str, held: frozenset[str], write: Write) -> T
         for is_double in (True, False)
         for literal in ((False, True) if few else (False,))
     ]
-    for trial in trials:
-        space = _loaded(write(trial))
-        if space is not None and _suits(trial, space):
-            return _without_cut(subject, trial, space)
-    for trial in (replace(trial, is_compared=False) for trial in trials):
-        space = _loaded(write(trial))
-        if space is not None and _is_passed(space):
+    known = list[Trial]()
+    for trial in (_with_record(subject, one) for one in trials):
+        if trial is None:
+            continue
+        known.append(trial)
+        if _suits(trial, _space(trial, reference)):
+            return _without_cut(subject, trial, loaded(write(trial)))
+    for trial in known:
+        if _is_passed(loaded(write(trial))):
             return trial
-    return trials[0]
+    return known[0] if known else trials[0]
+
+
+def _with_record(subject: Subject, trial: Trial) -> Trial | None:
+    """A self-test with what the program gives for its inputs; None if it does not run on them."""
+    if any(map(is_random, calls(subject.captured.joint.graph))):
+        return trial
+    space = loaded(f"import torch\n\n\n{trial.inputs()}")
+    with _aside():
+        try:
+            return replace(trial, recorded=recorded(subject, trial, space["inputs"]()))
+        except Exception:  # any: the program may refuse other inputs in any way
+            return None
 
 
 def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
@@ -61,28 +82,35 @@ def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
     captured, surrogates = subject.captured, subject.surrogates
     gradients = iter(captured.joint.gradients)
     names, needs, likes, silent = [], [], [], []
-    for one, like in zip(captured.inputs, subject.likes, strict=True):
+    texts = [subject.parts.names[node] for node in subject.parts.joint.inputs]
+    for one, text, like in zip(captured.inputs, texts, subject.likes, strict=True):
         is_absent = one.needs and next(gradients) is None
         why = ABSENT if is_absent else SURROGATE if one.name in surrogates else ""
         if one.name not in held:
-            names.append(identifier(one.name))
+            names.append(text)
             needs.append(one.needs and not why)
             likes.append(like)
             silent += [(one.name, why)] if one.needs and why else []
-    return Trial(call, tuple(names), tuple(needs), tuple(likes), silent=tuple(silent))
+    around = [
+        text for one, text in zip(captured.inputs, texts, strict=True) if one.tensor is not None
+    ]
+    return Trial(
+        call,
+        tuple(names),
+        tuple(needs),
+        tuple(likes),
+        program=captured.name.removesuffix(".apply"),
+        fixed=frozenset(around),
+        silent=tuple(silent),
+    )
 
 
 # ---- running it here ----
 
 
-def _loaded(text: str) -> dict[str, Any] | None:
-    """The names of a module, or None if it does not load."""
-    space: dict[str, Any] = {"__name__": "emitted"}
-    try:
-        exec(compile(text, "<emitted>", "exec", dont_inherit=True), space)
-    except Exception:  # whatever it is: it does not do
-        return None
-    return space
+def _space(trial: Trial, reference: str) -> dict[str, Any]:
+    """The inputs of a self-test and `reference`."""
+    return loaded("\n\n\n".join(["import torch", reference, trial.text("Function", "it.py")]))
 
 
 @contextmanager
@@ -95,14 +123,18 @@ def _aside() -> Iterator[None]:
             yield
 
 
-def _is_passed(space: dict[str, Any]) -> bool:
-    """Whether a module passes its self-test."""
+def fault_of(space: dict[str, Any]) -> Exception | None:
+    """What the self-test of a module raises, if anything."""
     with _aside():
         try:
             space["self_test"]()
-        except Exception:
-            return False
-    return True
+        except Exception as error:
+            return error
+    return None
+
+
+def _is_passed(space: dict[str, Any]) -> bool:
+    return fault_of(space) is None
 
 
 def _suits(trial: Trial, space: dict[str, Any]) -> bool:

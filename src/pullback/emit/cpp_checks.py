@@ -14,7 +14,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from pullback.emit.conditions import decided
+from pullback.capture.decided import decided
 from pullback.emit.cpp_values import DTYPES, quoted, unwritable
 from pullback.emit.reach import FLOATS, Reach
 from pullback.emit.subject import Subject

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pullback.capture.decided import decided
 from pullback.capture.joint import Input
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.recipe import Parts
 from pullback.emit.alike import Place, number_at, numbers_apart, put
-from pullback.emit.conditions import decided
 from pullback.emit.cpp_body import legal
 from pullback.emit.cpp_values import named
 from pullback.emit.cpp_variants import arguments_of, captured_with, parameters_of

@@ -2,7 +2,8 @@
 
 It holds the Function (the user's own class where that can stand alone, else the text of its graphs;
 several of them and the function that runs them, where a program is in several nodes), what is saved
-for backward and why, `reference`, which computes the same in plain PyTorch, and a self-test.
+for backward and why, and a self-test with numbers that were recorded from the program. Only where
+that draws random numbers, `reference` computes the same in plain PyTorch for comparison.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import functools
 import keyword
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pullback.capture.names import identifier
+from pullback.derive.agreement import Agreement, Difference
 from pullback.derive.plain import forward_of
-from pullback.derive.source import function_source, require_flat
-from pullback.emit.choice import chosen
+from pullback.derive.source import differing, function_source, loaded
+from pullback.emit.choice import chosen, fault_of
 from pullback.emit.subject import Subject
 from pullback.emit.trial import Trial
 from pullback.emit.twin import OwnText, own_text
@@ -28,7 +31,10 @@ from pullback.graph.text_lines import wrapped
 
 TESTED = "tested"
 RESERVED = frozenset(
-    {"torch", "reference", "spread", "inputs", "called", "same", "self_test", TESTED}
+    {
+        *("torch", "reference", "spread", "inputs", "called", "same", "self_test", TESTED),
+        *("RECORDED", "few", "cotangent"),
+    }
 )
 """The names that the module itself needs."""
 
@@ -51,12 +57,34 @@ class Pieces:
 
 
 def emit_python(subject: Subject) -> dict[str, str]:
-    """The module of a subject, by the name of its file."""
-    require_flat(subject.captured, to="emitted")
-    pieces, file = _pieces(subject), f"{snake(subject.name)}.py"
-    write = functools.partial(_module, subject, pieces, file)
-    trial = chosen(subject, pieces.call, pieces.held, write)
-    return {file: write(trial)}
+    """The module of a subject, by the name of its file.
+
+    It is run and compared with the program, as a whole: what differs is not handed out.
+    """
+    file, found = f"{snake(subject.name)}.py", None
+    agreement = Agreement(subject.captured, subject.program, subject.likes)
+    for pieces in _pieces(subject):
+        write = functools.partial(_module, subject, pieces, file)
+        reference = reference_of(subject, pieces.held)
+        text = write(chosen(subject, pieces.call, pieces.held, write, reference))
+        found = _difference(agreement, pieces, text)
+        if found is None:
+            return {file: text}
+    raise differing(subject.captured.name, found)
+
+
+def _difference(agreement: Agreement, pieces: Pieces, text: str) -> Difference | None:
+    """What is wrong with a module: it differs from the program, or from what was recorded.
+
+    A self-test that fails by finite differences is right: so does the user's own backward.
+    """
+    space = loaded(text)
+    function = eval(pieces.call, space)
+    found = agreement.difference(agreement.of_function(function, pieces.held))
+    fault = fault_of(space)
+    if found is None and isinstance(fault, AssertionError):
+        return Difference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
+    return found
 
 
 def snake(name: str) -> str:
@@ -73,14 +101,14 @@ def snake(name: str) -> str:
 
 
 def _module(subject: Subject, pieces: Pieces, file: str, trial: Trial) -> str:
-    reference = reference_of(subject, pieces.held)
+    reference = [] if trial.recorded is not None else [reference_of(subject, pieces.held)]
     future = [line for line in pieces.imports if "__future__" in line]
     rest = [line for line in pieces.imports if line not in future]
     before = [line for line in rest if not _is_torch(line)]
     after = [line for line in rest if _is_torch(line)]
     head = [_docstring(subject, trial), "", *future, *([""] if future else [])]
     head += [*before, *([""] if before else []), "import torch", *after]
-    text = "\n\n\n".join(["\n".join(head), *pieces.blocks, reference])
+    text = "\n\n\n".join(["\n".join(head), *pieces.blocks, *reference])
     return f"{text}\n{trial.text(subject.name, file)}"
 
 
@@ -94,7 +122,8 @@ def _docstring(subject: Subject, trial: Trial) -> str:
     came = f"`{subject.captured.name.removesuffix('.apply')}`"
     lines = textwrap.wrap(first, WIDTH - 3)
     lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
-    lines += ["Run it to test it: outputs against `reference`, gradients against differences."]
+    against = "`reference`" if trial.recorded is None else f"what {came} gave"
+    lines += [f"Run it to test it: outputs against {against}, gradients against differences."]
     for why in dict.fromkeys(why for _, why in trial.silent):
         left = ", ".join(f"`{name}`" for name, reason in trial.silent if reason == why)
         lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", WIDTH)
@@ -128,12 +157,17 @@ def forward_text(subject: Subject) -> Text:
 # ---- the Function ----
 
 
-def _pieces(subject: Subject) -> Pieces:
-    if subject.flow is not None:
-        from pullback.emit.steps import steps_of  # it needs what stands here
+def _pieces(subject: Subject) -> Iterator[Pieces]:
+    """The ways to write a subject, the one that reads best first."""
+    if subject.flow is None:
+        yield function_pieces(subject)
+        return
+    from pullback.emit.steps import steps_of  # it needs what stands here
 
-        return steps_of(subject) or graph_pieces(subject, subject.name)
-    return function_pieces(subject)
+    steps = steps_of(subject)
+    if steps is not None:
+        yield steps
+    yield graph_pieces(subject, subject.name)
 
 
 def function_pieces(subject: Subject) -> Pieces:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
 from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten
+from pullback.derive.agreement import LARGEST_TRIAL, all_close, pulled_twice, random_like
 from pullback.derive.likes import drawn
 from pullback.derive.recipe import Parts
-from pullback.derive.twice import LARGEST_TRIAL, all_close, pulled_twice, random_like
-from pullback.emit.conditions import decided
 from pullback.emit.runs import functions_of, twin_of, with_dtype
 from pullback.emit.subject import Subject
 from pullback.graph.cost import is_random

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.joint import Capture, capture
-from pullback.capture.names import identifier
+from pullback.capture.names import identifier, unused
 from pullback.capture.trees import map_leaves, tensors_in
 from pullback.capture.units import Ref, Unit, part_of
 from pullback.capture.watch import FUNCTION
@@ -55,6 +55,8 @@ class _Steps:
         self.classes: dict[Any, str] = {}
         self.taken = {*RESERVED, *dir(builtins), self.function}
         self.names: dict[int, str] = {}
+        parts = subject.parts
+        self.inputs = [parts.names[node] for node in parts.joint.inputs]
         self._name_values()
         self.values = flow.program.values(_inputs(subject))
         self.lines: list[str] = []
@@ -72,11 +74,11 @@ class _Steps:
         nodes = len(self.flow.nodes)
         rest = sum(len(group) for group in self.flow.groups if group not in self.flow.nodes)
         inputs = self.subject.captured.inputs
-        given = [one for one in inputs if one.kind != "constant"]
+        given = [name for one, name in zip(inputs, self.inputs, strict=True) if one.is_given]
         held = frozenset(one.name for one in inputs if one.kind == "constant")
         said = f"{nodes} node{'s' * (nodes != 1)} and {rest} unit{'s' * (rest != 1)} as written"
         lines = [
-            wrapped(f"def {self.function}", [identifier(one.name) for one in given], ":"),
+            wrapped(f"def {self.function}", given, ":"),
             f'    """`{self.subject.name}`: {said}."""',
             *(f"    {line}" for line in self.lines),
             f"    return {', '.join(returned)}",
@@ -89,11 +91,12 @@ class _Steps:
     def _name_values(self) -> None:
         """Name every value: as the user does, else by the unit that makes it."""
         program, captured = self.flow.program, self.subject.captured
-        own = [identifier(one.name) for one in captured.inputs if one.kind == "argument"]
+        named = list(zip(captured.inputs, self.inputs, strict=True))
+        own = [name for one, name in named if one.kind == "argument"]
         self.names |= zip((number for number, _ in program.inputs), own, strict=True)
         for closure in program.closures:
-            same = (o for o in captured.closures if o.tensor is closure.tensor)
-            self.names[closure.number] = identifier(next(same).name)
+            same = (name for one, name in named if one.tensor is closure.tensor)
+            self.names[closure.number] = next(same)
         self.taken |= set(self.names.values())
         given = _local_names(self.subject, self.flow)
         for unit in program.units:
@@ -103,10 +106,8 @@ class _Steps:
                     self.names[number] = self.free(wish)
 
     def free(self, wish: str) -> str:
-        """`wish`, with a number if it is taken."""
-        name, number = wish, 1
-        while name in self.taken:
-            name, number = f"{wish}_{number}", number + 1
+        """`wish`, with a number if it is taken; it is then."""
+        name = unused(wish, self.taken)
         self.taken.add(name)
         return name
 
@@ -196,7 +197,18 @@ class _Steps:
             if not self._clashes(pieces):
                 self._take(pieces)
                 return pieces.call
-            name, number = f"{wish}{number}", number + 1
+            if pieces.held.isdisjoint(self.taken):
+                name, number = f"{wish}{number}", number + 1
+            sub = self._with_own_constants(sub)
+
+    def _with_own_constants(self, sub: Subject) -> Subject:
+        """A subject with names for its constants that nothing else has."""
+        inputs, names = list(sub.captured.inputs), {one.name for one in sub.captured.inputs}
+        for place, one in enumerate(inputs):
+            if one.name in self.taken and not one.is_given:
+                inputs[place] = replace(one, name=unused(one.name, self.taken | names))
+                names.add(inputs[place].name)
+        return replace(sub, captured=replace(sub.captured, inputs=tuple(inputs)))
 
     def _clashes(self, pieces: Pieces) -> bool:
         """Whether a name in `pieces` is taken by something else."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.trees import tensors_in
+from pullback.derive.agreement import Agreement
 from pullback.derive.likes import drawn
 from pullback.emit.own import Own, own_source
 from pullback.emit.subject import Subject
@@ -60,58 +61,11 @@ def _loaded(own: Own, name: str) -> Any:
     return space.get(name)
 
 
-# ---- the same results ----
-
-
 def _agree(subject: Subject, twin: Any) -> bool:
     """Whether the class and its twin give the same, as far as two derivatives tell."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        first = _run(subject, subject.function.apply)
-        second = _run(subject, twin.apply)
-    return len(first) == len(second) and all(map(_is_same, first, second))
-
-
-def _run(subject: Subject, call: Callable[..., Any]) -> list[Any]:
-    """Outputs, gradients and second derivatives; the kind of error in the place of what raised."""
-    inputs = [
-        _input(drawn(like, seed), one.needs)
-        for seed, (like, one) in enumerate(zip(subject.likes, subject.captured.inputs, strict=True))
-        if one.kind == "argument"
-    ]
-    wanted = [x for x in inputs if x.requires_grad]
-    torch.manual_seed(0)
-    results: list[Any] = []
-    try:
-        # A leaf cannot be changed in place; what is made of it can.
-        given = [x.clone() if subject.captured.mutated else x for x in inputs]
-        outputs = tensors_in(call(*subject.captured.fill(given)))
-        results += [y.detach().clone() for y in outputs]
-        for _ in range(2):
-            live = [y for y in outputs if y.requires_grad]
-            if not live or not wanted:
-                break
-            cotangents = [torch.randn_like(y) for y in live]
-            outputs = list(
-                torch.autograd.grad(
-                    live, wanted, cotangents, create_graph=True, materialize_grads=True
-                )
-            )
-            results += [y.detach().clone() for y in outputs]
-    except Exception:  # of any kind: what matters is that both do
-        results.append("raises")
-    return results
-
-
-def _input(tensor: Tensor, needs: bool) -> Tensor:
-    return tensor.requires_grad_() if needs else tensor
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, str) or isinstance(b, str):
-        return bool(isinstance(a, str) and isinstance(b, str))
-    alike = a.shape == b.shape and a.dtype == b.dtype
-    return bool(alike and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
+    agreement = Agreement(subject.captured, subject.program, subject.likes)
+    call = agreement.of_arguments(twin.apply)
+    return agreement.difference(call) is None and agreement.is_same_twice(call, may_raise=True)
 
 
 # ---- what is saved ----

@@ -9,10 +9,17 @@ class Huber(torch.autograd.Function):
     Saved for backward:
         prediction  the input itself, which costs nothing to keep
         target      the input itself, which costs nothing to keep
+
+    Written for sizes with target.shape == prediction.shape.
     """
 
     @staticmethod
     def forward(ctx, prediction, target):
+        if target.shape != prediction.shape:
+            raise ValueError(
+                "`Huber`: target.shape must be prediction.shape, "
+                f"got {tuple(target.shape)} and {tuple(prediction.shape)}"
+            )
         error = (prediction - target).abs()
         quadratic = 0.5 * error**2
         linear = error - 0.5

@@ -9,10 +9,17 @@ class KlDivergence(torch.autograd.Function):
     Saved for backward:
         p_logits  the input itself, which costs nothing to keep
         q_logits  the input itself, which costs nothing to keep
+
+    Written for sizes with q_logits.shape == p_logits.shape.
     """
 
     @staticmethod
     def forward(ctx, p_logits, q_logits):
+        if q_logits.shape != p_logits.shape:
+            raise ValueError(
+                "`KlDivergence`: q_logits.shape must be p_logits.shape, "
+                f"got {tuple(q_logits.shape)} and {tuple(p_logits.shape)}"
+            )
         log_p = p_logits.log_softmax(-1)
         log_q = q_logits.log_softmax(-1)
         out = (log_p.exp() * (log_p - log_q)).sum(-1).mean()

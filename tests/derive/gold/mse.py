@@ -9,10 +9,17 @@ class Mse(torch.autograd.Function):
     Saved for backward:
         prediction  the input itself, which costs nothing to keep
         target      the input itself, which costs nothing to keep
+
+    Written for sizes with target.shape == prediction.shape.
     """
 
     @staticmethod
     def forward(ctx, prediction, target):
+        if target.shape != prediction.shape:
+            raise ValueError(
+                "`Mse`: target.shape must be prediction.shape, "
+                f"got {tuple(target.shape)} and {tuple(prediction.shape)}"
+            )
         error = prediction - target
         out = (error**2).mean()
         ctx.save_for_backward(prediction, target)

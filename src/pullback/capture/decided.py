@@ -1,0 +1,42 @@
+"""What the user's own code decided by sizes while it was captured.
+
+Every decision on a symbolic size leaves a guard, and most are PyTorch's own, or of our rewrites:
+which kernel, which memory format, whether shapes fit. Those change how a value is computed, not
+which. A decision in the user's own file is another matter: the capture holds for one side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pullback.capture.joint import Capture
+
+_NOT_THE_USERS = (str(Path(torch.__path__[0])), str(Path(__file__).parents[1]))
+
+
+def decided(captured: Capture) -> Iterator[Any]:
+    """The decisions of the user's code, as expressions in the symbols of the sizes."""
+    sizes = captured.stage.sizes
+    seen = set()
+    for expression in _of_the_user(captured):
+        condition = sizes.simplify(expression) if hasattr(sizes, "simplify") else expression
+        if condition not in (True, False) and str(condition) not in seen:
+            seen.add(str(condition))
+            yield condition
+
+
+def fixed(captured: Capture) -> frozenset[Any]:
+    """The symbols that the user's code made numbers of: a loop over rows, `float(x.shape[0])`."""
+    found = {symbol for one in _of_the_user(captured) for symbol in one.free_symbols}
+    return frozenset(s for s in found if captured.stage.sizes.simplify(s).is_Integer)
+
+
+def _of_the_user(captured: Capture) -> Iterator[Any]:
+    for guard in captured.stage.sizes.guards:
+        place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+        if not str(getattr(place, "filename", "")).startswith(_NOT_THE_USERS):
+            yield guard.expr

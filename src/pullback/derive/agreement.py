@@ -1,0 +1,415 @@
+"""What pullback made beside what it was given: whether both compute the same.
+
+Outputs, which of them require grad, the gradients for each cotangent alone and for all together,
+and second derivatives, on rows of inputs that `trial_rows` draws. Every text is compared by this
+before anyone gets it. The program is run with the modes that it was captured under, and neither
+side leaves a trace: random states, modes and hooks around the caller stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.fake import apart
+from pullback.capture.indices import try_indices
+from pullback.capture.joint import Capture
+from pullback.capture.modes import autocast_as, autocast_off
+from pullback.capture.patch import watching
+from pullback.capture.trees import flatten
+from pullback.capture.watch import Watcher
+from pullback.derive.likes import Like
+from pullback.derive.trial_rows import Row, size_rows, value_rows
+from pullback.function.isolation import RandomState
+
+SEED = 1
+LARGEST_TRIAL = 1 << 22
+"""Elements of an input beyond which nothing is tried at sizes of a caller's own choice."""
+
+SMALL = 1e-3
+"""What is this much smaller than the largest number of a run, or than 1, is compared with this.
+
+Numbers that cancel (the gradient of a softmax by equal cotangents) leave their rounding behind.
+"""
+
+Call = Callable[[Sequence[Tensor]], list[Any]]
+"""Takes the tensors of a row, and gives the leaves of what is returned."""
+
+
+def tolerance(dtype: torch.dtype, count: int = 1) -> float:
+    """How far two computations of the same may be apart, relative to the largest number in it.
+
+    Half of the digits: the two round in other places, and what a program does with that (inverts,
+    subtracts what is nearly equal) may cost some. A wrong formula is off by far more. A sum of
+    `count` numbers adds their roundings, about as often up as down: 8 times that for bad luck.
+    """
+    eps = torch.finfo(dtype).eps
+    return max(math.sqrt(eps), 8 * eps * math.sqrt(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing that is not the same: what, for which inputs, and both sides of it."""
+
+    where: str
+    what: str
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of one run: outputs, which of them require grad, and rows of gradients."""
+
+    outputs: list[Any]
+    is_live: list[bool]
+    gradients: list[tuple[str, list[Tensor | None]]]
+
+
+class Agreement:
+    """A program with rows of inputs, to compare others with it.
+
+    Law: a comparison that finds nothing has run the program and the other side on every row on
+    which the program itself runs.
+    """
+
+    def __init__(
+        self, captured: Capture, program: Callable[..., Any], likes: Sequence[Like]
+    ) -> None:
+        self.captured, self.program, self.likes = captured, program, likes
+        self._expected: dict[tuple[int, bool], Run | None] = {}
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The values that are tried, at the sizes of the example."""
+        return value_rows(self.captured, self.likes)
+
+    @functools.cached_property
+    def sizes(self) -> list[Row]:
+        """The other sizes that are tried."""
+        return size_rows(self.captured, self.likes)
+
+    # ---- both sides ----
+
+    def of_function(self, function: Callable[..., Any], held: Collection[str] = ()) -> Call:
+        """A text: it takes the inputs of the capture but for constants and those that it has."""
+
+        def call(row: Sequence[Tensor]) -> list[Any]:
+            pairs = zip(row, self.captured.inputs, strict=True)
+            given = [t for t, one in pairs if one.is_given and one.name not in held]
+            with autocast_off(), _default_dtype(torch.float32):
+                return flatten(function(*given))[0]
+
+        return call
+
+    def of_arguments(self, function: Callable[..., Any]) -> Call:
+        """The program, or another that takes its arguments: plain values besides the tensors."""
+        captured = self.captured
+
+        def call(row: Sequence[Tensor]) -> list[Any]:
+            own = [t for t, one in zip(row, captured.inputs, strict=True) if one.tensor is None]
+            with autocast_as(captured.autocast), _default_dtype(captured.default_dtype):
+                leaves = flatten(function(*captured.fill(own)))[0]
+            kept = [o.index is not None for o in captured.outputs if o.returned]
+            same = len(kept) == len(leaves)
+            return (
+                [leaf for leaf, flag in zip(leaves, kept, strict=False) if flag] if same else leaves
+            )
+
+        return call
+
+    # ---- first order ----
+
+    def difference(self, call: Call) -> Difference | None:
+        """The first thing in which `call` differs from the program, or None.
+
+        In double precision, where rounding hides less, if the program takes that. A program may
+        read the dtype of its inputs, which is then a part of the text: so what differs there only
+        is looked at in the example's own dtype.
+        """
+        rows = [*self.rows, *(row for row in self.sizes if row.is_served)]
+        if all(self._expect(row, is_wide=False) is None for row in rows):
+            return Difference("the program", "inputs like the examples", "a result", "errors alone")
+        found = self._first(call, self.rows[:1] if self.is_wide else rows, is_wide=False)
+        if found is None and self.is_wide and self._first(call, rows, is_wide=True) is not None:
+            found = self._first(call, rows, is_wide=False)
+        return found
+
+    def misled(self, call: Call) -> tuple[list[Row], list[Row]]:
+        """Rows of sizes that the capture does not serve: where `call` is wrong, and right.
+
+        Wrong is another result than the program's, and for sizes that somebody may mean also an
+        error in backward. If `call` raises in forward, nobody is misled.
+        """
+        wrong, right = list[Row](), list[Row]()
+        for row in self.sizes:
+            expected = None if row.is_served else self._expect(row, is_wide=False)
+            if expected is None or self._outputs(call, row) is None:
+                continue
+            got = self._run(call, row)
+            if got is None:
+                wrong += [] if row.is_odd else [row]
+            else:
+                (right if self._apart(expected, got, row) is None else wrong).append(row)
+        return wrong, right
+
+    @functools.cached_property
+    def is_wide(self) -> bool:
+        """Whether the inputs have room for more digits, and the program takes them with those."""
+        row = self.rows[0]
+        pairs = zip(row.tensors, row.widened(self.captured).tensors, strict=True)
+        is_narrow = any(a.dtype != b.dtype for a, b in pairs)
+        return is_narrow and self._expect(row, is_wide=True) is not None
+
+    def _first(self, call: Call, rows: Sequence[Row], *, is_wide: bool) -> Difference | None:
+        for row in rows:
+            expected = self._expect(row, is_wide=is_wide)
+            if expected is None:
+                continue
+            given = row.widened(self.captured) if is_wide else row
+            try:
+                with _aside():
+                    got = _run(call, given.tensors, self.captured)
+            except Exception as error:
+                said = (str(error).splitlines() or [""])[0]
+                return Difference(
+                    "the call", row.what, "a result", f"{type(error).__name__}: {said}"
+                )
+            found = self._apart(expected, got, row)
+            if found is not None:
+                return found
+        return None
+
+    def _expect(self, row: Row, *, is_wide: bool) -> Run | None:
+        """What the program gives for a row; None where it raises."""
+        key = id(row), is_wide
+        if key not in self._expected:
+            given = row.widened(self.captured) if is_wide else row
+            self._expected[key] = self._run(self.of_arguments(self.program), given, is_program=True)
+        return self._expected[key]
+
+    def _run(self, call: Call, row: Row, *, is_program: bool = False) -> Run | None:
+        """The run of one side, or None if it raises."""
+        with _aside():
+            try:
+                if is_program and row not in self.rows:
+                    pairs = zip(row.tensors, self.captured.inputs, strict=True)
+                    own = [t for t, one in pairs if one.tensor is None]
+                    try_indices(self.program, self.captured.fill(own))
+                return _run(call, row.tensors, self.captured)
+            except Exception:  # any: an op may refuse these inputs in any way
+                return None
+
+    def _outputs(self, call: Call, row: Row) -> list[Any] | None:
+        """What forward alone gives, or None if it raises."""
+        with _aside(), torch.no_grad():
+            try:
+                return call(_leaves(row.tensors, self.captured)[0])
+            except Exception:
+                return None
+
+    def _apart(self, expected: Run, got: Run, row: Row) -> Difference | None:
+        """The first difference of two runs."""
+        if len(expected.outputs) != len(got.outputs):
+            counts = (f"{len(one.outputs)} outputs" for one in (expected, got))
+            return Difference("what is returned", row.what, *counts)
+        if expected.is_live != got.is_live:
+            place = [a == b for a, b in zip(expected.is_live, got.is_live, strict=True)].index(
+                False
+            )
+            sides = (f"requires_grad={one.is_live[place]}" for one in (expected, got))
+            return Difference(f"output {place}", row.what, *sides)
+        names = [one.name for one in self.captured.inputs if one.needs]
+        outputs = zip(expected.outputs, got.outputs, strict=True)
+        pairs = [(f"output {i}", *p) for i, p in enumerate(outputs)]
+        for (which, theirs), (_, mine) in zip(expected.gradients, got.gradients, strict=True):
+            rows = zip(names, theirs, mine, strict=True)
+            pairs += [(f"the gradient of `{name}` by {which}", a, b) for name, a, b in rows]
+        floor = SMALL * max([1.0, *(_largest(a) for _, a, _ in pairs)])
+        for where, a, b in pairs:
+            if not is_close(b, a, floor=floor, is_strict=row.is_usual):
+                return Difference(where, row.what, _shown(a, b), _shown(b, a))
+        return None
+
+    # ---- second order ----
+
+    def is_same_twice(self, call: Call, *, may_raise: bool = False) -> bool:
+        """Whether the second derivatives of `call` are those of the program, as far as it has any.
+
+        Where the program has none, they are not the same if somebody wrote a part of its backward,
+        who may have meant so; else it is an op that lacks a formula. Where `call` has none, they
+        are the same only if it `may_raise` as the program does.
+        """
+        rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and row.is_served]
+        known = [row for row in rows if self._expect(row, is_wide=self.is_wide) is not None]
+        return all(self._is_same_twice(call, row, may_raise) for row in known)
+
+    def _is_same_twice(self, call: Call, row: Row, may_raise: bool) -> bool:
+        mine = self._twice(call, row)
+        if mine is None and not may_raise:
+            return False
+        theirs = self._twice(self.of_arguments(self.program), row)
+        if mine is None or theirs is None:
+            return theirs is None and (mine is None or not self.captured.is_handwritten)
+        floor = SMALL * max([1.0, *map(_largest, theirs)])
+        close = functools.partial(is_close, floor=floor, is_strict=False)
+        return len(mine) == len(theirs) and all(map(close, mine, theirs))
+
+    def _twice(self, call: Call, row: Row) -> list[Tensor | None] | None:
+        """The second derivatives of one side, or None if it raises."""
+        given = row.widened(self.captured) if self.is_wide else row
+        with _aside():
+            try:
+                leaves, wanted = _leaves(given.tensors, self.captured)
+                return pulled_twice(lambda: call(leaves), wanted)
+            except Exception:  # of any kind: there is no second derivative
+                return None
+
+
+# ---- running ----
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Gradients are recorded; nobody around is told, warned, or finds other random numbers."""
+    before = RandomState(())
+    try:
+        with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                before.seed(SEED)
+                yield
+    finally:
+        before.restore()
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _leaves(row: Sequence[Tensor], captured: Capture) -> tuple[list[Tensor], list[Tensor]]:
+    """What a call is given, and the tensors that it is differentiated by.
+
+    A leaf cannot be changed in place; what is made of it can.
+    """
+    pairs = list(zip(row, captured.inputs, strict=True))
+    own = [t.detach().clone().requires_grad_(i.needs) if i.tensor is None else t for t, i in pairs]
+    wanted = [t for t, i in zip(own, captured.inputs, strict=True) if i.needs]
+    changed = {place for place, _ in captured.mutated}
+    return [t.clone() if place in changed else t for place, t in enumerate(own)], wanted
+
+
+def _run(call: Call, row: Sequence[Tensor], captured: Capture) -> Run:
+    given, wanted = _leaves(row, captured)
+    torch.manual_seed(SEED)
+    outputs = call(given)
+    live = [(i, y) for i, y in enumerate(outputs) if isinstance(y, Tensor) and y.requires_grad]
+    values = [y.detach().clone() if isinstance(y, Tensor) else y for y in outputs]
+    sets = [live, *([one] for one in live if len(live) > 1)] if wanted else []
+    gradients = list[tuple[str, list[Tensor | None]]]()
+    for some in (s for s in sets if s):
+        cotangents = [random_like(y, 2 + i) for i, y in some]
+        pulled = torch.autograd.grad(
+            [y for _, y in some], wanted, cotangents, retain_graph=True, allow_unused=True
+        )
+        which = f"output {some[0][0]} alone" if len(some) < len(live) else "all outputs"
+        gradients.append((which, list(pulled)))
+    return Run(values, [isinstance(y, Tensor) and y.requires_grad for y in outputs], gradients)
+
+
+def pulled_twice(
+    call: Callable[[], Sequence[Any]], wanted: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of gradients, by the tensors `wanted` and by the cotangents."""
+    torch.manual_seed(SEED)
+    outputs = [y for y in call() if isinstance(y, Tensor) and y.requires_grad]
+    cotangents = [random_like(y, 2 + i).requires_grad_() for i, y in enumerate(outputs)]
+    if not outputs or not wanted:
+        return [None] * (len(wanted) + len(cotangents))
+    first = torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True)
+    total = [(g * random_like(g, 20 + i)).sum().real for i, g in enumerate(first) if g is not None]
+    smooth = [part for part in total if part.requires_grad]
+    if not smooth:
+        return [None] * (len(wanted) + len(cotangents))
+    return list(
+        torch.autograd.grad(sum(smooth), [*wanted, *cotangents], allow_unused=True)  # type: ignore[arg-type]
+    )
+
+
+# ---- values ----
+
+
+def random_like(like: Tensor, seed: int) -> Tensor:
+    """A tensor of positive numbers of the kind of another."""
+    generator = torch.Generator().manual_seed(seed)
+    is_complex = like.is_complex()
+    shape = (*like.shape, 2) if is_complex else like.shape
+    row = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.25
+    row = torch.view_as_complex(row) if is_complex else row
+    return row.to(device=like.device, dtype=like.dtype)
+
+
+def all_close(mine: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether two rows of values are equal but for rounding."""
+    return len(mine) == len(theirs) and all(map(is_close, mine, theirs))
+
+
+def is_close(got: Any, expected: Any, *, floor: float = 0.0, is_strict: bool = True) -> bool:
+    """Whether two values are equal but for rounding; no gradient is as good as zeros.
+
+    Numbers are compared with the largest of `expected`, or with `floor`. What is not finite in
+    `expected` must not be so in `got`, either; if not `is_strict`, it may be anything.
+    """
+    if got is None or expected is None:
+        some = got if expected is None else expected
+        return some is None or not bool((some.detach() != 0).any())
+    if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
+        return bool(type(got) is type(expected) and got == expected)
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    a, b = got.detach(), expected.detach()
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool((a == b).all())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    bound = tolerance(a.abs().dtype, a.numel()) * max(_largest(b) or 1.0, floor)
+    is_near = (a.to(wide) - b.to(wide)).abs() <= bound
+    is_lost = ~b.isfinite()
+    same = is_near | (is_lost & ~a.isfinite()) if is_strict else is_near | is_lost
+    return bool(same.all())
+
+
+def _largest(value: Any) -> float:
+    """The largest finite number in a value, or 0."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    real = value.detach().abs().double()
+    finite = real[real.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _shown(value: Any, other: Any) -> str:
+    """A value for a message: the element in which it is farthest from another."""
+    if not isinstance(value, Tensor):
+        return "none" if value is None else repr(value)
+    alike = isinstance(other, Tensor) and (value.shape, value.dtype) == (other.shape, other.dtype)
+    if not alike or not value.numel():
+        return f"{value.dtype} of shape {list(value.shape)}"
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    apart = (value.to(wide) - other.to(wide)).abs().nan_to_num(torch.inf)
+    place = int(apart.argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(place), value.shape)]
+    return f"{value.flatten()[place].item():.6g} at {index}" if value.dtype != torch.bool else "..."

@@ -1,0 +1,146 @@
+"""The sizes that a text was written for, and the lines with which it says so.
+
+A capture holds sizes as symbols. Where the program made a number of one (a Python loop over rows, a
+branch), the text holds for that number alone, and begins with a check. Other assumptions on sizes
+are PyTorch's own and most often harmless: they get a check if the text is seen to be wrong without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pullback.capture.decided import decided, fixed
+from pullback.capture.fake import clause_in_words, in_words, symbol_of
+from pullback.capture.joint import Capture
+from pullback.derive.agreement import Agreement, Call
+from pullback.derive.trial_rows import is_unchecked
+from pullback.graph.text_lines import WIDTH
+
+_SHAPE = re.compile(r"\b[^\W\d]\w*\.shape\[\d+\]")
+_FIXED = re.compile(rf"({_SHAPE.pattern}) == (\d+)")
+_TIED = re.compile(rf"({_SHAPE.pattern}) == ({_SHAPE.pattern})")
+_LEAST = re.compile(rf"(\d+) <= ({_SHAPE.pattern})")
+_SAME = re.compile(r"(\w+\.shape) == (\w+\.shape)")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeCheck:
+    """A condition on sizes that a text needs, as Python: `x.shape[0] == 6`."""
+
+    condition: str
+
+    def lines(self, name: str) -> list[str]:
+        """The lines with which the Function `name` raises where it does not hold."""
+        said, got = f"`{name}`: {self.rule}, ", f"got {self._got}"
+        line = f'    raise ValueError(f"{said}{got}")'
+        broken = ["    raise ValueError(", f'        "{said}"', f'        f"{got}"', "    )"]
+        return [f"if {self.negated}:", *([line] if len(line) <= WIDTH else broken)]
+
+    @property
+    def _got(self) -> str:
+        """The sizes that it is about, as a part of an f-string."""
+        if _SAME.fullmatch(self.condition):
+            return " and ".join(f"{{tuple({shape})}}" for shape in self.condition.split(" == "))
+        sizes = list(dict.fromkeys(_SHAPE.findall(self.condition)))
+        if self._equal or len(sizes) == 1:
+            return " and ".join(f"{{{size}}}" for size in sizes)
+        return ", ".join(f"{size} = {{{size}}}" for size in sizes)
+
+    @property
+    def rule(self) -> str:
+        """What must hold, in words."""
+        if equal := self._equal:
+            return f"{equal[1]} must be {equal[2]}"
+        least = _LEAST.fullmatch(self.condition)
+        return f"{least[2]} must be at least {least[1]}" if least else f"{self.condition} must hold"
+
+    @property
+    def negated(self) -> str:
+        """The condition that it does not hold."""
+        if equal := self._equal:
+            return f"{equal[1]} != {equal[2]}"
+        least = _LEAST.fullmatch(self.condition)
+        return f"{least[2]} < {least[1]}" if least else f"not ({self.condition})"
+
+    @property
+    def _equal(self) -> re.Match[str] | None:
+        """The two sides, where it says that a size is a number or another size."""
+        every = (form.fullmatch(self.condition) for form in (_FIXED, _TIED, _SAME))
+        return next((found for found in every if found), None)
+
+
+def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...]:
+    """What the user's code fixed or decided by sizes; `names` are those of the inputs.
+
+    Where a kernel may go wrong by sizes that do not fit each other, also that they do.
+    """
+    numbers, found = fixed(captured), dict[str, None]()
+    for name, node in zip(names, captured.joint.inputs, strict=True):
+        for dim, size in enumerate(node.meta["val"].shape):
+            if symbol_of(size) in numbers:
+                found[f"{name}.shape[{dim}] == {int(size)}"] = None
+    sources = dict(_sources(captured, names))
+    for condition in decided(captured):
+        if set(condition.free_symbols) <= sources.keys():
+            found[in_words(condition, sources)] = None
+    if is_unchecked(captured):
+        texts = (clause_in_words(clause, names) for clause in captured.clauses)
+        found |= {text: None for text in texts if text and _TIED.fullmatch(text)}
+    return tuple(map(SizeCheck, found))
+
+
+def needed_sizes(agreement: Agreement, names: Sequence[str], call: Call) -> list[SizeCheck]:
+    """The checks without which a text is wrong for sizes that it was not written for.
+
+    Of the assumptions of the capture, those that keep out most of what is wrong and least of what
+    is right, above all of what somebody may mean.
+    """
+    wrong, right = agreement.misled(call)
+    stage, found = agreement.captured.stage, list[SizeCheck]()
+    texts = {c: t for c in agreement.captured.clauses if (t := clause_in_words(c, names))}
+    while wrong:
+        kept_out = {c: [row for row in wrong if not stage.meets(c, row.tensors)] for c in texts}
+        lost = {
+            c: sum(1 if row.is_odd else 3 for row in right if not stage.meets(c, row.tensors))
+            for c in texts
+        }
+        best = max(texts, key=lambda c: (len(kept_out[c]) - lost[c], -len(c)), default="")
+        if not kept_out.get(best):
+            break
+        found.append(SizeCheck(texts[best]))
+        wrong = [row for row in wrong if row not in kept_out[best]]
+    return found
+
+
+def gathered(
+    checks: Sequence[SizeCheck], captured: Capture, names: Sequence[str]
+) -> list[SizeCheck]:
+    """The checks, with one of whole shapes in the place of those of all their sizes."""
+    ranks = {
+        name: node.meta["val"].dim()
+        for name, node in zip(names, captured.joint.inputs, strict=True)
+    }
+    found = list(dict.fromkeys(checks))
+    for a, b in itertools.permutations(names, 2):
+        sizes = {SizeCheck(f"{a}.shape[{d}] == {b}.shape[{d}]") for d in range(ranks[a])}
+        if ranks[a] == ranks[b] and len(sizes) > 1 and sizes <= set(found):
+            place = min(map(found.index, sizes))
+            found[place] = SizeCheck(f"{a}.shape == {b}.shape")
+            found = [check for check in found if check not in sizes]
+    return found
+
+
+def _sources(captured: Capture, names: Sequence[str]) -> Iterator[tuple[object, str]]:
+    """Each symbol, with the size that it stands for; the first of equal ones."""
+    seen = set[object]()
+    for name, node in zip(names, captured.joint.inputs, strict=True):
+        for dim, size in enumerate(node.meta["val"].shape):
+            expression = size.node.expr if isinstance(size, torch.SymInt) else None
+            if expression is not None and expression.is_Symbol and expression not in seen:
+                seen.add(expression)
+                yield expression, f"{name}.shape[{dim}]"

@@ -1,0 +1,253 @@
+"""Rows of inputs on which a text is compared with its program, drawn from the examples.
+
+Numbers come from the example itself: it tells what the program means by them. Some rows have zeros
+and ties among them, where formulas part; some leave the range of the example. Integers are always
+those of the example, cropped or repeated: nobody else knows what they index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pullback.capture.fake import is_open, numbers_of, resized
+from pullback.capture.joint import Capture
+from pullback.derive.likes import Like, fitted
+from pullback.graph.cost import is_opaque, op_name
+from pullback.graph.parts import calls
+
+MANY = 1 << 12
+"""Elements of all inputs from which on smaller ones are tried, where the capture serves them."""
+
+SIZES = 16
+"""Rows of other sizes of a kind that are tried: each costs a run of the program and of the text."""
+
+UNCHECKED = ("attention", "segment_reduce", "embedding_bag", "cudnn", "miopen")
+"""Parts of the names of ops with kernels that go by one input's sizes in the memory of another."""
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """Tensors for the inputs of a capture, and what is special about them.
+
+    `is_usual` is False where they leave the range of the example: what is not finite there is not
+    compared. `is_served` says whether the capture claims to be right for their sizes, and `is_odd`
+    whether these are such as nobody means: a size of 1 beside a larger one, which is broadcast.
+    """
+
+    tensors: tuple[Tensor, ...]
+    what: str
+    is_usual: bool = True
+    is_served: bool = True
+    is_odd: bool = False
+
+    def widened(self, captured: Capture) -> Row:
+        """The row in double precision; tensors from around the program stay as they are."""
+        pairs = zip(self.tensors, captured.inputs, strict=True)
+        wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
+        return replace(self, tensors=tuple(wide))
+
+
+def _double(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def value_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
+    """The example, or a smaller one in its place, and others of its sizes."""
+    shapes = _few(captured, likes)
+    rows = [_row(captured, likes, shapes, "the example")]
+    for what, change, is_usual in CHANGES:
+        changed = _changed(captured, rows[0].tensors, change)
+        rows.append(Row(changed, what, is_usual))
+    if (equal := _equal(captured, rows[0].tensors)) is not None:
+        rows.append(Row(equal, "equal inputs"))
+    return rows
+
+
+def size_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
+    """Rows of other sizes: those that the capture serves, and those that it does not."""
+    base = _few(captured, likes)
+    seen, rows = {base}, list[Row]()
+    kinds = (_grown(captured, base), _renumbered(captured, base), _parted(captured, base))
+    for place, kind in enumerate(kinds):
+        for shapes in itertools.islice(kind, SIZES):
+            if shapes not in seen:
+                seen.add(shapes)
+                row = _row(captured, likes, shapes, _shown(shapes))
+                rows.append(replace(row, is_odd=place == 2))
+    return rows
+
+
+def _shown(shapes: Shapes) -> str:
+    return "inputs of shape " + ", ".join(str(list(shape)) for shape in shapes)
+
+
+# ---- values ----
+
+
+def _zeros(flat: Tensor, places: Tensor) -> Tensor:
+    return torch.where(places % 3 == 0, torch.zeros_like(flat), flat)
+
+
+def _ties(flat: Tensor, places: Tensor) -> Tensor:
+    return flat[places % min(3, flat.numel())]
+
+
+CHANGES: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool], ...] = (
+    ("zeros among them", _zeros, True),
+    ("ties among them", _ties, True),
+    ("nothing but zeros", lambda flat, places: torch.zeros_like(flat), False),
+    ("the example with the other sign", lambda flat, places: -flat, False),
+    ("the example 1000 times as large", lambda flat, places: 1000 * flat, False),
+)
+"""What is done to the numbers of the example, and whether a program is made for that."""
+
+
+def _changed(
+    captured: Capture, tensors: Sequence[Tensor], change: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, ...]:
+    """The row with the numbers of the arguments changed; integers stay."""
+    return tuple(
+        change(t.flatten(), torch.arange(t.numel(), device=t.device)).reshape(t.shape)
+        if one.tensor is None and _is_number(t) and t.numel()
+        else t
+        for t, one in zip(tensors, captured.inputs, strict=True)
+    )
+
+
+def _equal(captured: Capture, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    """The row with one and the same values in all arguments of a kind; None if no two are alike."""
+    first: dict[object, Tensor] = {}
+    row = [
+        first.setdefault((t.shape, t.dtype), t) if one.tensor is None and _is_number(t) else t
+        for t, one in zip(tensors, captured.inputs, strict=True)
+    ]
+    return None if all(a is b for a, b in zip(row, tensors, strict=True)) else tuple(row)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+# ---- sizes ----
+
+
+def _row(captured: Capture, likes: Sequence[Like], shapes: Shapes, what: str) -> Row:
+    """The example in other shapes, laid out in memory as it was."""
+    tensors = list[Tensor]()
+    inputs = zip(captured.inputs, captured.joint.inputs, likes, strict=True)
+    for place, (one, node, like) in enumerate(inputs):
+        if one.tensor is not None:
+            tensors.append(one.tensor)
+        else:
+            made = fitted(like, shapes[place], seed=place)
+            tensors.append(_laid_out(made, numbers_of(node.meta["val"].stride())))
+    own = [t for t, one in zip(tensors, captured.inputs, strict=True) if one.tensor is None]
+    return Row(tuple(tensors), what, is_served=captured.serves(own))
+
+
+def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """`tensor` with its dimensions in memory in the order of `strides`."""
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+    kind = {"dtype": tensor.dtype, "device": tensor.device}
+    return torch.empty_permuted(tensor.shape, order, **kind).copy_(tensor)  # type: ignore[arg-type]
+
+
+def _few(captured: Capture, likes: Sequence[Like]) -> Shapes:
+    """The shapes of the example's arguments, or of a smaller one that is served, if it is large."""
+    own = tuple(like.shape for like in likes[: _count(captured)])
+    if _elements(own) <= MANY:
+        return own
+    ways: tuple[Callable[[int], int], ...] = (
+        lambda n: n if n < 16 else 8 + n % 8,
+        lambda n: n if n < 48 else 24 + n % 24,
+        lambda n: n if n < 1024 else 24 + n % 24,
+    )
+    for grow in ways:
+        shapes = _resized(captured, grow)
+        if _elements(shapes) < _elements(own) and _row(captured, likes, shapes, "").is_served:
+            return shapes
+    return own
+
+
+def _grown(captured: Capture, base: Shapes) -> Iterator[Shapes]:
+    """Shapes with other sizes, in which what was equal stays so."""
+    numbers = {size for shape in base for size in shape}
+    yield _resized(captured, lambda n: n + 1, base)
+    yield _resized(captured, lambda n: 2 * n, base)
+    yield tuple(tuple(2 if size == 1 else size for size in shape) for shape in base)
+    for other in (lambda n: n + 1, lambda n: 1, lambda n: 2 * n, lambda n: 3 * n + 1):
+        for number in sorted(numbers):
+            yield _resized(captured, lambda n, m=number, f=other: f(n) if n == m else n, base)  # type: ignore[misc]
+
+
+def _parted(captured: Capture, base: Shapes) -> Iterator[Shapes]:
+    """Shapes in which one size that equals those of other inputs is 1, and one that is 1 is not.
+
+    PyTorch's own ops look at the sizes that they are given, and refuse or broadcast them.
+    """
+    if is_unchecked(captured) or len(base) == 1:
+        return
+    for place, shape in enumerate(base):
+        for dim, size in enumerate(shape):
+            other = max(map(max, filter(None, base))) if size == 1 else 1
+            changed = (*shape[:dim], other, *shape[dim + 1 :])
+            yield (*base[:place], changed, *base[place + 1 :])
+
+
+def _renumbered(captured: Capture, base: Shapes) -> Iterator[Shapes]:
+    """Shapes with other numbers in the place of one that sizes are fixed to."""
+    if is_unchecked(captured):
+        return
+    shapes = [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
+    fixed = [[not is_open(size) and size > 1 for size in shape] for shape in shapes]
+    pairs = [zip(flags, shape, strict=True) for flags, shape in zip(fixed, base, strict=True)]
+    for number in sorted({size for pair in pairs for flag, size in pair if flag}):
+        for new in (number + 1, 2 * number, 3 * number + 1, 1):
+            yield _replaced(base, fixed, number, new)
+
+
+def _replaced(base: Shapes, fixed: Sequence[Sequence[bool]], number: int, new: int) -> Shapes:
+    """`base` with another number in the place of one that sizes are fixed to."""
+    return tuple(
+        tuple(
+            new if flag and size == number else size
+            for flag, size in zip(flags, shape, strict=True)
+        )
+        for flags, shape in zip(fixed, base, strict=True)
+    )
+
+
+def is_unchecked(captured: Capture) -> bool:
+    """Whether a kernel in a program may read or write outside of inputs whose sizes do not fit."""
+    nodes = list(calls(captured.joint.graph))
+    names = [op_name(node) for node in nodes]
+    return any(map(is_opaque, nodes)) or any(part in name for name in names for part in UNCHECKED)
+
+
+def _resized(captured: Capture, grow: Callable[[int], int], base: Shapes | None = None) -> Shapes:
+    """The shapes of the arguments with other sizes, starting from `base` if that is not the own."""
+    shapes = [node.meta["val"].shape for node in captured.joint.inputs]
+    count = _count(captured)
+    if base is None:
+        return tuple(resized(shapes[:count], shapes[count:], grow))
+    own = [numbers_of(shape) for shape in shapes[:count]]
+    known = dict(zip(itertools.chain(*own), itertools.chain(*base), strict=True))
+    return tuple(resized(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
+
+
+def _count(captured: Capture) -> int:
+    return sum(one.tensor is None for one in captured.inputs)
+
+
+def _elements(shapes: Sequence[Sequence[int]]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
