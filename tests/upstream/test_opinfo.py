@@ -1,0 +1,78 @@
+"""Every differentiable op of PyTorch's own database, through derive, source and combine."""
+
+import pytest
+
+from tests.upstream import table
+from tests.upstream.isolated import Server
+
+SAMPLES = {"float64": 2, "float32": 1, "complex128": 1}
+"""How many samples of an op are run: other dtypes take the same ways through most of the code."""
+
+SLICES = 40
+SECONDS = 120
+
+# fmt: off
+QUICK = (
+    "__getitem__", "__rmatmul__", "abs", "addmm", "amax", "atan2", "baddbmm", "bmm", "cat",
+    "chunk", "clamp", "cumsum", "cumprod", "diagonal", "div.no_rounding_mode", "einsum", "exp",
+    "expand", "fft.rfft", "flatten", "gather", "gradient", "index_add", "index_select", "kron",
+    "lerp", "linalg.det", "linalg.inv", "linalg.norm", "linalg.solve", "logsumexp",
+    "masked_fill", "matmul", "max.reduction_no_dim", "mean", "mul", "nn.functional.conv2d",
+    "nn.functional.cross_entropy", "nn.functional.embedding", "nn.functional.gelu",
+    "nn.functional.layer_norm", "nn.functional.max_pool2d", "nn.functional.mse_loss",
+    "nn.functional.softplus", "norm", "permute", "pow", "prod", "reshape", "roll",
+    "scatter_add", "sigmoid", "softmax", "std", "split", "sum", "take_along_dim", "tril",
+    "unfold", "var_mean", "where", "xlogy",
+)
+# fmt: on
+"""Ops of every family, some of each."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_op_is_what_pytorch_computes(name, server):
+    rows = server.rows("op", name, "float64", 1, seconds=SECONDS)
+
+    assert rows
+    assert table.text(row for row in rows if row["status"] not in ("right", "refused")) == ""
+    if table.is_of_this_torch():
+        assert table.refusals_in(rows) <= table.recorded()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("dtype", SAMPLES)
+def test_every_op_is_what_pytorch_computes(dtype, part, server, request):
+    from tests.upstream.cases import dtypes_of, ops  # takes seconds, for those who ask
+
+    names = [name for name, op in ops().items() if dtype in dtypes_of(op)][part::SLICES]
+    rows = []
+    for name in names:
+        rows += server.rows("op", name, dtype, SAMPLES[dtype], seconds=SECONDS)
+    asked = {(name, dtype) for name in names}
+    found = table.refusals_in(rows)
+    if request.config.getoption("--update-gold"):
+        table.record(found, asked)
+
+    wrong = [row for row in table.merged(rows) if row["status"] not in ("right", "refused")]
+    assert table.text(wrong) == ""
+    if table.is_of_this_torch():
+        assert found == {row for row in table.recorded() if (row[0], row[1]) in asked}
+
+
+def test_child_that_crashes_or_hangs_is_a_failure_of_it_alone(server):
+    crash = server.rows("crash", seconds=20)
+    hang = server.rows("hang", seconds=1)
+    rows = server.rows("op", "sin", "float64", 1, seconds=SECONDS)
+
+    assert [(row["status"], row["feature"]) for row in crash] == [("right", "a"), ("died", "b")]
+    assert "SIGABRT" in crash[1]["said"]
+    assert [row["status"] for row in hang] == ["died"]
+    assert "more than 1 s" in hang[0]["said"]
+    assert {row["status"] for row in rows} == {"right"}
