@@ -81,7 +81,7 @@ class SeenMeta(FunctionMeta):
             cls._pb_settle()  # type: ignore[attr-defined]
 
     @property  # type: ignore[misc]
-    def __class__(cls) -> type:  # type: ignore[override]
+    def __class__(cls) -> type:
         """The metaclass, asked for by each `isinstance` that has not found its answer in the type.
 
         Dynamo asks many before it decides how to read a class. One that the user allowed in its
