@@ -72,6 +72,13 @@ def steady_state(program: Any) -> tuple[State, Callable[[], bool]]:
     return look.state(), look.places.question()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """A module whose parameters and buffers are given to the program: they are not around it."""
+
+    module: nn.Module
+
+
 class _Same:
     """An object that counts by its identity, and is kept alive so that this stays its own."""
 
@@ -151,6 +158,8 @@ class _Look:
             self._add(depth + 1, value.func, value.args, value.keywords)
         elif isinstance(value, nn.Module):
             yield from self._of_module(value, depth)
+        elif isinstance(value, Given):
+            yield from self._of_module(value.module, depth, has_tensors=False)
         elif isinstance(value, _ROWS):
             yield type(value), len(value)
             self.places.row(value)
@@ -205,8 +214,10 @@ class _Look:
                 _is_text(_module_of(base)) for base in kind.__mro__[:-1]
             )
 
-    def _of_module(self, module: nn.Module, depth: int) -> Iterator[Any]:
-        """A module, and those inside it however deep."""
+    def _of_module(
+        self, module: nn.Module, depth: int, *, has_tensors: bool = True
+    ) -> Iterator[Any]:
+        """A module, and those inside it however deep; `has_tensors`, whether theirs count, too."""
         for each in module.modules():
             self.seen.add(id(each))
             self._note(type(each))
@@ -214,7 +225,13 @@ class _Look:
             self.places.attribute(each, "__class__")
             self.places.size(vars(each))
             for name, value in list(vars(each).items()):
+                if name.startswith("__"):
+                    continue  # what a library (FSDP) notes down for itself
                 self.places.item(vars(each), name)
+                if name in _TENSORS and not has_tensors:
+                    self.places.size(value)
+                    yield tuple(value)
+                    continue
                 if name in (*_TENSORS, "_modules"):
                     self.places.items(value)
                 if name in _TENSORS:

@@ -71,6 +71,8 @@ class Places:
         if isinstance(row, MutableSequence):
             name = self._name(row)
             self._terms += [f"{name}[{i}] is {self._thing(one)}" for i, one in enumerate(row)]
+        elif isinstance(row, set) and all(type(one) is str for one in row):
+            self._terms.append(f"{self._name(row)} == {self._name(frozenset(row))}")
         else:
             self.is_told &= isinstance(row, frozenset)
 

@@ -26,6 +26,7 @@ def combine(
     *examples: Any,
     backend: str = "auto",
     save: str | int | None = None,
+    name: str | None = None,
 ) -> Any:
     """A `Function` that computes `program` in one node with one backward.
 
@@ -37,6 +38,7 @@ def combine(
             by measurement at the first call of each size.
         save: what forward keeps for backward, as in `derive`. By default "auto" where a backend
             fuses what is computed again, and "everything", as the program as written, for "eager".
+        name: what the Function is called, as in `derive`.
 
     What cannot be captured runs as written, and `explain()` says why: the whole program if its
     examples cannot, otherwise the calls that cannot.
@@ -48,7 +50,7 @@ def combine(
     >>> import torch
     >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
     >>> x = torch.tensor([0.5], requires_grad=True)
-    >>> F.apply(x).backward()
+    >>> F(x).backward()
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
     True
     >>> print(F.explain())
@@ -58,11 +60,11 @@ def combine(
     save = policy_of(save, backend)
     require_examples(program, examples)
     try:
-        derived = make_derived(program, examples, save, keeps_inputs=True)
+        derived = make_derived(program, examples, save, name=name, keeps_inputs=True)
     except Exception as error:
         if not is_refusal(error):
             raise
-        return as_written(program, reason_of(error))
+        return as_written(program, reason_of(error), name)
     return _combined(program, derived, backend)
 
 

@@ -36,6 +36,7 @@ def hybrid(
     groups: Iterable[Iterable[int]] = (),
     backend: str = "auto",
     save: str | int | None = None,
+    name: str | None = None,
 ) -> Any:
     """A `Function` that runs `program` with each of `groups` as one node.
 
@@ -46,6 +47,7 @@ def hybrid(
             whose groups can run one after the other. A unit that is in no group runs as written.
         backend: as for `combine`.
         save: as for `combine`, for each node.
+        name: what the Function is called, as in `derive`.
 
     What cannot be recorded or captured runs as written, and `explain()` says why: the whole
     program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
@@ -58,7 +60,7 @@ def hybrid(
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)
     >>> F = hybrid(lambda x: x.sin().exp() * 2, x, groups=[(0, 1)], backend="eager")
-    >>> F.apply(x).grad_fn.next_functions[0][0].name()
+    >>> F(x).grad_fn.next_functions[0][0].name()
     'SinExpBackward'
     >>> print(F.explain())
     hybrid: 1 node and 1 unit as written, backend "eager"
@@ -73,8 +75,9 @@ def hybrid(
     try:
         flows.begin(examples)
     except REFUSALS as error:
-        return as_written(program, reason_of(error))
-    made = composition(program, "hybrid", Light(program, flows.entry, flows.run).make_call())
+        return as_written(program, reason_of(error), name)
+    call = Light(program, flows.entry, flows.run).make_call()
+    made = composition(program, "hybrid", call, name)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
     made.flow, made.likes = flows.first, map_leaves(like_of_leaf, examples)

@@ -36,7 +36,7 @@ def plan(
     backends: Iterable[str] | None = None,
     budget: float = 60.0,
     progress: bool | Callable[[int, int, str], None] | None = None,
-) -> Plan:
+) -> Plan[Any]:
     """The best way to run `program`, and the evidence for it.
 
     Every grouping of its units is considered, with every backend and policy of saving: by what its
@@ -145,7 +145,7 @@ def _name(program: Any) -> str:
 # ---- what is found ----
 
 
-def _plan_of(search: Search, objective: str | float, place: int | None, name: str) -> Plan:
+def _plan_of(search: Search, objective: str | float, place: int | None, name: str) -> Plan[Any]:
     sized = []
     for case in search.cases:
         rows = search.rows.get(case.size, ())
