@@ -58,27 +58,33 @@ def _distinct(module: nn.Module) -> list[tuple[str, str, Slot]]:
 class Layout:
     """Where a module holds its tensors, as long as modules and names in it stay the same.
 
-    `reason` says why it cannot be run on tensors that are given to it, or nothing.
+    `buffers` are the places of those that carry no gradient, which `forward` may change. `reason`
+    says why it cannot be run on tensors that are given to it, or nothing.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         rows = _distinct(module)
         self.names = tuple(name for name, _, _ in rows)
-        self.buffers = tuple(i for i, (_, kind, _) in enumerate(rows) if kind == BUFFERS)
+        self.buffers = tuple(
+            place
+            for place, (_, kind, (held, key)) in enumerate(rows)
+            if kind == BUFFERS and not held[key].requires_grad
+        )
         self.reason = _reason(module)
         self._slots = [slot for _, _, slot in rows]
         self._ties = _ties(module)
         owners = {id(held) for place in self.buffers for held, _ in [self._slots[place]]}
         self._owners = [m for m in module.modules() if id(vars(m)[BUFFERS]) in owners]
-        self.holds = _question(module)
+        self._is_built_so = _question(module)
 
-    def row(self) -> list[Tensor] | None:
-        """The tensors now; None where one of them is not held as it was, or is no plain tensor."""
-        row = [held[key] for held, key in self._slots]
-        if not all(type(tensor) in (Tensor, nn.Parameter) for tensor in row):
-            return None
-        return row if all(a[b] is c[d] for (a, b), (c, d) in self._ties) else None
+    def holds(self) -> bool:
+        """Whether the module is still built, hooked and tied as it was."""
+        return self._is_built_so() and all(a[b] is c[d] for (a, b), (c, d) in self._ties)
+
+    def row(self) -> list[Tensor]:
+        """The tensors now."""
+        return [held[key] for held, key in self._slots]
 
     def modes(self) -> tuple[bool, ...]:
         """Whether each module with a buffer is in training: what it changes depends on that."""
@@ -120,12 +126,29 @@ def _reason(module: nn.Module) -> str:
         return "it is compiled by TorchScript"
     if "forward" in vars(module):
         return "its `forward` was replaced"
-    if any(nn.parameter.is_lazy(held[key]) for _, _, (held, key) in _slots(module)):
-        return "it has parameters without values; call it once before"
     for path, each in module.named_modules():
         if path and any(vars(each)[name] for name in _HOOKS):
             return f"`{path}` has hooks, which run with every call"
     return ""
+
+
+def odd_tensor(layout: Layout, row: Sequence[Tensor]) -> str:
+    """The first tensor of a module that is not a plain one, in words; "" if there is none."""
+    for name, tensor in zip(layout.names, row, strict=True):
+        if type(tensor) not in (Tensor, nn.Parameter):
+            return f"`{name}` is a `{type(tensor).__name__}`"
+    return ""
+
+
+def require_values(module: nn.Module) -> None:
+    """Raise if parameters are still to be made by a first call, which changes the class, too."""
+    for name, _, (held, key) in _slots(module):
+        if nn.parameter.is_lazy(held[key]):
+            raise CaptureError(
+                f"`{type(module).__name__}` must have its parameters to be combined",
+                got=f"`{name}`, which the first call makes",
+                fix="call the module once before",
+            )
 
 
 # ---- the program ----
@@ -156,7 +179,7 @@ def program_of(layout: Layout, changing: frozenset[str]) -> Callable[..., Any]:
     Where there are buffers that it is known to be `changing`, it returns what `forward` returns
     together with their new values, in the order of their names.
     """
-    given, count = Given(layout.module), len(layout.names)
+    given, count, buffers = Given(layout.module), len(layout.names), layout.buffers
 
     def program(*row: Any, **kwargs: Any) -> Any:
         tensors, args = row[:count], row[count:]
@@ -164,9 +187,9 @@ def program_of(layout: Layout, changing: frozenset[str]) -> Callable[..., Any]:
         if served is not None and all(a is b for a, b in zip(tensors, served, strict=True)):
             output = given.module.forward(*args, **kwargs)
             return (output, ()) if changing else output
-        output, changed = run_apart(given.module, tensors, args, kwargs)
-        _require_known(given.module, set(changed) - changing)
-        return (output, tuple(map(changed.get, sorted(changing)))) if changing else output
+        output, values, changed = run_apart(given.module, buffers, tensors, args, kwargs)
+        _require_known(given.module, changed - changing)
+        return (output, tuple(values[name] for name in sorted(changing))) if changing else output
 
     forward = type(layout.module).forward
     named: Any = program
@@ -192,27 +215,34 @@ def _signature(names: Sequence[str], forward: Any) -> inspect.Signature:
     return inspect.Signature([*first, *own])
 
 
-def changed_by(module: nn.Module, row: Sequence[Tensor], args: Any, kwargs: Any) -> frozenset[str]:
+def changed_by(layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any) -> frozenset[str]:
     """The buffers that a call of `forward` changes, found out on copies."""
     copies, given, named = map_leaves(kept, (list(row), tuple(args), dict(kwargs)))
     with isolated(args, 0), torch.enable_grad():
-        return frozenset(run_apart(module, copies, given, named)[1])
+        _, values, changed = run_apart(layout.module, layout.buffers, copies, given, named)
+    before = dict(zip(layout.names, copies, strict=True))
+    # Some kernels (that of batch norm) count no change of what they change.
+    moved = {name for name, value in values.items() if not torch.equal(value, before[name])}
+    return frozenset(changed | moved)
 
 
 def run_apart(
-    module: nn.Module, row: Sequence[Any], args: Any, kwargs: Any
-) -> tuple[Any, dict[str, Tensor]]:
-    """What `forward` gives with the tensors `row`, and the new values of buffers that it changed.
+    module: nn.Module, buffers: Sequence[int], row: Sequence[Any], args: Any, kwargs: Any
+) -> tuple[Any, dict[str, Tensor], set[str]]:
+    """What `forward` gives with the tensors `row`, its buffers then, and which it surely changed.
+
+    `buffers` are the places in `row` of which copies are used.
 
     Raises `CaptureError` where it leaves anything else behind.
     """
     shells: dict[int, nn.Module] = {}
     copies: dict[str, Tensor] = {}
     tensors: dict[int, Any] = {}
-    for (name, kind, (held, key)), tensor in zip(_distinct(module), row, strict=True):
-        if kind == BUFFERS and not held[key].requires_grad:
+    for place, (name, _, (held, key)) in enumerate(_distinct(module)):
+        tensor = row[place]
+        if place in buffers:
             tensor = copies[name] = tensor.detach().clone()
-        tensors[id(held[key])] = tensor
+        tensors[id(held[key])] = tensor  # nothing is asked of the module's own, which are not seen
     top = _shell(module, tensors, shells)
     before = {id(shell): dict(vars(shell)) for shell in shells.values()}
     held_before = {name: slot for name, _, slot in _distinct(top)}
@@ -223,11 +253,8 @@ def run_apart(
         _require_left(shell, before[id(shell)])
     for name, (held, key) in held_before.items():
         _require_held(top, name, held.get(key) is values[name])
-    return output, {
-        name: tensor.detach()
-        for name, tensor in copies.items()
-        if tensor._version != versions[name]
-    }
+    changed = {name for name, tensor in copies.items() if tensor._version != versions[name]}
+    return output, {name: tensor.detach() for name, tensor in copies.items()}, changed
 
 
 def _shell(module: nn.Module, tensors: dict[int, Any], made: dict[int, nn.Module]) -> nn.Module:

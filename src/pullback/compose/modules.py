@@ -29,13 +29,16 @@ from pullback.compose.functional import (
     Layout,
     changed_by,
     has_global_hooks,
+    odd_tensor,
     program_of,
+    require_values,
     serve,
 )
 from pullback.compose.reasons import is_refusal, reason_of
 from pullback.function.slots import in_forward_mode, transforms_active
 
 Make = Callable[..., Any]
+_PLAIN = (Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def combine_module(
     """
     policy_of(save, backend)  # raises for one that there is not
     require_examples(module, examples)
+    require_values(module)
     made = _recombined(plain_of(module), Options(backend, save, name))
     nodes_of(made).prepare(examples)
     return made
@@ -170,14 +174,14 @@ class ModuleNodes:
         with torch.enable_grad():
             layout = self._now()
             row = layout.row()
-            if not layout.reason and row is not None:
+            if not self._is_odd(layout, row):
                 self._function(layout, row, examples, {})
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call, with gradients recorded."""
         layout = self._now()
-        row = None if layout.reason or has_global_hooks() else layout.row()
-        if row is None:
+        row = layout.row()
+        if self._is_odd(layout, row):
             return self.module.forward(*args, **kwargs)
         if kwargs:
             bound = self._signature.bind(*args, **kwargs)
@@ -206,9 +210,15 @@ class ModuleNodes:
             with self._lock:
                 layout = self._layout = Layout(self.module)
                 self._changing.clear()
-                if layout.reason:
-                    self.reasons[layout.names] = layout.reason
         return layout
+
+    def _is_odd(self, layout: Layout, row: Sequence[Tensor]) -> bool:
+        """Whether calls run as written because of what the module is now."""
+        if all(type(one) in _PLAIN for one in row) and not has_global_hooks() and not layout.reason:
+            return False
+        reason = layout.reason or odd_tensor(layout, row) or "somebody listens to every module"
+        self.reasons[reason] = reason
+        return True
 
     def _function(
         self, layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any
@@ -230,7 +240,7 @@ class ModuleNodes:
         changing: frozenset[str] = frozenset()
         if layout.buffers:
             try:
-                changing = changed_by(self.module, row, args, kwargs)
+                changing = changed_by(layout, row, args, kwargs)
             except Exception as error:
                 if is_refusal(error):
                     self.reasons[layout.names, modes] = reason_of(error)
