@@ -179,7 +179,8 @@ def program_of(layout: Layout, changing: frozenset[str]) -> Callable[..., Any]:
     Where there are buffers that it is known to be `changing`, it returns what `forward` returns
     together with their new values, in the order of their names.
     """
-    given, count, buffers = Given(layout.module), len(layout.names), layout.buffers
+    given, count = Given(layout.module), len(layout.names)
+    copied = tuple(place for place in layout.buffers if layout.names[place] in changing)
 
     def program(*row: Any, **kwargs: Any) -> Any:
         tensors, args = row[:count], row[count:]
@@ -187,8 +188,7 @@ def program_of(layout: Layout, changing: frozenset[str]) -> Callable[..., Any]:
         if served is not None and all(a is b for a, b in zip(tensors, served, strict=True)):
             output = given.module.forward(*args, **kwargs)
             return (output, ()) if changing else output
-        output, values, changed = run_apart(given.module, buffers, tensors, args, kwargs)
-        _require_known(given.module, changed - changing)
+        output, values = run_apart(given.module, copied, tensors, args, kwargs)
         return (output, tuple(values[name] for name in sorted(changing))) if changing else output
 
     forward = type(layout.module).forward
@@ -219,19 +219,18 @@ def changed_by(layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any) ->
     """The buffers that a call of `forward` changes, found out on copies."""
     copies, given, named = map_leaves(kept, (list(row), tuple(args), dict(kwargs)))
     with isolated(args, 0), torch.enable_grad():
-        _, values, changed = run_apart(layout.module, layout.buffers, copies, given, named)
+        _, values = run_apart(layout.module, layout.buffers, copies, given, named)
     before = dict(zip(layout.names, copies, strict=True))
-    # Some kernels (that of batch norm) count no change of what they change.
-    moved = {name for name, value in values.items() if not torch.equal(value, before[name])}
-    return frozenset(changed | moved)
+    # By values: some kernels (that of batch norm) count no change of what they change.
+    return frozenset(name for name in values if not torch.equal(values[name], before[name]))
 
 
 def run_apart(
-    module: nn.Module, buffers: Sequence[int], row: Sequence[Any], args: Any, kwargs: Any
-) -> tuple[Any, dict[str, Tensor], set[str]]:
-    """What `forward` gives with the tensors `row`, its buffers then, and which it surely changed.
+    module: nn.Module, copied: Sequence[int], row: Sequence[Any], args: Any, kwargs: Any
+) -> tuple[Any, dict[str, Tensor]]:
+    """What `forward` gives with the tensors `row`, and what becomes of copies of some of them.
 
-    `buffers` are the places in `row` of which copies are used.
+    `copied` are the places of those in `row`.
 
     Raises `CaptureError` where it leaves anything else behind.
     """
@@ -240,21 +239,19 @@ def run_apart(
     tensors: dict[int, Any] = {}
     for place, (name, _, (held, key)) in enumerate(_distinct(module)):
         tensor = row[place]
-        if place in buffers:
+        if place in copied:
             tensor = copies[name] = tensor.detach().clone()
         tensors[id(held[key])] = tensor  # nothing is asked of the module's own, which are not seen
     top = _shell(module, tensors, shells)
     before = {id(shell): dict(vars(shell)) for shell in shells.values()}
     held_before = {name: slot for name, _, slot in _distinct(top)}
     values = {name: held[key] for name, (held, key) in held_before.items()}
-    versions = {name: tensor._version for name, tensor in copies.items()}
     output = top.forward(*args, **kwargs)
     for shell in shells.values():
         _require_left(shell, before[id(shell)])
     for name, (held, key) in held_before.items():
         _require_held(top, name, held.get(key) is values[name])
-    changed = {name for name, tensor in copies.items() if tensor._version != versions[name]}
-    return output, {name: tensor.detach() for name, tensor in copies.items()}, changed
+    return output, {name: tensor.detach() for name, tensor in copies.items()}
 
 
 def _shell(module: nn.Module, tensors: dict[int, Any], made: dict[int, nn.Module]) -> nn.Module:
@@ -296,15 +293,6 @@ def _require_held(module: nn.Module, name: str, is_held: bool) -> None:
             at=_place_of_setting(type(module.get_submodule(owner)), key),
             got=f"`{name}`, which `forward` binds to another tensor",
             fix=f"change it in place: `{name}.copy_(...)`",
-        )
-
-
-def _require_known(module: nn.Module, changed: set[str]) -> None:
-    if changed:
-        raise CaptureError(
-            f"`{type(module).__name__}` must change the same buffers in each call to be combined",
-            at=place_of(type(module).forward),
-            got=f"`{min(changed)}`, which was left as it is before",
         )
 
 

@@ -177,6 +177,10 @@ class ModuleNodes:
             if not self._is_odd(layout, row):
                 self._function(layout, row, examples, {})
 
+    def know(self, layout: Layout, changing: frozenset[str], function: Any) -> None:
+        """Let `function` serve the calls that change the buffers `changing`."""
+        self._made[layout.names, changing] = function
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call, with gradients recorded."""
         layout = self._now()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
 if TYPE_CHECKING:
@@ -46,10 +47,16 @@ def plan(
     budget: float = 60.0,
     progress: bool | Callable[[int, int, str], None] | None = None,
 ) -> Plan[Any]:
-    """A `Plan`: the best way to run `program`, with the evidence for it: see `plan.planning`."""
-    from pullback.plan.planning import plan as make  # heavy
+    """A `Plan`: the best way to run `program`, with the evidence for it: see `plan.planning`.
 
-    return make(
+    Of a module, `best` is a module: see `plan.modules`.
+    """
+    make: Any
+    if isinstance(program, nn.Module):
+        from pullback.plan.modules import plan_module as make  # heavy
+    else:
+        from pullback.plan.planning import plan as make  # heavy
+    found: Plan[Any] = make(
         program,
         *examples,
         sizes=sizes,
@@ -58,6 +65,7 @@ def plan(
         budget=budget,
         progress=progress,
     )
+    return found
 
 
 @overload
@@ -68,6 +76,10 @@ def load_plan(
 def load_plan(path: str | Path, program: C, *examples: object) -> Plan[C]: ...
 def load_plan(path: str | Path, program: Callable[..., Any], *examples: object) -> Plan[Any]:
     """The `Plan` that was saved in `path`, for the same program: see `plan.planned`."""
-    from pullback.plan.planned import load_plan as load  # heavy
-
-    return load(path, program, *examples)
+    load: Any
+    if isinstance(program, nn.Module):
+        from pullback.plan.modules import load_module_plan as load  # heavy
+    else:
+        from pullback.plan.planned import load_plan as load  # heavy
+    found: Plan[Any] = load(path, program, *examples)
+    return found
