@@ -9,6 +9,7 @@ from pullback.compose import nest as nest
 from pullback.derive import derive as derive
 from pullback.derive import jvp_of as jvp_of
 from pullback.derive import vmap_of as vmap_of
+from pullback.derive.returned import DerivedFunction as DerivedFunction
 from pullback.emit import build as build
 from pullback.emit import emit as emit
 from pullback.errors import PullbackError as PullbackError

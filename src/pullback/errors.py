@@ -281,6 +281,17 @@ class BatchError(PullbackError, ValueError):
     name = "batch"
 
 
+class FunctionNameError(PullbackError, ValueError):
+    """`name` cannot be the name of a Function.
+
+    It becomes the name of a class, of its node in the graph, and, if it is emitted, of a file and
+    an op: letters, digits and underscores, as for a function in Python.
+    """
+
+    code = "E310"
+    name = "function-name"
+
+
 class TargetError(PullbackError, ValueError):
     """A target such as `module:name` cannot be found or used.
 

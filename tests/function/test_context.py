@@ -185,6 +185,39 @@ def test_hooks_see_every_tensor_once(function):
     assert x.grad.item() == 12.0
 
 
+@pytest.mark.parametrize("keeps", ["intermediate", "attribute"])
+def test_what_is_saved_is_unpacked_once_per_backward(keeps):
+    class Exp(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            if keeps == "attribute":
+                ctx.y = y
+            ctx.save_for_backward(y)
+            return y * 2
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            (first,), (second,) = ctx.saved_tensors, ctx.saved_tensors
+            return cotangent * (first + second)
+
+    unpacked = []
+
+    def unpack(tensor):
+        unpacked.append(tensor)
+        return tensor
+
+    x = leaf(1.0)
+    with saved_tensors_hooks(lambda tensor: tensor, unpack):
+        y = Exp.apply(x)
+    y.backward(retain_graph=True)
+    once = len(unpacked)
+    y.backward()
+
+    assert once == (2 if keeps == "attribute" else 1)
+    assert len(unpacked) == 2 * once
+
+
 @both
 def test_unpacked_value_is_what_is_read(function):
     x = leaf(1.0)

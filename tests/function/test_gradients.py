@@ -320,3 +320,20 @@ def test_unneeded_gradient_may_have_any_shape():
     pair(lambda g: (g, None, g.sum())).apply(x, 3.0, y).sum().backward()
 
     assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_backward_called_by_hand_is_checked():
+    class Product(pb.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            return x * w
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return cotangent
+
+    x = torch.ones(2, requires_grad=True)
+    node = Product.apply(x, torch.ones(2)).grad_fn
+
+    with pytest.raises(BackwardArityError, match="one value per input"):
+        node.apply(torch.ones(2))

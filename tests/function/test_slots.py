@@ -561,6 +561,37 @@ def test_metaclass_decides_what_dynamo_sees():
     assert type(Plain) is type(torch.autograd.Function)
 
 
+def test_class_without_backward_may_be_allowed_in_graphs():
+    @torch.compiler.allow_in_graph
+    class Branching(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            torch._dynamo.graph_break()  # which would be an error if it were read
+            return x.sin()
+
+    def program(x):
+        return Branching.apply(x).cos()
+
+    x = torch.ones(3, requires_grad=True)
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    (got,) = torch.autograd.grad(compiled(x).sum(), x)
+    (expected,) = torch.autograd.grad(x.sin().cos().sum(), x)
+
+    assert torch.allclose(got, expected)
+    assert issubclass(Branching, pb.Function)
+
+
+def test_class_without_backward_is_read_unless_it_is_allowed_in_graphs():
+    class Reading(pb.Function):
+        @staticmethod
+        def forward(ctx, x):
+            torch._dynamo.graph_break()
+            return x.sin()
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
+        torch.compile(Reading.apply, backend="eager", fullgraph=True)(torch.ones(3))
+
+
 def test_innermost_transform_is_named():
     found = []
 

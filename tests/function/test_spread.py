@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.errors import BackwardArityError, GradientShapeError, GradientTypeError
+from pullback.errors import BackwardArityError, BatchError, GradientShapeError, GradientTypeError
 
 
 def leaf(*values):
@@ -259,6 +259,53 @@ def test_keywords_under_torch_func():
 
     assert x.grad.tolist() == [3.0, 3.0]
     assert torch.func.grad(total)(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("base", [torch.autograd.Function, pb.Function])
+def test_vmap_rule_sees_the_dims_of_positional_inputs_alone(base):
+    class Scaling(base):
+        @staticmethod
+        def forward(x, *, factor=2.0):
+            return x * factor
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vmap(info, in_dims, x, factor):
+            (dim,) = in_dims  # as PyTorch gives it
+            return x * factor, dim
+
+    given = torch.func.vmap(Scaling.apply, in_dims=1, out_dims=1)(torch.ones(2, 3), factor=3.0)
+    default = torch.func.vmap(Scaling.apply)(torch.ones(2))
+
+    assert given.tolist() == [[3.0] * 3] * 2
+    assert default.tolist() == [2.0, 2.0]
+
+
+def test_batched_keyword_is_refused_where_a_rule_could_not_tell():
+    class Scaling(pb.Function):
+        traverse_lists = True
+
+        @staticmethod
+        def forward(x, *, factor):
+            return x * factor
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vmap(info, in_dims, x, factor):
+            return x * factor, 0
+
+    def batched(x, factor):
+        return Scaling.apply(x, factor=factor)
+
+    with pytest.raises(BatchError, match="`factor` unbatched"):
+        torch.func.vmap(batched)(torch.ones(2), torch.ones(2))
+    assert torch.func.vmap(batched, (0, None))(torch.ones(2), torch.tensor(3.0)).tolist() == [3, 3]
 
 
 def test_keyword_fault_is_told_in_users_words():

@@ -45,18 +45,27 @@ x, y = torch.randn(3), torch.randn(3)
 with pb.below_autograd():
     x.sin()
 
-derived = pb.derive(program, x, y, save="inputs")
+derived = pb.derive(program, x, y, save="inputs", name="my_program")
 source: str = derived.source()
+called: Tensor = derived(x, y)
+applied: Tensor = derived.apply(x, y=y)
+work: list[int] = [point.flops for point in derived.frontier(x, y)]
+gate: pb.DerivedFunction[[Tensor, Tensor], Tensor] = derived
+of_class = pb.derive(Square, x)(x)
 outputs, tangents = pb.jvp_of(derived)((x, y), (x, y))
 batch = pb.vmap_of(derived, in_dims=0)(x, y)
 
 combined = pb.combine(program, x, y, backend="eager")
-nested = pb.nest(program)
-hybrid = pb.hybrid(program, x, y, groups=[(0, 1)])
+said: str = combined.explain()
+again = pb.combine(combined, x, y)(x, y).sin()
+nested = pb.nest(program)(x, y).sin()
+hybrid = pb.hybrid(program, x, y, groups=[(0, 1)])(x, y).sin()
+layer: torch.nn.Linear = pb.combine(torch.nn.Linear(3, 3), x)
+width: int = pb.plan(layer, x).best.in_features
 plan = pb.plan(program, x, y, objective="time")
 table: str = plan.table()
 plan.save(Path("plan.json"))
-best = pb.load_plan("plan.json", program).best(x, y)
+best: Tensor = pb.load_plan("plan.json", program).best(x, y)
 
 report = pb.check(Square, (x,), select=["gradient"])
 ok: bool = report.ok
@@ -88,11 +97,16 @@ def program(x: torch.Tensor) -> torch.Tensor:
 
 
 x = torch.randn(3)
-pb.derive(program, x, save=1.5)  # arg-type
-pb.derive(3, x)  # arg-type
+pb.derive(program, x, save=1.5)  # call-overload
+pb.derive(3, x)  # call-overload
+pb.derive(program, x)(3)  # arg-type
+pb.derive(program, x).apply(x, x)  # call-arg
+pb.derive(program, x).sources()  # attr-defined
+pb.derive(program, x)(x).no_such  # attr-defined
+pb.plan(program, x).best(3)  # arg-type
 pb.vmap_of(program, in_dims="x")  # arg-type
-pb.combine(program, x, backend=3)  # arg-type
-pb.hybrid(program, x, groups=[0, 1])  # list-item
+pb.combine(program, x, backend=3)  # call-overload
+pb.hybrid(program, x, groups=[0, 1])  # call-overload
 pb.plan(program, x).tabel()  # attr-defined
 pb.check(program, (x,)).findigs  # attr-defined
 pb.check(program, (x,), profil="quick")  # call-arg

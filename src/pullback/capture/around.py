@@ -97,6 +97,13 @@ def steady_state(program: Any) -> tuple[State, Callable[[], bool]]:
     return state, (lambda: True) if state.unseen else look.places.question()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """A module whose parameters and buffers are given to the program: they are not around it."""
+
+    module: nn.Module
+
+
 class _Look:
     """One look around, nearest things first.
 
@@ -188,6 +195,8 @@ class _Look:
             self._add(depth + 1, value.func, value.args, value.keywords)
         elif isinstance(value, nn.Module):
             yield from self._of_module(value, depth)
+        elif isinstance(value, Given):
+            yield from self._of_module(value.module, depth, has_tensors=False)
         elif isinstance(value, _ROWS):
             yield type(value), len(value)
             yield from self._of_values(value, list(value), depth)
@@ -283,8 +292,10 @@ class _Look:
         if depth > _DEPTH:
             self.unseen = self.unseen or what
 
-    def _of_module(self, module: nn.Module, depth: int) -> Iterator[Any]:
-        """A module, and those inside it however deep."""
+    def _of_module(
+        self, module: nn.Module, depth: int, *, has_tensors: bool = True
+    ) -> Iterator[Any]:
+        """A module, and those inside it however deep; `has_tensors`, whether theirs count, too."""
         for each in module.modules():
             self.seen.add(id(each))
             self._note(type(each))
@@ -292,7 +303,13 @@ class _Look:
             self.places.attribute(each, "__class__")
             self.places.size(vars(each))
             for name, value in list(vars(each).items()):
+                if name.startswith("__"):
+                    continue  # what a library (FSDP) notes down for itself
                 self.places.item(vars(each), name)
+                if name in _TENSORS and not has_tensors:
+                    self.places.size(value)
+                    yield tuple(value)
+                    continue
                 if name in (*_TENSORS, "_modules"):
                     self.places.items(value)
                 if name in _TENSORS:

@@ -78,7 +78,9 @@ class Places:
             return
         self.size(row)
         name, values = self._name(row), list(row)[:limit]
-        if self._is_many(values) or not isinstance(row, MutableSequence):
+        if isinstance(row, set) and all(type(one) is str for one in row):
+            self._terms.append(f"{name} == {self._name(frozenset(row))}")
+        elif self._is_many(values) or not isinstance(row, MutableSequence):
             self._same(name, values)
         else:
             self._terms += [f"{name}[{i}] is {self._thing(one)}" for i, one in enumerate(values)]

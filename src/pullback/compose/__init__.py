@@ -7,38 +7,115 @@ the program as written. The public functions stand here and import what they nee
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from torch import nn
+from torch.autograd.function import Function as TorchFunction
+
+if TYPE_CHECKING:
+    from pullback.derive.returned import DerivedFunction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
 
 
+@overload  # a module is callable, too, and says of itself what it gives
+def combine(  # type: ignore[overload-overlap]
+    program: M,
+    *examples: object,
+    backend: str = ...,
+    save: str | int | None = ...,
+    name: str | None = ...,
+    verify: bool = ...,
+) -> M: ...
+@overload
+def combine(
+    program: type[TorchFunction],
+    *examples: object,
+    backend: str = ...,
+    save: str | int | None = ...,
+    name: str | None = ...,
+    verify: bool = ...,
+) -> DerivedFunction[..., Any]: ...
+@overload
+def combine(
+    program: Callable[P, R],
+    *examples: object,
+    backend: str = ...,
+    save: str | int | None = ...,
+    name: str | None = ...,
+    verify: bool = ...,
+) -> DerivedFunction[P, R]: ...
 def combine(
     program: Callable[..., Any],
-    *examples: Any,
+    *examples: object,
     backend: str = "auto",
     save: str | int | None = None,
+    name: str | None = None,
     verify: bool = True,
-) -> Any:
-    """A `Function` that computes `program` in one node: see `compose.combined`."""
+) -> DerivedFunction[..., Any] | nn.Module:
+    """A `Function` that computes `program` in one node: see `compose.combined`.
+
+    Of a module, a module that does so: see `compose.modules`.
+    """
+    if isinstance(program, nn.Module):
+        from pullback.compose.modules import combine_module  # heavy
+
+        module: nn.Module = combine_module(
+            program, *examples, backend=backend, save=save, name=name, verify=verify
+        )
+        return module
     from pullback.compose.combined import combine as make  # heavy
 
-    return make(program, *examples, backend=backend, save=save, verify=verify)
+    return make(  # type: ignore[no-any-return]
+        program, *examples, backend=backend, save=save, name=name, verify=verify
+    )
 
 
-def nest(program: Callable[..., Any]) -> Any:
+@overload
+def nest(program: type[TorchFunction], *, name: str | None = ...) -> DerivedFunction[..., Any]: ...
+@overload
+def nest(program: Callable[P, R], *, name: str | None = ...) -> DerivedFunction[P, R]: ...
+def nest(program: Callable[..., Any], *, name: str | None = None) -> DerivedFunction[..., Any]:
     """A `Function` that runs `program` as it is written: see `compose.nested`."""
     from pullback.compose.nested import nest as make
 
-    return make(program)
+    return make(program, name=name)  # type: ignore[no-any-return]
 
 
+@overload
+def hybrid(
+    program: type[TorchFunction],
+    *examples: object,
+    groups: Iterable[Iterable[int]] = ...,
+    backend: str = ...,
+    save: str | int | None = ...,
+    name: str | None = ...,
+    verify: bool = ...,
+) -> DerivedFunction[..., Any]: ...
+@overload
+def hybrid(
+    program: Callable[P, R],
+    *examples: object,
+    groups: Iterable[Iterable[int]] = ...,
+    backend: str = ...,
+    save: str | int | None = ...,
+    name: str | None = ...,
+    verify: bool = ...,
+) -> DerivedFunction[P, R]: ...
 def hybrid(
     program: Callable[..., Any],
-    *examples: Any,
+    *examples: object,
     groups: Iterable[Iterable[int]] = (),
     backend: str = "auto",
     save: str | int | None = None,
+    name: str | None = None,
     verify: bool = True,
-) -> Any:
+) -> DerivedFunction[..., Any]:
     """A `Function` that runs `program` with some of its units combined: see `compose.grouped`."""
     from pullback.compose.grouped import hybrid as make  # heavy
 
-    return make(program, *examples, groups=groups, backend=backend, save=save, verify=verify)
+    return make(  # type: ignore[no-any-return]
+        program, *examples, groups=groups, backend=backend, save=save, name=name, verify=verify
+    )

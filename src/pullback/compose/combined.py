@@ -27,6 +27,7 @@ def combine(
     *examples: Any,
     backend: str = "auto",
     save: str | int | None = None,
+    name: str | None = None,
     verify: bool = True,
 ) -> Any:
     """A `Function` that computes `program` in one node with one backward.
@@ -39,6 +40,7 @@ def combine(
             by measurement at the first call of each size.
         save: what forward keeps for backward, as in `derive`. By default "auto" where a backend
             fuses what is computed again, and "everything", as the program as written, for "eager".
+        name: what the Function is called, as in `derive`.
         verify: whether compiled code is compared with the program at its first call: outputs, and
             the gradients of each cotangent alone and of all together. What differs is not used.
 
@@ -52,7 +54,7 @@ def combine(
     >>> import torch
     >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
     >>> x = torch.tensor([0.5], requires_grad=True)
-    >>> F.apply(x).backward()
+    >>> F(x).backward()
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
     True
     >>> print(F.explain())
@@ -62,13 +64,13 @@ def combine(
     save = policy_of(save, backend)
     require_examples(program, examples)
     try:
-        derived = make_derived(program, examples, save, keeps_inputs=True)
+        derived = make_derived(program, examples, save, name=name, keeps_inputs=True)
     except Exception as error:
         if not is_refusal(error):
             raise
         reason = reason_of(error)
         Paths(name_of(program), is_told=compiles(backend)).tell(Reason(reason, AS_WRITTEN))
-        return as_written(program, reason)
+        return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
 

@@ -43,6 +43,7 @@ def hybrid(
     groups: Iterable[Iterable[int]] = (),
     backend: str = "auto",
     save: str | int | None = None,
+    name: str | None = None,
     verify: bool = True,
 ) -> Any:
     """A `Function` that runs `program` with each of `groups` as one node.
@@ -54,6 +55,7 @@ def hybrid(
             whose groups can run one after the other. A unit that is in no group runs as written.
         backend: as for `combine`.
         save: as for `combine`, for each node.
+        name: what the Function is called, as in `derive`.
         verify: as for `combine`.
 
     What cannot be recorded or captured runs as written, and `explain()` says why: the whole
@@ -67,7 +69,7 @@ def hybrid(
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)
     >>> F = hybrid(lambda x: x.sin().exp() * 2, x, groups=[(0, 1)], backend="eager")
-    >>> F.apply(x).grad_fn.next_functions[0][0].name()
+    >>> F(x).grad_fn.next_functions[0][0].name()
     'SinExpBackward'
     >>> print(F.explain())
     hybrid: 1 node and 1 unit as written, backend "eager"
@@ -84,9 +86,9 @@ def hybrid(
         flows.begin(examples)
     except REFUSALS as error:
         paths.tell(Reason(reason_of(error), AS_WRITTEN))
-        return as_written(program, reason_of(error))
+        return as_written(program, reason_of(error), name)
     light = Light(program, flows.entry, flows.run, paths)
-    made = composition(program, "hybrid", light.make_call())
+    made = composition(program, "hybrid", light.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups

@@ -7,16 +7,43 @@ brings in the symbolic part of PyTorch, which takes longer to load than the rest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from torch.autograd.function import Function as TorchFunction
 
 from pullback.derive import missing as missing  # fills the slot for what a Function leaves out
 
+if TYPE_CHECKING:
+    from pullback.derive.returned import DerivedFunction
 
-def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def derive(
+    program: type[TorchFunction],
+    *examples: object,
+    save: str | int = ...,
+    name: str | None = ...,
+) -> DerivedFunction[..., Any]: ...
+@overload
+def derive(
+    program: Callable[P, R],
+    *examples: object,
+    save: str | int = ...,
+    name: str | None = ...,
+) -> DerivedFunction[P, R]: ...
+def derive(
+    program: Callable[..., Any],
+    *examples: object,
+    save: str | int = "auto",
+    name: str | None = None,
+) -> DerivedFunction[..., Any]:
     """A `Function` that computes `program`, with a derived backward: see `derive.backward`."""
     from pullback.derive.backward import derive as make  # heavy
 
-    return make(program, *examples, save=save)
+    return make(program, *examples, save=save, name=name)  # type: ignore[no-any-return]
 
 
 def jvp_of(target: Any) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]]:

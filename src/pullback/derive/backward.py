@@ -26,9 +26,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.capture.class_names import class_name
 from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now, autocast_off
+from pullback.capture.names import program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensors_in
 from pullback.derive.call import Call, Inputs, pull
@@ -53,7 +55,12 @@ from pullback.function.slots import (
 from pullback.graph.cut import Point, require_policy
 
 
-def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto") -> Any:
+def derive(
+    program: Callable[..., Any],
+    *examples: Any,
+    save: str | int = "auto",
+    name: str | None = None,
+) -> Any:
     """A `Function` that computes `program`, with a derived backward.
 
     Arguments:
@@ -62,19 +69,22 @@ def derive(program: Callable[..., Any], *examples: Any, save: str | int = "auto"
         examples: arguments to capture it with; calls of other kinds are captured when they come.
         save: what forward keeps for backward: "auto", "factors", "inputs", "everything", or how
             many bytes.
+        name: what the Function is called: "gate" gives the class `Gate`, the node `GateBackward`
+            and the op `gate`. By default after the program.
 
-    Returns a subclass of `Function` with `source()`, the text of a module that needs only torch,
-    and `frontier(*args)`, what other amounts of saved bytes would cost.
+    Returns a subclass of `Function` that is called like the program, with `source()`, the text of a
+    module that needs only torch, and `frontier(*args)`, what other amounts of saved bytes would
+    cost.
     Law: `apply` gives what `program` gives, and every derivative that autograd gives through it.
 
     >>> import torch
     >>> D = derive(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
     >>> x = torch.tensor([0.5], requires_grad=True)
-    >>> D.apply(x).backward()
+    >>> D(x).backward()
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
     True
     """
-    return make_derived(program, examples, save)
+    return make_derived(program, examples, save, name=name)
 
 
 def make_derived(
@@ -82,6 +92,7 @@ def make_derived(
     examples: Sequence[Any],
     save: str | int = "auto",
     *,
+    name: str | None = None,
     is_strict: bool = False,
     keeps_inputs: bool = False,
 ) -> Any:
@@ -98,20 +109,21 @@ def make_derived(
         program = inside or forward_of(program)
     if not examples:
         raise CaptureError(
-            f"`{_name(program)}` must be derived with examples of its arguments",
+            f"`{program_name(program)}` must be derived with examples of its arguments",
             expected="derive(program, *examples)",
             got="no example",
             fix="pass tensors like those it will be called with, and its other arguments",
         )
+    called = class_name(program, name)
     recipes = Recipes(program, save, is_strict=is_strict)
     derived = _Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
-    name = "".join(part[:1].upper() + part[1:] or "_" for part in _name(program).split("_"))
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
         "backward": staticmethod(derived.make_backward()),
         "apply": classmethod(derived.make_apply()),
-        "source": staticmethod(lambda: derived.source(name)),
+        "source": staticmethod(lambda: derived.source(called)),
         "frontier": staticmethod(derived.frontier),
+        "explain": staticmethod(derived.explain),
         "program": staticmethod(program),
         "_pb_derived": derived,
         # The text fits the kind of one call: compiled autograd would serve others wrongly by it.
@@ -119,12 +131,7 @@ def make_derived(
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
-    return traceable(new_class(name, Function, space), program)
-
-
-def _name(program: Callable[..., Any]) -> str:
-    name = getattr(program, "__name__", type(program).__name__)
-    return name if name.isidentifier() else "derived"
+    return traceable(new_class(called, Function, space), program)
 
 
 class _Derived:
@@ -154,6 +161,11 @@ class _Derived:
     def frontier(self, *args: Any) -> tuple[Point, ...]:
         """The best trades of memory against work for a call with `args`: see `derive.trade`."""
         return trade_of(self.recipes.fresh(args).captured, tensors_in(args))
+
+    def explain(self) -> str:
+        """What it is, in a line."""
+        count = len(self.general.captured.units)
+        return f"derived: one node of {count} units, save={self.recipes.save!r}"
 
     # ---- calls ----
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
+from pullback.derive.returned import instantiated
 from pullback.function.slots import be_seen
 
 
@@ -26,5 +27,6 @@ def traceable(cls: Any, program: Callable[..., Any]) -> Any:
         return whole(cls, *args, **kwargs)
 
     cls.apply = classmethod(apply)
+    cls.__new__ = staticmethod(instantiated)
     be_seen(cls)
     return cls

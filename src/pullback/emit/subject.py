@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.check import verify
+from pullback.capture.class_names import class_name
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import function_of
 from pullback.capture.trees import flatten, map_leaves
 from pullback.compose.flow import Flow, flow_of, recorded
-from pullback.compose.nested import class_name
 from pullback.derive.likes import Like, drawn, like_of, likes_of
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import Recipes

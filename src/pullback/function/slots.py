@@ -7,6 +7,7 @@ and a few questions to the engine. `tests/function/test_slots.py` notices when o
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -79,10 +80,29 @@ class SeenMeta(FunctionMeta):
         if name in ("backward", "vjp"):
             cls._pb_settle()  # type: ignore[attr-defined]
 
+    @property  # type: ignore[misc]
+    def __class__(cls) -> type:
+        """The metaclass, asked for by each `isinstance` that has not found its answer in the type.
+
+        Dynamo asks many before it decides how to read a class. One that the user allowed in its
+        graphs (`torch.compiler.allow_in_graph`) is PyTorch's own kind from then on: only of those
+        does Dynamo take `apply` as one call.
+        """
+        if _is_allowed_in_graph(cls):
+            be_seen(cls, seen=False)
+        return type(cls)
+
 
 def be_seen(cls: Any, *, seen: bool = True) -> None:
     """Let Dynamo read `cls.apply` as it is written, or treat it as any Function's again."""
-    cls.__class__ = SeenMeta if seen else FunctionMeta
+    seen = seen and not _is_allowed_in_graph(cls)
+    object.__dict__["__class__"].__set__(cls, SeenMeta if seen else FunctionMeta)
+
+
+def _is_allowed_in_graph(cls: Any) -> bool:
+    rules = sys.modules.get("torch._dynamo.trace_rules")  # there once it was allowed
+    is_allowed = getattr(rules, "is_callable_allowed", None)
+    return is_allowed is not None and bool(is_allowed(cls))
 
 
 def is_inference(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.errors import BackwardArityError
+from pullback.errors import BackwardArityError, BatchError
 from pullback.function.door import Door
 from pullback.function.gradients import by_name
 from pullback.function.signature import REQUIRED, Signature, place_of
@@ -132,7 +132,9 @@ def _methods(door: Door, layout: Layout) -> dict[str, Any]:
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *row: Any) -> Any:
         args, keywords = layout.split(row)
-        return cls.vmap(info, tuple(layout.nested(in_dims)), *args, **keywords)
+        dims, keyword_dims = layout.split(in_dims)  # a rule for PyTorch's class knows no others
+        _require_unbatched(door, keyword_dims)
+        return cls.vmap(info, tuple(dims), *args, **keywords)
 
     backward.__wrapped__ = cls.backward  # type: ignore[attr-defined]
     space: dict[str, Any] = {
@@ -151,6 +153,18 @@ def _methods(door: Door, layout: Layout) -> dict[str, Any]:
     if cls.vmap is not no_vmap:
         space["vmap"] = staticmethod(vmap)
     return space
+
+
+def _require_unbatched(door: Door, keyword_dims: dict[str, Any]) -> None:
+    """Raise if a keyword-only tensor is batched: `in_dims` has no place to say so."""
+    batched = [name for name, dim in keyword_dims.items() if dim is not None]
+    if batched:
+        raise BatchError(
+            f"`{door.name}.apply` must be given `{batched[0]}` unbatched to be batched by `vmap`",
+            at=place_of(door.cls.vmap),
+            got="a batched tensor for a keyword-only parameter, which `in_dims` does not mention",
+            fix=f"make `{batched[0]}` a positional parameter of `forward`",
+        )
 
 
 def _row(door: Door, layout: Layout, result: Any) -> tuple[Any, ...]:

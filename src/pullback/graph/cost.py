@@ -48,7 +48,18 @@ def op_name(node: fx.Node) -> str:
 def is_random(node: fx.Node) -> bool:
     """Whether a second run of `node` gives other numbers."""
     op = op_of(node)
-    return op is not None and torch.Tag.nondeterministic_seeded in op.tags
+    if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    return bool(_argument(node, "dropout_p") != 0)  # attention draws for its dropout alone
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """What `node` gives its op for the parameter `name`; None if there is no such."""
+    for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if parameter.name == name:
+            given = node.args[position] if position < len(node.args) else parameter.default_value
+            return node.kwargs.get(name, given)
+    return None
 
 
 def is_mutating(node: fx.Node) -> bool:

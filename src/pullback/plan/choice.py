@@ -116,10 +116,13 @@ def size_of(args: Any, kwargs: dict[str, Any], name: str) -> int:
     return max((tensor.numel() for tensor in tensors_in((args, kwargs))), default=0)
 
 
-def size_place(examples: Sequence[tuple[Any, ...]]) -> int | None:
-    """The place of the tensor that grows most over the examples; the largest, if there is one."""
+def size_place(examples: Sequence[tuple[Any, ...]], first: int = 0) -> int | None:
+    """The place of the tensor that grows most over the examples, else of the largest.
+
+    Those before `first` do not count.
+    """
     count = min(map(len, examples))
-    places = [p for p in range(count) if all(isinstance(e[p], Tensor) for e in examples)]
+    places = [p for p in range(first, count) if all(isinstance(e[p], Tensor) for e in examples)]
 
     def growth(place: int) -> tuple[float, int]:
         counts = [max(example[place].numel(), 1) for example in examples]

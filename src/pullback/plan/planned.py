@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pullback.compose.nested import callable_of, composition, nest
 from pullback.errors import PlanFileError
@@ -19,19 +19,21 @@ from pullback.plan.rows import NESTED, Candidate, Row, front
 
 UNCOMPILED = ("", "eager")
 
+C = TypeVar("C", bound=Callable[..., Any])
 
-class Plan:
+
+class Plan(Generic[C]):
     """The best way to run a program, and why.
 
     `best` is called as the program is. `function` is the `Function` behind it. `evidence` is
-    everything that was measured.
+    everything that was measured. `C` is the type of the program, and of `best`.
     """
 
     __slots__ = ("best", "evidence", "function", "program")
 
     def __init__(
         self,
-        program: Callable[..., Any],
+        program: C,
         evidence: Evidence,
         functions: Mapping[tuple[Candidate, int], Any],
     ) -> None:
@@ -39,18 +41,19 @@ class Plan:
         self.evidence = evidence
         stops, borders = _stops(evidence)
         # The program as written needs no door to go through.
-        calls = [
+        calls: list[Any] = [
             program if one.chosen.how == NESTED else functions[one.chosen, one.size].apply
             for one in stops
         ]
         if len(stops) == 1:
             (one,) = stops
-            self.best: Callable[..., Any] = calls[0]
+            self.best: C = calls[0]
             is_nested = one.chosen.how == NESTED
             self.function: Any = nest(program) if is_nested else functions[one.chosen, one.size]
             return
-        self.best = follow(program, calls, borders, evidence.place, evidence.argument)
-        self.function = composition(program, "planned", self.best)
+        best: Any = follow(program, calls, borders, evidence.place, evidence.argument)
+        self.best = best
+        self.function = composition(program, "planned", best)
         self.function.explain = staticmethod(self.explain)
 
     def table(self) -> str:
@@ -95,7 +98,7 @@ def _stops(evidence: Evidence) -> tuple[list[Sized], list[int]]:
     return stops, borders
 
 
-def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan:
+def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan[Any]:
     """The plan in the file `path`, for the program that it was measured with.
 
     Nothing is measured again. The program is recorded once, to see that it is the same: on

@@ -36,7 +36,8 @@ def plan(
     backends: Iterable[str] | None = None,
     budget: float = 60.0,
     progress: bool | Callable[[int, int, str], None] | None = None,
-) -> Plan:
+    held: int = 0,
+) -> Plan[Any]:
     """The best way to run `program`, and the evidence for it.
 
     Every grouping of its units is considered, with every backend and policy of saving: by what its
@@ -54,6 +55,7 @@ def plan(
             and each policy of saving, is always measured.
         progress: whether to show a bar, or a function of the steps done, the steps known of, and a
             text. Unless it is given, there is a bar on a terminal.
+        held: how many of the first arguments belong to the program, and say nothing of the size.
 
     Ctrl-C ends the search: the plan is then made of what is known.
 
@@ -70,7 +72,7 @@ def plan(
     names = tuple(backends_of(AUTO) if backends is None else backends)
     for one in names:
         backend_of(one)
-    place = size_place(rows)
+    place = size_place(rows, held)
     name = "" if place is None else parameter_names(program, len(rows[0]))[place]
     cases = _cases(program, rows, place, name)
     # What usually wins comes first: the budget may be spent before the rest.
@@ -145,7 +147,7 @@ def _name(program: Any) -> str:
 # ---- what is found ----
 
 
-def _plan_of(search: Search, objective: str | float, place: int | None, name: str) -> Plan:
+def _plan_of(search: Search, objective: str | float, place: int | None, name: str) -> Plan[Any]:
     sized = []
     for case in search.cases:
         rows = search.rows.get(case.size, ())

@@ -1,0 +1,265 @@
+"""`combine` of a module: a module that is used like it, and computes `forward` in one node.
+
+What comes back is an object of a subclass of the module's own class, and the two share their
+attributes: parameters, buffers, submodules, hooks and modes *are* the module's. So `state_dict`,
+optimizers, `train`, `to`, DDP, FSDP2 and `isinstance` see what they saw before, and whatever is
+changed on one of the two is changed on both. A copy, or what is unpickled, has a node of its own,
+made at its first call.
+
+At each call the tensors are read from the module and given to the node as inputs. Buffers that
+`forward` changes in place are written after it. What cannot be combined runs as written, and
+`explain()` says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from pullback.capture.patch import is_watched
+from pullback.compose.combined import combine, policy_of, require_examples
+from pullback.compose.functional import (
+    Layout,
+    changed_by,
+    has_global_hooks,
+    odd_tensor,
+    program_of,
+    require_values,
+    serve,
+)
+from pullback.compose.reasons import is_refusal, reason_of
+from pullback.function.slots import in_forward_mode, transforms_active
+
+Make = Callable[..., Any]
+_PLAIN = (Tensor, nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a module is combined."""
+
+    backend: str
+    save: str | int | None
+    name: str | None
+    verify: bool = True
+
+    def make(self, program: Callable[..., Any], *examples: Any) -> Any:
+        """The composition of a module's program."""
+        options: Any = {"save": self.save, "name": self.name, "verify": self.verify}
+        return combine(program, *examples, backend=self.backend, **options)
+
+
+def combine_module(
+    module: nn.Module,
+    *examples: Any,
+    backend: str = "auto",
+    save: str | int | None = None,
+    name: str | None = None,
+    verify: bool = True,
+) -> Any:
+    """A module that computes what `module` does in one node with one backward.
+
+    Arguments:
+        module: any module. Its parameters and buffers stay its own, and are inputs of the node.
+        examples: arguments of `forward` to capture it with.
+        backend, save, name, verify: as for a program.
+
+    Law: the same outputs and gradients as the module as written, the same changes of its buffers,
+    and the same random numbers.
+
+    >>> import torch
+    >>> layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+    >>> fast = combine_module(layer, torch.ones(2, 3), backend="eager")
+    >>> fast(torch.ones(2, 3)).grad_fn.name(), fast[0].weight is layer[0].weight
+    ('SequentialBackward', True)
+    """
+    policy_of(save, backend)  # raises for one that there is not
+    require_examples(module, examples)
+    require_values(module)
+    made = _recombined(plain_of(module), Options(backend, save, name, verify))
+    nodes_of(made).prepare(examples)
+    return made
+
+
+def _recombined(module: nn.Module, options: Options) -> Any:
+    """A combined module that captures at its first call: how one is copied and unpickled."""
+    return served(module, ModuleNodes(module, options.make), options)
+
+
+def served(module: nn.Module, nodes: ModuleNodes, options: Options | None) -> Any:
+    """A module that shares everything with `module`, and whose `forward` is that of `nodes`."""
+    cls: Any = type(module)
+    space = {
+        "_pb_nodes": nodes,
+        "_pb_options": options,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    made = object.__new__(type(cls)(cls.__name__, (Combined, cls), space))
+    object.__setattr__(made, "__dict__", vars(module))
+    return made
+
+
+def plain_of(module: nn.Module) -> nn.Module:
+    """The module as written; for one that is combined, that which it was made of."""
+    nodes = nodes_of(module)
+    if nodes is None or vars(nodes.module) is vars(module):
+        return module if nodes is None else nodes.module
+    cls = type(nodes.module)
+    plain: nn.Module = object.__new__(cls)
+    object.__setattr__(plain, "__dict__", vars(module))
+    return plain
+
+
+def nodes_of(module: nn.Module) -> Any:
+    """What serves the calls of a combined module; None for another."""
+    return getattr(type(module), "_pb_nodes", None)
+
+
+class Combined:
+    """What a combined module has of its own, in front of the class that it was made of."""
+
+    _pb_nodes: ModuleNodes
+    _pb_options: Options | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module as written returns, in one node where that can be."""
+        nodes = self._pb_nodes
+        if (
+            is_dynamo_compiling()
+            or not torch.is_grad_enabled()
+            or transforms_active()
+            or is_watched()
+            or in_forward_mode()
+            or vars(self) is not vars(nodes.module)  # a replica that a library made
+        ):
+            return nodes.written(self, *args, **kwargs)
+        return nodes.run(args, kwargs)
+
+    def explain(self) -> str:
+        """How it is run, and why, line by line."""
+        return self._pb_nodes.explain()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain: Any = plain_of(self)  # type: ignore[arg-type]
+        if self._pb_options is None:  # planned: a copy is as it was written
+            return plain.__reduce_ex__(protocol)
+        return _recombined, (plain, self._pb_options)
+
+
+class ModuleNodes:
+    """The compositions that serve the calls of one module; safe to use from several threads.
+
+    `make` gives one for a program and its arguments.
+    """
+
+    def __init__(self, module: nn.Module, make: Make) -> None:
+        self.module = module
+        self.make = make
+        self.written: Any = type(module).forward
+        self.reasons: dict[Any, str] = {}
+        self._signature = inspect.signature(module.forward)
+        self._layout: Layout | None = None
+        self._changing: dict[Any, frozenset[str]] = {}
+        self._made: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+
+    def prepare(self, examples: Sequence[Any]) -> None:
+        """Capture for calls like `examples`, which leaves the module as it is."""
+        with torch.enable_grad():
+            layout = self._now()
+            row = layout.row()
+            if not self._is_odd(layout, row):
+                self._function(layout, row, examples, {})
+
+    def know(self, layout: Layout, changing: frozenset[str], function: Any) -> None:
+        """Let `function` serve the calls that change the buffers `changing`."""
+        self._made[layout.names, changing] = function
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call, with gradients recorded."""
+        layout = self._now()
+        row = layout.row()
+        if self._is_odd(layout, row):
+            return self.module.forward(*args, **kwargs)
+        if kwargs:
+            bound = self._signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        function, changing = self._function(layout, row, args, kwargs)
+        if function is None:
+            return self.module.forward(*args, **kwargs)
+        if not changing:
+            return serve(function, row, args, kwargs)
+        # The node keeps its inputs: those that are changed afterwards are copies.
+        places = [place for place in layout.buffers if layout.names[place] in changing]
+        given = list(row)
+        for place in places:
+            given[place] = row[place].clone()
+        output, values = serve(function, given, args, kwargs)
+        by_name = dict(zip(sorted(changing), values, strict=False))
+        with torch.no_grad():
+            for place in places if values else ():
+                row[place].copy_(by_name[layout.names[place]])
+        return output
+
+    def _now(self) -> Layout:
+        """Where the tensors are."""
+        layout = self._layout
+        if layout is None or not layout.holds():
+            with self._lock:
+                layout = self._layout = Layout(self.module)
+                self._changing.clear()
+        return layout
+
+    def _is_odd(self, layout: Layout, row: Sequence[Tensor]) -> bool:
+        """Whether calls run as written because of what the module is now."""
+        if all(type(one) in _PLAIN for one in row) and not has_global_hooks() and not layout.reason:
+            return False
+        reason = layout.reason or odd_tensor(layout, row) or "somebody listens to every module"
+        self.reasons[reason] = reason
+        return True
+
+    def _function(
+        self, layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any
+    ) -> tuple[Any, frozenset[str]]:
+        """What serves a call, or None, and the buffers that the call changes."""
+        modes = layout.modes()
+        changing = self._changing.get(modes)
+        function = None if changing is None else self._made.get((layout.names, changing))
+        if function is not None and changing is not None:
+            return function, changing
+        if (layout.names, modes) in self.reasons:
+            return None, frozenset()
+        with self._lock:
+            return self._made_for(layout, modes, row, args, kwargs)
+
+    def _made_for(
+        self, layout: Layout, modes: Any, row: Sequence[Tensor], args: Any, kwargs: Any
+    ) -> tuple[Any, frozenset[str]]:
+        changing: frozenset[str] = frozenset()
+        if layout.buffers:
+            try:
+                changing = changed_by(layout, row, args, kwargs)
+            except Exception as error:
+                if is_refusal(error):
+                    self.reasons[layout.names, modes] = reason_of(error)
+                return None, frozenset()  # what else is wrong with the call, the module says itself
+        key = layout.names, changing
+        if key not in self._made:
+            self._made[key] = self.make(program_of(layout, changing), *row, *args)
+        self._changing[modes] = changing
+        return self._made[key], changing
+
+    def explain(self) -> str:
+        """How calls are run, line by line."""
+        lines = [f"nested: {why}" for why in self.reasons.values()]
+        lines += [one.explain() for one in self._made.values()]
+        return "\n".join(dict.fromkeys(lines)) or "not called yet"
