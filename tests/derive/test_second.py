@@ -158,12 +158,25 @@ def test_outputs_alone_are_enough_if_saved():
     assert differences(torch.autograd.grad(first.sum(), x), [4 * (2 * x).exp()]) == []
 
 
-def test_lost_intermediate_is_an_error():
+def test_everything_holds_inputs_for_a_second_derivative():
     def program(x):
         return (x.exp() + 1).log()
 
     x = normal(3)
     out = derive(program, x, save="everything").apply(2 * x)
+    gc.collect()
+    (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    slope = torch.sigmoid(2 * x)
+
+    assert differences(torch.autograd.grad(first.sum(), x), [4 * slope * (1 - slope)]) == []
+
+
+def test_lost_intermediate_is_an_error():
+    def program(x):
+        return x.sum(-1).sin().exp()
+
+    x = normal(3, 50)
+    out = derive(program, x).apply(2 * x)
     gc.collect()
     (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
 

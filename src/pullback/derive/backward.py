@@ -215,7 +215,7 @@ class _Derived:
                 outputs, saved, numbers = recipe.run(tensors)
             _take_apart(captured, outputs)
             inputs = captured.row(tensors)
-            if self.keeps_inputs or _must_keep_inputs(captured):
+            if self._needs_inputs(recipe):
                 saved += [x for x in inputs if not any(x is one for one in saved)]
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*saved)
@@ -226,6 +226,15 @@ class _Derived:
             return tuple(outputs)
 
         return forward
+
+    def _needs_inputs(self, recipe: Recipe) -> bool:
+        """Whether backward may have to run the program again, with inputs that nobody holds.
+
+        A second derivative does where an intermediate is saved. "everything" has room for them.
+        """
+        if self.keeps_inputs or (self.recipes.save == "everything" and recipe.saves_between):
+            return True
+        return _must_keep_inputs(recipe.captured)
 
     def make_backward(self) -> Any:
         """`backward`: the text, or the program again where it is to be differentiated."""

@@ -26,6 +26,7 @@ from pullback.graph.parts import JointGraph, calls
 from pullback.graph.simplify import EXACT, READABLE, simplify
 from pullback.graph.split import split
 from pullback.graph.text import function_text
+from pullback.graph.values import is_smooth
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,12 @@ class Recipe:
     def number_count(self) -> int:
         """How many numbers are saved."""
         return len(self.parts.cut.numbers)
+
+    @functools.cached_property
+    def saves_between(self) -> bool:
+        """Whether something is saved between inputs and outputs: PyTorch loses its history."""
+        known = (*self.parts.joint.inputs, *self.parts.joint.outputs)
+        return any(node not in known and is_smooth(node) for node in self.parts.cut.saved)
 
     @functools.cached_property
     def is_random(self) -> bool:
