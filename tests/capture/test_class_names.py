@@ -68,3 +68,16 @@ def test_bad_name_is_refused(name):
         pb.derive(layer_norm, torch.ones(2), 2, name=name)
 
     assert raised.value.facts["got"] == repr(name)
+
+
+def test_bad_name_is_told_whole():
+    with pytest.raises(FunctionNameError) as raised:
+        class_name(layer_norm, "two words")
+
+    assert (
+        str(raised.value)
+        == """\
+E310 function-name: `name` must be a name that a Python function could have
+  expected: letters, digits and underscores, such as "gate"
+  got:      'two words'"""
+    )

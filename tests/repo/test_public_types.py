@@ -106,7 +106,7 @@ pb.derive(program, x)(x).no_such  # attr-defined
 pb.plan(program, x).best(3)  # arg-type
 pb.vmap_of(program, in_dims="x")  # arg-type
 pb.combine(program, x, backend=3)  # call-overload
-pb.hybrid(program, x, groups=[0, 1])  # call-overload
+pb.hybrid(program, x, groups=[0, 1])  # list-item
 pb.plan(program, x).tabel()  # attr-defined
 pb.check(program, (x,)).findigs  # attr-defined
 pb.check(program, (x,), profil="quick")  # call-arg
