@@ -75,15 +75,16 @@ SCHEMA_DTYPES = {
 class PlainArgument:
     """One plain argument: its name, the value in the examples, the user's default if there is one.
 
-    `place` counts the arguments of the program. `own_name` is the user's name for it. `annotated` is the type that the user declares,
-    which tells what a None stands for. `is_keyword` says that the op takes it by name alone.
+    `place` counts the arguments of the program. `own_name` is the user's name for it, `annotated`
+    the type that the user declares, which tells what a None stands for. `is_keyword` says that the
+    op takes it by name alone.
     """
 
     name: str
     value: Any
     default: Any
     place: int
-    own_name: str = ""
+    own_name: str
     annotated: str = ""
     is_keyword: bool = False
     is_free: bool = False
