@@ -11,14 +11,20 @@ from pullback.emit.subject import subject_of
 from pullback.errors import BuildError
 from tests.emit.cpp_cases import differences, emit_together, pulled, tensors_of
 
+GENERATOR = torch.Generator().manual_seed(0)
+
 
 def row(*shape):
     made = torch.linspace(-1, 2, torch.Size(shape).numel()).reshape(shape)
     return made.double().requires_grad_()
 
 
+def normal(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=torch.float64).requires_grad_()
+
+
 def scaled(
-    x, scale=0.5, power=2, mode="mean", dims=(0,), flags=(True,), dtype=None, ceiling=torch.inf
+    x, scale=0.75, power=2, mode="mean", dims=(0,), flags=(True,), dtype=None, ceiling=torch.inf
 ):
     """Parameters of every kind; only `scale` is a mere number."""
     made = x.sin() ** power * scale
@@ -92,7 +98,7 @@ EXAMPLES = {
     around: (row(4),),
     ShortBackward: (row(4),),
     apart: (row(3), row(3)),
-    mlp: (row(2, 3), row(4, 3), row(4), row(4)),
+    mlp: (normal(2, 3), normal(4, 3), normal(4), normal(4)),
     chunked: (row(6, 2),),
     looped: (row(3, 2),),
     divided: (row(6, 2),),
@@ -116,7 +122,7 @@ pytestmark = pytest.mark.needs_compiler
 # ---- defaults ----
 
 SCHEMAS = {
-    "scaled": '(Tensor x, float scale=0.5, int power=2, str mode="mean", int[] dims=[0], '
+    "scaled": '(Tensor x, float scale=0.75, int power=2, str mode="mean", int[] dims=[0], '
     "bool[] flags=[True], Tensor? dtype=None, float? ceiling=None)",
     "by_name": "(Tensor x, *, float eps=0.125, ScalarType? wide=None)",
     "around": "(Tensor x, *, float shift=0.25)",
@@ -133,7 +139,7 @@ def test_defaults_of_the_program_are_those_of_the_op(name, ops):
 
 def test_argument_left_at_its_default_may_be_given(ops):
     (x,) = EXAMPLES[scaled]
-    calls = [(lambda x, f=f, s=s: f(x, scale=s)) for f in (ops.scaled, scaled) for s in (0.5, 2.0)]
+    calls = [(lambda x, f=f, s=s: f(x, scale=s)) for f in (ops.scaled, scaled) for s in (0.75, 2.0)]
     named = [(lambda x, f=f: f(x, eps=0.5)) for f in (ops.by_name, by_name)]
 
     assert differences(pulled(calls[1], [x]), pulled(calls[3], [x])) == []

@@ -19,7 +19,7 @@ from pullback.emit.cpp_plain import check_of, condition_of, notes_of, used_in
 from pullback.emit.cpp_signature import CppFunction
 from pullback.emit.cpp_values import DTYPES, quoted, unwritable
 from pullback.emit.plain import Plain, PlainArgument
-from pullback.emit.reach import FLOATS, Reach
+from pullback.emit.reach import Reach
 from pullback.emit.subject import Subject
 from pullback.graph.cost import base_of, is_view
 from pullback.graph.values import is_smooth
@@ -122,8 +122,7 @@ class _Function:
         for place in self.given:
             value = self.parts.joint.inputs[place].meta["val"]
             if value.is_floating_point() and place not in self.changes:
-                is_any = len(self.reach.dtypes) == len(FLOATS)
-                found[self.names[place]] = "" if is_any else DTYPES[value.dtype]
+                found[self.names[place]] = "" if self.reach.dtypes else DTYPES[value.dtype]
         return found
 
     def _comment(self) -> Iterator[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pullback.emit.cpp_body import includes_of, wrapped
 from pullback.emit.cpp_function import NO_AUTOCAST
 from pullback.emit.cpp_signature import CppFunction
-from pullback.emit.cpp_values import quoted
+from pullback.emit.cpp_values import DTYPES, quoted
+from pullback.emit.reach import FLOATS
 
 NAMESPACE = "emitted"
 """The namespace of emitted ops: `torch.ops.emitted.<name>`."""
@@ -180,7 +181,9 @@ def _kernels(function: CppFunction) -> Iterator[str]:
 
 def _is_widened(function: CppFunction) -> bool:
     """Whether its inputs get the widest of their dtypes under autocast."""
-    return len(function.cast) > 1 and not any(function.cast.values())
+    is_any = len(function.reach.dtypes) == len(FLOATS)
+    is_one = bool(function.cast) and not any(function.cast.values())
+    return is_one and (len(function.cast) > 1 or not is_any)
 
 
 def _autocast(function: CppFunction) -> Iterator[str]:
@@ -191,12 +194,24 @@ def _autocast(function: CppFunction) -> Iterator[str]:
     dtypes = dict(function.cast)
     if _is_widened(function):
         row = [f"{n}.value_or(at::Tensor())" if n in function.optional else n for n in dtypes]
-        yield from wrapped(f"const auto cast_dtype = widest({{{', '.join(row)}}});", "  ")
+        yield from wrapped(f"auto cast_dtype = widest({{{', '.join(row)}}});", "  ")
+        yield from (f"  {line}" for line in _served(function))
         dtypes = dict.fromkeys(dtypes, "cast_dtype")
     passed = [_cast(name, dtypes.get(name, ""), function) for name in function.parameters]
     call = f"return {function.op}_autograd({', '.join(passed)});"
     yield from wrapped(call, "  ")
     yield "}"
+
+
+def _served(function: CppFunction) -> Iterator[str]:
+    """The line that takes the dtype of the examples where the widest one is not served."""
+    served = function.reach.dtypes
+    if len(served) == len(FLOATS):
+        return
+    nodes = function.subject.captured.joint.inputs
+    own = next(n.meta["val"].dtype for n in nodes if n.meta["val"].is_floating_point())
+    test = " && ".join(f"cast_dtype != {DTYPES[dtype]}" for dtype in served)
+    yield f"if ({test}) cast_dtype = {DTYPES[own]};"
 
 
 def _cast(name: str, dtype: str, function: CppFunction) -> str:

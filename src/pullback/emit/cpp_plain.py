@@ -28,7 +28,7 @@ def written(value: Any) -> str:
 
 def check_of(op: str, one: PlainArgument) -> str:
     """The line that refuses another value of an argument that is fixed."""
-    said = quoted(f"{op}: emitted for {one.name} = {one.value!r} alone, got ")
+    said = quoted(f"{op}: emitted for {one.own_name} = {one.value!r} alone, got ")
     if one.value is None:
         return f'TORCH_CHECK(!{one.name}.has_value(), {said}, "another");'
     if isinstance(one.value, list | tuple) and bool in map(type, one.value):
@@ -50,7 +50,7 @@ def condition_of(op: str, condition: str) -> str:
 
 def notes_of(plain: Plain) -> Iterator[str]:
     """What is said of plain arguments in the comment of a Function."""
-    fixed = [f"{one.name} = {one.value!r}" for one in plain.arguments if not one.is_free]
+    fixed = [f"{one.own_name} = {one.value!r}" for one in plain.arguments if not one.is_free]
     if fixed:
         yield f"Written for {', '.join(fixed)}: other values are refused."
     if plain.unnamed:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from pullback.capture.decided import decided
 from pullback.capture.joint import Input
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.recipe import Parts
 from pullback.emit.alike import Place, number_at, numbers_apart, put
+from pullback.emit.conditions import decided
 from pullback.emit.cpp_body import legal
 from pullback.emit.cpp_values import named
 from pullback.emit.defaults import EMPTY, KEYWORD, arguments_of, captured_with, parameters_of
@@ -75,16 +75,16 @@ SCHEMA_DTYPES = {
 class PlainArgument:
     """One plain argument: its name, the value in the examples, the user's default if there is one.
 
-    `place` counts the arguments of the program. `own_name` is the user's name for it. `annotated`
-    is the type that the user declares, which tells what a None stands for. `is_keyword` says that
-    the op takes it by name alone.
+    `place` counts the arguments of the program. `own_name` is the user's name for it, `annotated`
+    the type that the user declares, which tells what a None stands for. `is_keyword` says that the
+    op takes it by name alone.
     """
 
     name: str
     value: Any
     default: Any
     place: int
-    own_name: str = ""
+    own_name: str
     annotated: str = ""
     is_keyword: bool = False
     is_free: bool = False
@@ -249,7 +249,7 @@ def _opened(
             seen[one.name] = found
     while True:
         rows = [row for found in seen.values() for row in found]
-        places = dict.fromkeys(place for _, apart in rows for place in apart)
+        places = {place for _, apart in rows for place in apart}
         formulas = {place: _formula(graphs, place, rows, own, notes) for place in places}
         lost = {place for place, formula in formulas.items() if formula is None}
         if not lost:
