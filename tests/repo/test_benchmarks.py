@@ -1,5 +1,6 @@
 """Every benchmark runs, in a few rounds: what nothing runs goes stale."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,26 @@ def programs_of(folder):
     return [path.stem for path in paths if "__main__" in path.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("name", programs_of(ROOT / "benchmarks"))
+# They build C++, which takes more than half a minute each: `make test` only imports them.
+BUILDING = ("composed_is_fast", "emitted_cpp_is_fast")
+
+
+def marked(name):
+    """A benchmark as a parameter, slow where it builds."""
+    return pytest.param(name, marks=[pytest.mark.slow] if name in BUILDING else [])
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in programs_of(ROOT / "benchmarks")])
 def test_benchmark_runs_in_few_rounds(name, run_python):
     run = run_python("-m", f"benchmarks.{name}", "--rounds", "2", folder=ROOT)
 
     assert run.returncode == 0, run.stderr
     assert run.stdout
+
+
+@pytest.mark.parametrize("name", BUILDING)
+def test_building_benchmark_can_be_imported(name):
+    assert callable(importlib.import_module(f"benchmarks.{name}").main)
 
 
 def test_there_is_a_benchmark():
