@@ -13,6 +13,7 @@ from pullback.capture.fake import (
     numbers_of,
     resized,
 )
+from pullback.capture.joint import capture
 from pullback.capture.watch import Watcher, watched
 from tests.capture.cases import normal
 
@@ -209,3 +210,10 @@ def test_ops_are_overheard():
 
     assert [op for op, _ in heard][-1] == "aten.sin.default"
     assert heard[-1][1].startswith("test_fake.py:")
+
+
+def test_nothing_is_cached_with_the_sizes_of_a_capture():
+    x = torch.randn(3, 5, requires_grad=True)
+    captured = capture(lambda x: (x.sin() * x).exp(), (x,))
+
+    assert not captured.stage.sizes.fake_tensor_cache
