@@ -61,3 +61,29 @@ def test_text_of_imaginary_number_is_short():
     text = pb.derive(lambda x: x * 1j, torch.randn(3, requires_grad=True)).source()
 
     assert "(grad_out * -1j).real" in text
+
+
+REPEATED = {
+    "rows": lambda: torch.randn(1, 2, dtype=torch.float64).expand(3, 2),
+    "columns": lambda: torch.randn(3, 1, dtype=torch.float64).expand(3, 2),
+    "both": lambda: torch.randn((), dtype=torch.float64).expand(3, 2),
+    "middle": lambda: torch.randn(2, 3, 1, dtype=torch.float64).transpose(0, 1).expand(3, 2, 2),
+}
+VIEWS = {
+    "product": lambda x: (x * 1).view(-1).sin(),
+    "copy": lambda x: x.clone().contiguous().view(-1).sin(),
+    "pairs": lambda x: torch.view_as_complex((x * 1).contiguous()).abs(),
+}
+
+
+# PyTorch's own product of "middle" has no view of one dimension.
+LAID_OUT = [(n, p) for n in REPEATED for p in VIEWS if (n, p) != ("middle", "product")]
+
+
+@pytest.mark.parametrize(("name", "program"), LAID_OUT)
+def test_repeated_numbers_are_laid_out_as_pytorch_does(name, program):
+    x = REPEATED[name]().requires_grad_()
+    dense = torch.randn(x.shape, dtype=x.dtype, requires_grad=True)
+
+    assert_agrees(VIEWS[program], x)
+    assert_agrees(VIEWS[program], dense, at=[x], text=False)
