@@ -87,3 +87,44 @@ def test_repeated_numbers_are_laid_out_as_pytorch_does(name, program):
 
     assert_agrees(VIEWS[program], x)
     assert_agrees(VIEWS[program], dense, at=[x], text=False)
+
+
+def test_complex_half_numbers_are_compared():
+    x = torch.randn(3).to(torch.complex32).requires_grad_()
+
+    for made in (pb.derive(lambda x: x * x, x), pb.combine(lambda x: x * x, x, backend="eager")):
+        y = made.apply(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+
+        assert torch.allclose(gradient.to(torch.complex64), (2 * x).conj().to(torch.complex64))
+
+
+IDLE = {
+    "unused": lambda x, z: z * 2,
+    "detached": lambda x, z: z * x.detach(),
+    "compared": lambda x, z: z * (x > 0),
+    "counted": lambda x, z: (x.argmax(), z * 3),
+}
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("name", IDLE)
+def test_hook_of_tensor_without_gradient_is_not_called(name, is_leaf):
+    def called(function):
+        leaves = [torch.randn(3, requires_grad=True) for _ in range(2)]
+        x, z = leaves if is_leaf else [leaf * 1 for leaf in leaves]
+        calls = []
+        x.register_hook(lambda g: calls.append("x"))
+        z.register_hook(lambda g: calls.append("z"))
+        outputs = function(x, z)
+        last = outputs[-1] if isinstance(outputs, tuple) else outputs
+        last.sum().backward()
+        return calls, x.requires_grad and last.requires_grad
+
+    leaves = [torch.randn(3, requires_grad=True) for _ in range(2)]
+    program = IDLE[name]
+    made = [
+        pb.derive(program, *leaves).apply,
+        pb.combine(program, *leaves, backend="eager").apply,
+    ]
+    assert [called(function) for function in made] == [called(program)] * 2 == [(["z"], True)] * 2

@@ -33,9 +33,9 @@ class Input:
 
     `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
     tensor from around the program: `tensor`) or "constant" (a tensor that the program makes from
-    numbers: `tensor`). `needs` says whether it needs a gradient; `free`, whether it is a leaf,
-    which is alive anyway and costs nothing to save. `offset` says where it must begin in its
-    memory, None if the program does not see that.
+    numbers: `tensor`). `needs` says whether it needs a gradient, and one can reach it; `free`,
+    whether it is a leaf, which is alive anyway and costs nothing to save. `offset` says where it
+    must begin in its memory, None if the program does not see that.
     """
 
     name: str
@@ -125,6 +125,13 @@ class Capture:
         leaves = [o.value if o.index is None else values[o.index] for o in returned]
         return unflatten(leaves, self.out_spec)
 
+    def linked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """These tensors as arguments of a node: those that no gradient reaches without history."""
+        return [
+            tensor if one.needs or not tensor.requires_grad else tensor.detach()
+            for tensor, one in zip(tensors, self.inputs, strict=False)
+        ]
+
     def row(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the placeholders of the inputs are given, for these tensors as arguments."""
         held = [i.tensor for i in self.inputs if i.tensor is not None]
@@ -182,10 +189,30 @@ def capture(
             stage = Stage(dynamic=dynamic, keeps_offsets=True)
             traced = Tracing(program, tuple(examples), stage).run(needs, used)
             joint = tidy(stage, traced)
+        _settle_idle(traced, joint)
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
         return _capture(stage, traced, joint, sees_offsets=sees_offsets)
+
+
+def _settle_idle(traced: Traced, joint: JointGraph) -> None:
+    """Let an argument that no gradient reaches be one that needs none.
+
+    A node would send it nothing, and PyTorch calls the hooks of a tensor with that. A hand-written
+    backward that gives `None` may still be differentiated with respect to the argument.
+    """
+    if traced.is_handwritten:
+        return
+    gradients = iter(joint.gradients)
+    left = []
+    for held in traced.held:
+        gradient = next(gradients) if held.needs else None
+        if held.needs and gradient is None and held.kind == ARGUMENT:
+            held.needs = False
+        elif held.needs:
+            left.append(gradient)
+    joint.graph.output_node().args = ((*joint.outputs, *left),)
 
 
 def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: bool) -> Capture:

@@ -143,7 +143,7 @@ def lightened(
         except Exception as error:
             failed(args, error)
             return None
-        row = recipe.captured.row(tensors)
+        row = recipe.captured.row(recipe.captured.linked(tensors))
         node = nodes.find(recipe, row)
         return None if node is None else _entry(recipe.captured, node, args, general)
 
@@ -156,14 +156,17 @@ def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) ->
     around = tuple((one.tensor, one.needs) for one in captured.closures)
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     give = _giving(captured)
-    if not held and give is None and len(places) == len(args):
+    given = [args[place] for place in places]
+    is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
+    if not held and give is None and len(places) == len(args) and not is_idle:
         return node
 
     def entry(*args: Any) -> Any:
         for tensor, needs in around:
             if tensor.requires_grad is not needs:
                 return general(*args)
-        outputs = node(*[args[place] for place in places], *held)
+        row = [args[place] for place in places]
+        outputs = node(*(captured.linked(row) if is_idle else row), *held)
         return outputs if give is None or outputs is MISS else give(outputs)
 
     return entry

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.equality import equal
 from pullback.capture.joint import Capture
 from pullback.capture.trees import tensors_in
 from pullback.derive.likes import Like, drawn
@@ -117,7 +118,7 @@ def _close(a: Any, b: Any) -> bool:
         return False
     a, b = a.detach(), b.detach()
     if not (a.is_floating_point() or a.is_complex()):
-        return bool(torch.equal(a, b))
+        return equal(a, b)
     if not a.numel():
         return True
     real = a.real.dtype if a.is_complex() else a.dtype
