@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pullback as pb
-from tests.derive.agreement import assert_agrees
+from tests.derive.agreement import assert_agrees, made_of, results_of
 
 DTYPES = [torch.float64, torch.float32, torch.complex128]
 
@@ -128,3 +128,44 @@ def test_hook_of_tensor_without_gradient_is_not_called(name, is_leaf):
         pb.combine(program, *leaves, backend="eager").apply,
     ]
     assert [called(function) for function in made] == [called(program)] * 2 == [(["z"], True)] * 2
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "area"])
+def test_size_is_a_fraction_of_another(mode):
+    def resized(x):
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode=mode)
+
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64, requires_grad=True)
+    larger = torch.randn(2, 3, 8, 9, dtype=torch.float64, requires_grad=True)
+
+    assert_agrees(resized, x)
+    if mode != "area":  # its windows are as many as the sizes say
+        assert_agrees(resized, x, at=[larger])
+
+
+def test_text_multiplies_no_numbers_past_their_range():
+    x = torch.tensor([1e-35], requires_grad=True)
+
+    assert_agrees(lambda x: (x * 1e30) * 1e30, x)
+    assert_agrees(lambda x: (x * 1e-30) * 1e-30, torch.tensor([1e35], requires_grad=True))
+
+
+def test_all_labels_may_be_ignored():
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 2, 1, 0])
+
+    assert_agrees(torch.nn.functional.cross_entropy, x, labels, at=[x, torch.full((4,), -100)])
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu", "hardtanh", "relu6", "hardswish"])
+def test_text_agrees_at_nan(name):
+    x = torch.full((19,), float("nan"), dtype=torch.float64)
+    x[::3] = torch.linspace(-7, 7, 7, dtype=torch.float64)
+    function = getattr(torch.nn.functional, name)
+    text = made_of(function, torch.randn(19, dtype=torch.float64, requires_grad=True))["text"]
+
+    torch.testing.assert_close(
+        results_of(text, [x.requires_grad_()])["gradients"],
+        results_of(function, [x])["gradients"],
+        equal_nan=True,
+    )

@@ -180,15 +180,23 @@ def capture(
 
     Raises `CaptureError` for what cannot be captured.
     """
-    with ONE_AT_A_TIME, apart(Watcher), refusing(program), torch.inference_mode(False):
+    tracings: list[Tracing] = []
+
+    def place() -> str:
+        return tracings[-1].marks.now.place if tracings else ""
+
+    def trace(stage: Stage) -> tuple[Traced, JointGraph]:
+        tracings.append(Tracing(program, tuple(examples), stage))
+        traced = tracings[-1].run(needs, used)
+        return traced, tidy(stage, traced)
+
+    with ONE_AT_A_TIME, apart(Watcher), refusing(program, place), torch.inference_mode(False):
         stage = Stage(dynamic=dynamic)
-        traced = Tracing(program, tuple(examples), stage).run(needs, used)
-        joint = tidy(stage, traced)
+        traced, joint = trace(stage)
         sees_offsets = traced.reads_offsets or counts_from_memory(joint)
         if sees_offsets and any(each.real.storage_offset() for each in traced.held):
             stage = Stage(dynamic=dynamic, keeps_offsets=True)
-            traced = Tracing(program, tuple(examples), stage).run(needs, used)
-            joint = tidy(stage, traced)
+            traced, joint = trace(stage)
         _settle_idle(traced, joint)
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
