@@ -569,3 +569,14 @@ def test_calls_of_compiled_code_are_refused():
           fix:      call the compiled code in the `forward` of a Function, or make it a custom op
         """
     )
+
+
+def test_refusal_of_a_backward_names_the_line_it_differentiates():
+    def program(x, value):
+        y = x * 2
+        return y.index_fill(0, torch.tensor([0, 2]), value)
+
+    with pytest.raises(CaptureError) as error:
+        capture(program, [normal(4), normal()])
+
+    assert error.value.facts["at"] == f"test_refuse.py:{program.__code__.co_firstlineno + 2}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pullback as pb
-from tests.derive.agreement import assert_agrees
+from tests.derive.agreement import assert_agrees, made_of, results_of
 
 DTYPES = [torch.float64, torch.float32, torch.complex128]
 
@@ -61,3 +61,111 @@ def test_text_of_imaginary_number_is_short():
     text = pb.derive(lambda x: x * 1j, torch.randn(3, requires_grad=True)).source()
 
     assert "(grad_out * -1j).real" in text
+
+
+REPEATED = {
+    "rows": lambda: torch.randn(1, 2, dtype=torch.float64).expand(3, 2),
+    "columns": lambda: torch.randn(3, 1, dtype=torch.float64).expand(3, 2),
+    "both": lambda: torch.randn((), dtype=torch.float64).expand(3, 2),
+    "middle": lambda: torch.randn(2, 3, 1, dtype=torch.float64).transpose(0, 1).expand(3, 2, 2),
+}
+VIEWS = {
+    "product": lambda x: (x * 1).view(-1).sin(),
+    "copy": lambda x: x.clone().contiguous().view(-1).sin(),
+    "pairs": lambda x: torch.view_as_complex((x * 1).contiguous()).abs(),
+}
+
+
+# PyTorch's own product of "middle" has no view of one dimension.
+LAID_OUT = [(n, p) for n in REPEATED for p in VIEWS if (n, p) != ("middle", "product")]
+
+
+@pytest.mark.parametrize(("name", "program"), LAID_OUT)
+def test_repeated_numbers_are_laid_out_as_pytorch_does(name, program):
+    x = REPEATED[name]().requires_grad_()
+    dense = torch.randn(x.shape, dtype=x.dtype, requires_grad=True)
+
+    assert_agrees(VIEWS[program], x)
+    assert_agrees(VIEWS[program], dense, at=[x], text=False)
+
+
+def test_complex_half_numbers_are_compared():
+    x = torch.randn(3).to(torch.complex32).requires_grad_()
+
+    for made in (pb.derive(lambda x: x * x, x), pb.combine(lambda x: x * x, x, backend="eager")):
+        y = made.apply(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+
+        assert torch.allclose(gradient.to(torch.complex64), (2 * x).conj().to(torch.complex64))
+
+
+IDLE = {
+    "unused": lambda x, z: z * 2,
+    "detached": lambda x, z: z * x.detach(),
+    "compared": lambda x, z: z * (x > 0),
+    "counted": lambda x, z: (x.argmax(), z * 3),
+}
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("name", IDLE)
+def test_hook_of_tensor_without_gradient_is_not_called(name, is_leaf):
+    def called(function):
+        leaves = [torch.randn(3, requires_grad=True) for _ in range(2)]
+        x, z = leaves if is_leaf else [leaf * 1 for leaf in leaves]
+        calls = []
+        x.register_hook(lambda g: calls.append("x"))
+        z.register_hook(lambda g: calls.append("z"))
+        outputs = function(x, z)
+        last = outputs[-1] if isinstance(outputs, tuple) else outputs
+        last.sum().backward()
+        return calls, x.requires_grad and last.requires_grad
+
+    leaves = [torch.randn(3, requires_grad=True) for _ in range(2)]
+    program = IDLE[name]
+    made = [
+        pb.derive(program, *leaves).apply,
+        pb.combine(program, *leaves, backend="eager").apply,
+    ]
+    assert [called(function) for function in made] == [called(program)] * 2 == [(["z"], True)] * 2
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "area"])
+def test_size_is_a_fraction_of_another(mode):
+    def resized(x):
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode=mode)
+
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64, requires_grad=True)
+    larger = torch.randn(2, 3, 8, 9, dtype=torch.float64, requires_grad=True)
+
+    assert_agrees(resized, x)
+    if mode != "area":  # its windows are as many as the sizes say
+        assert_agrees(resized, x, at=[larger])
+
+
+def test_text_multiplies_no_numbers_past_their_range():
+    x = torch.tensor([1e-35], requires_grad=True)
+
+    assert_agrees(lambda x: (x * 1e30) * 1e30, x)
+    assert_agrees(lambda x: (x * 1e-30) * 1e-30, torch.tensor([1e35], requires_grad=True))
+
+
+def test_all_labels_may_be_ignored():
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 2, 1, 0])
+
+    assert_agrees(torch.nn.functional.cross_entropy, x, labels, at=[x, torch.full((4,), -100)])
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu", "hardtanh", "relu6", "hardswish"])
+def test_text_agrees_at_nan(name):
+    x = torch.full((19,), float("nan"), dtype=torch.float64)
+    x[::3] = torch.linspace(-7, 7, 7, dtype=torch.float64)
+    function = getattr(torch.nn.functional, name)
+    text = made_of(function, torch.randn(19, dtype=torch.float64, requires_grad=True))["text"]
+
+    torch.testing.assert_close(
+        results_of(text, [x.requires_grad_()])["gradients"],
+        results_of(function, [x])["gradients"],
+        equal_nan=True,
+    )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.equality import equal
 from pullback.capture.fake import numbers_of, resized
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
@@ -209,7 +210,7 @@ class _Check:
     ) -> None:
         known = {place for place, _ in self.captured.mutated}
         for place, (old, new) in enumerate(zip(before, after, strict=True)):
-            if place in known or torch.equal(old, new):
+            if place in known or equal(old, new):
                 continue
             if bool((_distance(old.detach(), new.detach()) > 0).any()):
                 name = self.captured.inputs[place].name
@@ -245,7 +246,7 @@ class _Check:
             return
         if expected.shape != got.shape or expected.dtype != got.dtype:
             raise self._fault(where, _kind(expected), _kind(got))
-        if torch.equal(expected, got):
+        if equal(expected, got):
             return
         apart = _distance(expected.detach(), got)
         far = apart > _allowed(expected.detach())

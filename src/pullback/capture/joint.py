@@ -36,9 +36,9 @@ class Input:
 
     `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
     tensor from around the program: `tensor`) or "constant" (a tensor that the program makes from
-    numbers: `tensor`). `needs` says whether it needs a gradient; `free`, whether it is a leaf,
-    which is alive anyway and costs nothing to save. `offset` says where it must begin in its
-    memory, None if the program does not see that.
+    numbers: `tensor`). `needs` says whether it needs a gradient, and one can reach it; `free`,
+    whether it is a leaf, which is alive anyway and costs nothing to save. `offset` says where it
+    must begin in its memory, None if the program does not see that.
     """
 
     name: str
@@ -133,6 +133,13 @@ class Capture:
         leaves = [o.value if o.index is None else values[o.index] for o in returned]
         return unflatten(leaves, self.out_spec)
 
+    def linked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """These tensors as arguments of a node: those that no gradient reaches without history."""
+        return [
+            tensor if one.needs or not tensor.requires_grad else tensor.detach()
+            for tensor, one in zip(tensors, self.inputs, strict=False)
+        ]
+
     def row(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the placeholders of the inputs are given, for these tensors as arguments."""
         held = [i.tensor for i in self.inputs if i.tensor is not None]
@@ -181,15 +188,24 @@ def capture(
 
     Raises `CaptureError` for what cannot be captured.
     """
-    with ONE_AT_A_TIME, _alone(program):
+    tracings: list[Tracing] = []
+
+    def place() -> str:
+        return tracings[-1].marks.now.place if tracings else ""
+
+    def trace(stage: Stage) -> tuple[Traced, JointGraph]:
+        tracings.append(Tracing(program, tuple(examples), stage))
+        traced = tracings[-1].run(needs, used)
+        return traced, tidy(stage, traced)
+
+    with ONE_AT_A_TIME, _alone(program, place):
         stage = Stage(dynamic=dynamic)
-        traced = Tracing(program, tuple(examples), stage).run(needs, used)
-        joint = tidy(stage, traced)
+        traced, joint = trace(stage)
         sees_offsets = traced.reads_offsets or counts_from_memory(joint)
         if sees_offsets and any(each.real.storage_offset() for each in traced.held):
             stage = Stage(dynamic=dynamic, keeps_offsets=True)
-            traced = Tracing(program, tuple(examples), stage).run(needs, used)
-            joint = tidy(stage, traced)
+            traced, joint = trace(stage)
+        _settle_idle(traced, joint)
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
@@ -197,10 +213,29 @@ def capture(
 
 
 @contextmanager
-def _alone(program: Callable[..., Any]) -> Iterator[None]:
+def _alone(program: Callable[..., Any], place: Callable[[], str]) -> Iterator[None]:
     """Out of sight of all modes around, nothing compiled; what stops a capture is worded."""
-    with apart(Watcher), uncompiled(), refusing(program), torch.inference_mode(False):
+    with apart(Watcher), uncompiled(), refusing(program, place), torch.inference_mode(False):
         yield
+
+
+def _settle_idle(traced: Traced, joint: JointGraph) -> None:
+    """Let an argument that no gradient reaches be one that needs none.
+
+    A node would send it nothing, and PyTorch calls the hooks of a tensor with that. A hand-written
+    backward that gives `None` may still be differentiated with respect to the argument.
+    """
+    if traced.is_handwritten:
+        return
+    gradients = iter(joint.gradients)
+    left = []
+    for held in traced.held:
+        gradient = next(gradients) if held.needs else None
+        if held.needs and gradient is None and held.kind == ARGUMENT:
+            held.needs = False
+        elif held.needs:
+            left.append(gradient)
+    joint.graph.output_node().args = ((*joint.outputs, *left),)
 
 
 def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: bool) -> Capture:

@@ -6,7 +6,7 @@ file and line. Errors that the user's own code raises, and those of pullback, pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -51,8 +51,11 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @contextmanager
-def refusing(program: Any) -> Iterator[None]:
-    """Turn what stops the capture of `program` into an error that says where and what to do."""
+def refusing(program: Any, place: Callable[[], str] = str) -> Iterator[None]:
+    """Turn what stops the capture of `program` into an error that says where and what to do.
+
+    `place` gives the user's place that is being differentiated, for what PyTorch itself raises.
+    """
     try:
         yield
     except CaptureError as error:
@@ -61,7 +64,7 @@ def refusing(program: Any) -> Iterator[None]:
     except PullbackError:
         raise
     except Exception as error:
-        refusal = _refusal(program_name(program), error)
+        refusal = _refusal(program_name(program), error, place())
         if refusal is not None:
             raise refusal from None
         if is_users_error(error):
@@ -69,9 +72,9 @@ def refusing(program: Any) -> Iterator[None]:
         raise _unknown(program, error) from error
 
 
-def _refusal(name: str, error: Exception) -> CaptureError | None:
-    """The error for what is known to stop a capture."""
-    place, call = place_of_error(error), _call_of(error)
+def _refusal(name: str, error: Exception, late: str) -> CaptureError | None:
+    """The error for what is known to stop a capture, at the place that `late` says if none is."""
+    place, call = place_of_error(error) or late, _call_of(error)
     if (graphs := _nested_op(error)) is not None:
         return _nested_graph(name, place, f"`{graphs.name()}`")
     if call is not None and call.name in _READS:

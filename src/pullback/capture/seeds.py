@@ -71,10 +71,20 @@ def in_order_of(like: Tensor, values: Tensor) -> Tensor:
 
     It begins in its memory where `like` does.
     """
-    strides = like.stride()
-    order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
+    order = order_of(like.stride())
     empty = torch.empty_permuted(values.shape, order, dtype=like.dtype, device=like.device)
     if offset := like.storage_offset():
         memory = empty.new_zeros(offset + empty.numel()).untyped_storage()
         empty.set_(memory, offset, empty.size(), empty.stride())
     return empty.copy_(values.detach())
+
+
+def order_of(strides: Sequence[int]) -> list[int]:
+    """Dimensions as they lie in memory, the outermost first.
+
+    One that repeats its numbers (`expand`) lies nowhere: it keeps its place, as in what PyTorch's
+    ops make of such a tensor.
+    """
+    spread = [dim for dim, stride in enumerate(strides) if stride]
+    moved = dict(zip(spread, sorted(spread, key=lambda dim: -strides[dim]), strict=True))
+    return [moved.get(dim, dim) for dim in range(len(strides))]

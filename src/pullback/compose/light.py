@@ -207,7 +207,7 @@ def lightened(
         except Exception as error:
             failed(args, error)
             return None
-        row = recipe.captured.row(tensors)
+        row = recipe.captured.row(recipe.captured.linked(tensors))
         with autocast_off():
             found = nodes.find(recipe, row)
         if found is None:
@@ -227,8 +227,11 @@ def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) ->
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
     give = _giving(captured)
+    given = tensors_in(args)
+    is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
     casts = has_autocast()
-    if not held and give is None and len(places) == len(args) and not casts:
+    is_bare = not held and give is None and not is_idle and not casts
+    if is_bare and len(places) == len(args):
         return node
 
     def entry(*args: Any) -> Any:
@@ -236,7 +239,7 @@ def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) ->
             if tensor.requires_grad is not needs:
                 return general(*args)
         given = tensors_in(args) if is_nested else [args[place] for place in places]
-        outputs = node(*given, *held)
+        outputs = node(*(captured.linked(given) if is_idle else given), *held)
         return outputs if give is None or outputs is MISS else give(outputs)
 
     def without_casts(*args: Any) -> Any:

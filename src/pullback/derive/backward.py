@@ -189,7 +189,8 @@ class _Derived:
             def node(*args: Any, **kwargs: Any) -> Any:
                 recipe, tensors = self.recipes.find(*_placed(signature, args, kwargs))
                 around = [one.tensor for one in recipe.captured.closures if one.needs]
-                outputs = dispatch.apply.__get__(None, cls)(recipe, *tensors, *around)
+                row = recipe.captured.linked(tensors)
+                outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *around)
                 return recipe.captured.give(outputs)
 
             return announce(cls, node, given, kwargs)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
+from pullback.capture.equality import equal
 from pullback.derive.scope import (
     COTANGENT,
     INPUT,
@@ -225,7 +225,7 @@ class Wording:
         if any(user.op != "output" and phase_of(user) == BACKWARD for user in node.users):
             return True
         value = self.scope.hand.values[0][node]
-        return any(torch.equal(value, kept) for kept in self.scope.kept)
+        return any(equal(value, kept) for kept in self.scope.kept)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -22,7 +22,6 @@ from pullback.capture.joint import Input
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.recipe import Parts
 from pullback.emit.alike import Place, number_at, numbers_apart, put
-from pullback.emit.conditions import decided
 from pullback.emit.cpp_body import legal
 from pullback.emit.cpp_values import named
 from pullback.emit.defaults import EMPTY, KEYWORD, arguments_of, captured_with, parameters_of

@@ -12,6 +12,7 @@ from torch import fx
 
 from pullback.graph.spelling.expressions import (
     AND,
+    ATOM,
     COMPARED,
     OR,
     POWER,
@@ -136,9 +137,20 @@ def _computes_in_float(node: fx.Node) -> bool:
     if node.target is operator.pow and isinstance(node.args[1], float):
         return not node.args[1].is_integer()
     if node.target in (operator.add, operator.sub, operator.mul):
-        return floats_anyway(node)
+        return any(isinstance(arg, float) for arg in node.args) or floats_anyway(node)
     values = [value for arg in node.args if (value := tensor_of(arg)) is not None]
     return any(value.is_floating_point() for value in values)
+
+
+def truncated(writer: Writer, node: fx.Node) -> Expression | None:
+    """`int(1.7 * n)`."""
+    return writer.call("int", node.args[0])
+
+
+def rounded_down(writer: Writer, node: fx.Node) -> Expression | None:
+    """`int(1.7 * n // 1)`: the text imports nothing but torch."""
+    inner = joined(writer, "//", PRODUCT, node.args[0], 1)
+    return Expression(f"int({inner.text})", ATOM, inner.size + 1)
 
 
 def reciprocal(writer: Writer, node: fx.Node) -> Expression | None:
@@ -198,6 +210,8 @@ TABLE: Spellings = {
     operator.neg: negative,
     operator.pow: power,
     torch.sym_float: as_float,
+    math.trunc: truncated,
+    math.floor: rounded_down,
     operator.and_: infix("&", AND),
     operator.or_: infix("|", OR),
 }
