@@ -87,7 +87,7 @@ def spoiled(monkeypatch, old, new):
 
 
 SPOILED = {
-    "gradient": ("auto grad_x = ", "auto grad_x = 1.001 * ", "gradient 0 of"),
+    "gradient": ("grad_x = ", "grad_x = 1.001 * ", "gradient 0 of"),
     "history": ("silent.push_back(out1)", "(void)out1", "where input 0 alone requires grad"),
     "number": ("number(factor, x)", "number(0.5, x)", "other numbers in the arguments: output 0"),
     "syntax": ("struct Verified ", "strict Verified ", "error"),
