@@ -14,7 +14,10 @@ from pullback.cli.mistakes import require_call
 from pullback.cli.target import example_option, load, value_of
 from pullback.cli.waiting import waiting
 from pullback.emit import TARGETS, build, emit
+from pullback.emit.compiled import has_compiler
 from pullback.errors import ExamplesError
+
+COMPILED = "compiling it and comparing it with the program: half a minute the first time"
 
 
 @click.command("emit")
@@ -37,6 +40,13 @@ from pullback.errors import ExamplesError
 )
 @click.option("--force", is_flag=True, help="Replace a file that holds another text.")
 @click.option(
+    "--verify/--no-verify",
+    "is_verified",
+    default=True,
+    show_default=True,
+    help="Compile C++ and compare it with the program before it is written.",
+)
+@click.option(
     "--build",
     "is_built",
     is_flag=True,
@@ -49,6 +59,7 @@ def command(
     expressions: tuple[str, ...],
     output: str | None,
     force: bool,
+    is_verified: bool,
     is_built: bool,
 ) -> None:
     """Write MODULE:NAME as a file that needs torch and nothing else.
@@ -59,8 +70,8 @@ def command(
     Python is one module that tests itself when it is run. C++ is an op of PyTorch; a folder as
     PATH also gets a CMake file and a small program that uses the op without Python.
 
-    Exit code 0: it was written. 2: the target, the examples or the path would not do, or what was
-    written does not compile here.
+    Exit code 0: it was written. 2: the target, the examples or the path would not do, or what would
+    be written does not compile or does other things than the program: then nothing is written.
 
     \b
     Examples:
@@ -74,9 +85,13 @@ def command(
     given = tuple(value_of(expression) for expression in expressions) or None
     if given is not None and callable(thing):
         require_call(thing, target, given)
+    if language == "cpp" and is_verified and has_compiler():
+        click.echo(COMPILED, err=True)
     try:
         with waiting(f"emitting {target}"), _folder(output):
-            text = emit(thing, language, examples=given, path=output, force=force)
+            text = emit(
+                thing, language, examples=given, path=output, force=force, verify=is_verified
+            )
     except ExamplesError as error:
         raise _by_option(target, error, is_asked=given is None) from None
     if output is None:

@@ -185,7 +185,7 @@ class Body:
         count, op = len(node.meta["val"]), op_of(node)._schema.name.partition("::")[2]
         source = node.all_input_nodes[0] if node.all_input_nodes else node
         of = f" of {self.names[source]}" if source in self.names and source is not node else ""
-        said = quoted(f"{self.owner}: {op}{of} must give {count} tensors, as in the examples, got ")
+        said = quoted(f"{self.owner}: {op}{of} must give {count} tensors, got ")
         return f"TORCH_CHECK({name}.size() == {count}, {said}, {name}.size());"
 
     def _is_inlinable(self, node: fx.Node, expression: Expression) -> bool:

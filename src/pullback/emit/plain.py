@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pullback.capture.decided import decided
 from pullback.capture.joint import Input
 from pullback.capture.trees import flatten, unflatten
 from pullback.derive.recipe import Parts

@@ -65,6 +65,8 @@ struct Halves : public torch::autograd::Function<Halves> {
         x.sym_size(1));
     at::AutoDispatchBelowADInplaceOrView guard;
     auto parts = x.split_symint(floor_div(x.sym_size(1) + 1, 2), -1);
+    TORCH_CHECK(parts.size() == 2, "Halves: split of x must give 2 tensors, got ",
+        parts.size());
     auto first = parts.at(0);
     auto out0 = first * parts.at(1).sigmoid();
     auto copy = parts.at(1).clone();  // an op must not return an alias
@@ -82,6 +84,8 @@ struct Halves : public torch::autograd::Function<Halves> {
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
     if (!at::GradMode::is_enabled()) guard.emplace();
     auto parts = x.split_symint(floor_div(x.sym_size(1) + 1, 2), -1);
+    TORCH_CHECK(parts.size() == 2, "Halves: split of x must give 2 tensors, got ",
+        parts.size());
     auto first = parts.at(0);
     auto second = parts.at(1);
     auto sigmoid_second = second.sigmoid();
@@ -99,8 +103,8 @@ std::tuple<at::Tensor, at::Tensor> halves_autograd(const at::Tensor& x) {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return halves_autograd(x);
   }
-  auto outputs = Halves::apply(x);
-  return {outputs[0], outputs[1]};
+  auto op_results = Halves::apply(x);
+  return {op_results[0], op_results[1]};
 }
 
 // The same without a history, for every device and for tensors without values.

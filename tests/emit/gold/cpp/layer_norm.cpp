@@ -125,8 +125,9 @@ at::Tensor layer_norm_autograd(const at::Tensor& x, const at::Tensor& weight,
   if (!c10::impl::tls_is_dispatch_keyset_excluded(c10::autocast_dispatch_keyset)) {
     // The dtypes inside are those of the program without autocast.
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto dtype = widest({x, weight, bias});
-    return layer_norm_autograd(x.to(dtype), weight.to(dtype), bias.to(dtype), eps);
+    auto cast_dtype = widest({x, weight, bias});
+    return layer_norm_autograd(x.to(cast_dtype), weight.to(cast_dtype), bias.to(cast_dtype),
+        eps);
   }
   return LayerNorm::apply(x, weight, bias, eps);
 }
