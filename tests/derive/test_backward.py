@@ -266,7 +266,7 @@ def test_derived_function_has_a_face():
     assert D.__name__ == "Swiglu"
     assert D.__doc__ == "A linear layer gated by the swish of another one."
     assert D.program is CASES["swiglu"].program
-    assert derive(lambda x: x, normal(2)).__name__ == "Derived"
+    assert derive(lambda x: x, normal(2)).__name__.startswith("Lambda")
 
 
 # ---- calls: keywords, sizes, dtypes, layouts ----
