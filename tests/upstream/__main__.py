@@ -25,8 +25,7 @@ def main() -> None:
     if options.count:
         _count(options)
         return
-    settings = {"PULLBACK_BACKENDS": "eager,inductor,native"} if options.backends else {}
-    server = Server(**settings)
+    server = Server()
     began = time.monotonic()
     count: Counter[str] = Counter()
     for work in _work(options):
