@@ -71,7 +71,7 @@ def test_examples_may_stand_on_the_class(ops):
     result = run("ops_to_emit.py:Square")
 
     assert result.exit_code == 0
-    assert "x = spread(-1.0, 2.0, 5).requires_grad_()" in result.stdout
+    assert "x = spread(0, -1.0, 2.0, 5).requires_grad_()" in result.stdout
 
 
 def test_written_module_tests_itself(ops, run_python):

@@ -7,6 +7,7 @@ the same on 2.11, 2.13 and 2.15.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,13 +174,18 @@ _SIZE = re.compile(r"L\['t(\d+)'\]\.size\(\)\[(\d+)\]")
 def clause_in_words(clause: str, names: Sequence[str]) -> str | None:
     """A clause on sizes with these names for the inputs: `x.shape[0] == 6`; None if on strides."""
     text = _SIZE.sub(lambda found: f"{names[int(found[1])]}.shape[{found[2]}]", clause)
-    return None if "L['" in text else text
+    return None if "L['" in text else _tidy(text)
 
 
 def in_words(condition: Any, names: Mapping[Any, str]) -> str:
     """A condition on symbols as Python, with these names for the symbols."""
     named = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
-    return str(PythonPrinter().doprint(condition.xreplace(named)))
+    return _tidy(str(PythonPrinter().doprint(condition.xreplace(named))))
+
+
+def _tidy(expression: str) -> str:
+    """An expression without needless brackets."""
+    return ast.unparse(ast.parse(expression, mode="eval"))
 
 
 def is_dense(tensor: Tensor) -> bool:

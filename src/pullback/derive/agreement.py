@@ -147,19 +147,28 @@ class Agreement:
         """Rows of sizes that the capture does not serve: where `call` is wrong, and right.
 
         Wrong is another result than the program's, and for sizes that somebody may mean also an
-        error in backward. If `call` raises in forward, nobody is misled.
+        error where the program has none.
         """
         wrong, right = list[Row](), list[Row]()
         for row in self.sizes:
             expected = None if row.is_served else self._expect(row, is_wide=False)
-            if expected is None or self._outputs(call, row) is None:
+            if expected is None:
                 continue
             got = self._run(call, row)
-            if got is None:
-                wrong += [] if row.is_odd else [row]
-            else:
+            if got is not None:
                 (right if self._apart(expected, got, row) is None else wrong).append(row)
+            elif not row.is_odd or self._is_wrong_forward(call, expected, row):
+                wrong.append(row)
         return wrong, right
+
+    def _is_wrong_forward(self, call: Call, expected: Run, row: Row) -> bool:
+        """Whether the outputs are wrong where backward raises."""
+        with _aside(), torch.no_grad():
+            try:
+                outputs = call(_leaves(row.tensors, self.captured)[0])
+            except Exception:
+                return False
+        return not all_close(outputs, expected.outputs)
 
     @functools.cached_property
     def is_wide(self) -> bool:
@@ -206,14 +215,6 @@ class Agreement:
                     try_indices(self.program, self.captured.fill(own))
                 return _run(call, row.tensors, self.captured)
             except Exception:  # any: an op may refuse these inputs in any way
-                return None
-
-    def _outputs(self, call: Call, row: Row) -> list[Any] | None:
-        """What forward alone gives, or None if it raises."""
-        with _aside(), torch.no_grad():
-            try:
-                return call(_leaves(row.tensors, self.captured)[0])
-            except Exception:
                 return None
 
     def _apart(self, expected: Run, got: Run, row: Row) -> Difference | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pullback.capture.decided import decided, fixed
 from pullback.capture.fake import clause_in_words, in_words, symbol_of
@@ -40,6 +41,10 @@ class SizeCheck:
         line = f'    raise ValueError(f"{said}{got}")'
         broken = ["    raise ValueError(", f'        "{said}"', f'        f"{got}"', "    )"]
         return [f"if {self.negated}:", *([line] if len(line) <= WIDTH else broken)]
+
+    def holds(self, names: Sequence[str], tensors: Sequence[Tensor]) -> bool:
+        """Whether it holds for these tensors under these names."""
+        return bool(eval(self.condition, dict(zip(names, tensors, strict=True))))
 
     @property
     def _got(self) -> str:
@@ -94,13 +99,16 @@ def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...
     return tuple(map(SizeCheck, found))
 
 
-def needed_sizes(agreement: Agreement, names: Sequence[str], call: Call) -> list[SizeCheck]:
-    """The checks without which a text is wrong for sizes that it was not written for.
+def needed_sizes(
+    agreement: Agreement, names: Sequence[str], call: Call, checks: Sequence[SizeCheck]
+) -> list[SizeCheck]:
+    """The checks besides `checks` without which a text is wrong for sizes it was not written for.
 
     Of the assumptions of the capture, those that keep out most of what is wrong and least of what
     is right, above all of what somebody may mean.
     """
     wrong, right = agreement.misled(call)
+    wrong = [row for row in wrong if all(check.holds(names, row.tensors) for check in checks)]
     stage, found = agreement.captured.stage, list[SizeCheck]()
     texts = {c: t for c in agreement.captured.clauses if (t := clause_in_words(c, names))}
     while wrong:

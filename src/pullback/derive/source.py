@@ -123,7 +123,7 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
         return agreement.of_function(_applied(source, name))
 
     more = again_of(parts, name)
-    checks += needed_sizes(agreement, names, call(made(more)))
+    checks += needed_sizes(agreement, names, call(made(more)), checks)
     checks = gathered(checks, captured, names)
     if not more.is_refusing and not agreement.is_same_twice(call(made(more))):
         more = refusing(name, "its ops do not tell its second derivative")

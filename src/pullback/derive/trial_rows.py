@@ -74,7 +74,12 @@ def value_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
 
 
 def size_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
-    """Rows of other sizes: those that the capture serves, and those that it does not."""
+    """Rows of other sizes: those that the capture serves, and those that it does not.
+
+    None where an unchecked kernel takes integers, which say where it reads or writes.
+    """
+    if is_unchecked(captured) and any(_is_index(like) for like in likes):
+        return []
     base = _few(captured, likes)
     seen, rows = {base}, list[Row]()
     kinds = (_grown(captured, base), _renumbered(captured, base), _parted(captured, base))
@@ -132,6 +137,10 @@ def _equal(captured: Capture, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] |
         for t, one in zip(tensors, captured.inputs, strict=True)
     ]
     return None if all(a is b for a, b in zip(row, tensors, strict=True)) else tuple(row)
+
+
+def _is_index(like: Like) -> bool:
+    return not (like.dtype.is_floating_point or like.dtype.is_complex or like.dtype == torch.bool)
 
 
 def _is_number(tensor: Tensor) -> bool:

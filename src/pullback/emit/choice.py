@@ -170,9 +170,12 @@ def _without_cut(subject: Subject, trial: Trial, space: dict[str, Any]) -> Trial
         for place, need in enumerate(trial.needs)
         if need and _is_cut(subject, trial, space, place)
     ]
+    left_out = {f"the gradient of `{trial.names[place]}`" for place in cut}
+    known = trial.recorded
     return replace(
         trial,
         needs=tuple(need and place not in cut for place, need in enumerate(trial.needs)),
+        recorded=None if known is None else {k: v for k, v in known.items() if k not in left_out},
         silent=(*trial.silent, *((trial.names[place], CUT) for place in cut)),
     )
 

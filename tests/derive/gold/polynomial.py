@@ -9,10 +9,17 @@ class Polynomial(torch.autograd.Function):
     Saved for backward:
         x             the input itself, which costs nothing to keep
         coefficients  the input itself, which costs nothing to keep
+
+    Written for sizes with coefficients.shape[0] == 4.
     """
 
     @staticmethod
     def forward(ctx, x, coefficients):
+        if coefficients.shape[0] != 4:
+            raise ValueError(
+                "`Polynomial`: coefficients.shape[0] must be 4, "
+                f"got {coefficients.shape[0]}"
+            )
         total = torch.zeros_like(x)
         c, c_1, c_2, c_3 = coefficients.unbind()
         total_1 = total * x + c

@@ -1,0 +1,414 @@
+"""A printed text is compared with its program when it is written: it is right, or it is refused."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pullback.derive import agreement, recipe
+from pullback.derive.backward import derive
+from pullback.errors import DifferingTextError
+from pullback.graph import simplify as simplifying
+from pullback.graph.patterns import call, tensors
+from pullback.graph.rewrite import Rule
+from pullback.graph.values import aten
+
+
+def printed(program, *examples, save="auto"):
+    """The class that the text of a program makes, and the text."""
+    derived = derive(program, *examples, save=save)
+    text = derived.source()
+    space = {}
+    exec(text, space)
+    return space[derived.__name__], text
+
+
+def leaf(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+
+
+def results(call, inputs):
+    """Outputs, which of them require grad, and gradients for each output alone."""
+    outputs = call(*inputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    found = [(y.detach(), y.requires_grad) for y in outputs]
+    for y in (y for y in outputs if y.requires_grad):
+        cotangent = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
+        found += torch.autograd.grad(
+            y, inputs, cotangent, retain_graph=True, materialize_grads=True
+        )
+    return found
+
+
+def assert_same(program, function, *inputs):
+    expected, got = results(program, inputs), results(function.apply, inputs)
+
+    for a, b in zip(got, expected, strict=True):
+        if isinstance(a, tuple):
+            assert a[1] == b[1]
+            a, b = a[0], b[0]
+        torch.testing.assert_close(a, b)
+
+
+# ---- constants ----
+
+
+def one_dead(x):
+    a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    _ = x * b
+    return x * a
+
+
+def both_live(x):
+    a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    return x * a + (x * b).sin()
+
+
+def taken_name(constant):
+    return constant * torch.tensor([1.0, 2.0, 3.0])
+
+
+def taken_twice(constant, constant_1):
+    constant_2 = constant * torch.tensor([1.0, 2.0, 3.0])
+    return constant_2 + constant_1 * torch.tensor([4.0, 5.0, 6.0])
+
+
+@pytest.mark.parametrize("program", [one_dead, both_live, taken_name])
+def test_constants_have_names_of_their_own(program):
+    x = leaf(3)
+    function, _ = printed(program, x)
+
+    assert_same(program, function, x)
+
+
+def test_constants_leave_the_names_of_arguments():
+    x, y = leaf(3), leaf(3, seed=1)
+    function, _ = printed(taken_twice, x, y)
+
+    assert_same(taken_twice, function, x, y)
+
+
+def test_indices_in_two_places_are_two_constants():
+    def program(x):
+        return 2 * x[:, [0, 1], :, [1, 2]]
+
+    x = leaf(2, 3, 4, 3)
+    function, _ = printed(program, x)
+
+    assert_same(program, function, x)
+
+
+def test_literal_targets_are_a_constant():
+    def program(x):
+        return F.cross_entropy(x * torch.tensor([1.0, 0.5, 2.0, 1.0]), torch.tensor([0, 2, 1]))
+
+    x = leaf(3, 4)
+    function, _ = printed(program, x)
+
+    assert_same(program, function, x)
+
+
+# ---- one tensor returned twice ----
+
+
+def with_detached(x):
+    y = x.sin()
+    return y, y.detach()
+
+
+def same_twice(x):
+    y = x.sin()
+    return y, y
+
+
+def input_detached(x):
+    return x, x.detach(), x.sin()
+
+
+def detached_twice(x):
+    y = x * x
+    y_detached = y.detach()
+    return y_detached, y, y.detach(), y_detached * y
+
+
+@pytest.mark.parametrize("program", [with_detached, same_twice, input_detached, detached_twice])
+def test_tensor_returned_twice_keeps_its_gradient(program):
+    x = leaf(4)
+    function, _ = printed(program, x)
+
+    assert_same(program, function, x)
+
+
+# ---- sizes ----
+
+
+def by_chunks(x):
+    total = 0
+    for start in range(0, x.shape[0], 2):
+        total = total + x[start : start + 2].sin().sum() * (start + 1)
+    return total
+
+
+def by_chunks_in_place(x):
+    out = torch.empty(x.shape[0], dtype=x.dtype)
+    for start in range(0, x.shape[0], 2):
+        out[start : start + 2] = x[start : start + 2].sin().sum(1)
+    return out
+
+
+def by_root(x):
+    return x / math.sqrt(x.shape[0])
+
+
+@pytest.mark.parametrize("program", [by_chunks, by_chunks_in_place, by_root])
+def test_size_made_a_number_is_checked(program):
+    function, text = printed(program, leaf(6, 3))
+
+    assert "Written for sizes with x.shape[0] == 6." in text
+    assert_same(program, function, leaf(6, 5))
+    for count in (1, 4, 7, 12):
+        with pytest.raises(ValueError, match=rf"x\.shape\[0\] must be 6, got {count}"):
+            function.apply(leaf(count, 3))
+
+
+class MeanByNumel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.count, ctx.shape = float(x.numel()), x.shape
+        return x.mean()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.expand(ctx.shape) / ctx.count
+
+
+def test_number_of_elements_in_a_backward_is_checked():
+    function, text = printed(MeanByNumel.apply, leaf(6, 3))
+
+    assert "x.shape[0] * x.shape[1] == 18" in text
+    assert_same(MeanByNumel.apply, function, leaf(3, 6))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] = 7, x\.shape\[1\] = 3"):
+        function.apply(leaf(7, 3))
+
+
+def branching(x):
+    return x.sin() if x.shape[0] > 4 else x.cos()
+
+
+def test_branch_by_size_is_checked():
+    function, text = printed(branching, leaf(6, 3))
+
+    assert "Written for sizes with x.shape[0] > 4." in text
+    assert_same(branching, function, leaf(9, 2))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] > 4 must hold, got 3"):
+        function.apply(leaf(3, 3))
+
+
+def pieces(x):
+    return torch.stack([part.sum() * (i + 1) for i, part in enumerate(x.split(2))])
+
+
+def rows(x):
+    return torch.stack([row.sum() * (i + 1) for i, row in enumerate(x)])
+
+
+@pytest.mark.parametrize(("program", "served"), [(pieces, (5, 6)), (rows, (6,))])
+def test_count_of_pieces_is_checked(program, served):
+    function, _ = printed(program, leaf(6, 3))
+
+    for count in (3, 5, 6, 7, 12):
+        if count in served:
+            assert_same(program, function, leaf(count, 3))
+        else:
+            with pytest.raises(ValueError, match=rf"x\.shape\[0\].* got {count}"):
+                function.apply(leaf(count, 3))
+
+
+def test_batch_of_one_is_right_or_refused():
+    def program(x):
+        return (x * x.shape[0]).sum(1)
+
+    function, _ = printed(program, leaf(1, 3))
+    x = leaf(4, 3)
+
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] must be 1, got 4"):
+        function.apply(x)
+
+
+def test_sizes_stay_open_where_the_program_is():
+    def program(x):
+        return (x - x.mean(0)).pow(2).sum() / x.shape[0]
+
+    function, text = printed(program, leaf(6, 3))
+
+    assert "Written for sizes" not in text
+    for shape in ((1, 3), (6, 1), (7, 2), (12, 9)):
+        assert_same(program, function, leaf(*shape))
+
+
+def test_loss_that_is_broadcast_is_refused():
+    def program(x, y):
+        return ((x - y) ** 2).mean()
+
+    function, text = printed(program, leaf(4, 3), leaf(4, 3, seed=1))
+
+    assert "Written for sizes with y.shape == x.shape." in text
+    assert_same(program, function, leaf(1, 2), leaf(1, 2, seed=1))
+    with pytest.raises(ValueError, match=r"must be x\.shape, got \(4, 3\) and \(1, 3\)"):
+        function.apply(leaf(1, 3), leaf(4, 3))
+
+
+# ---- second order ----
+
+
+def second(call, x):
+    (first,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)[0]
+
+
+def padded_fft(x):
+    return torch.fft.irfft(torch.fft.rfft(x, n=9), n=5)
+
+
+def put_first(x):
+    t = x * 1
+    t[0] = x[1].sin()
+    return t * t
+
+
+def logits(x):
+    return torch.logit(x.sigmoid()).sin()
+
+
+def products(x):
+    return x.cumprod(0)
+
+
+@pytest.mark.parametrize("program", [padded_fft, put_first, logits, products, torch.prod])
+def test_second_derivative_is_right_or_refused(program):
+    function, text = printed(program, leaf(5))
+    for x in (leaf(5), torch.tensor([0.5, 0.0, 2.0, 0.0, -1.0], dtype=torch.float64)):
+        x = x.detach().requires_grad_()
+        if "is differentiable once" in text:
+            with pytest.raises(RuntimeError, match="is differentiable once"):
+                second(function.apply, x)
+        else:
+            torch.testing.assert_close(second(function.apply, x), second(program, x))
+
+
+# ---- named and nested results ----
+
+
+@pytest.mark.parametrize("program", [lambda x: x.max(0), lambda x: x.sort(0), torch.linalg.qr])
+def test_named_results_are_a_plain_tuple(program):
+    x = leaf(4, 3)
+    function, text = printed(program, x)
+
+    assert "Returns a plain tuple: " in text
+    assert_same(program, function, x)
+
+
+def test_nested_results_are_a_flat_tuple():
+    def program(x):
+        return {"a": x.sin(), "b": [x, (2 * x, None)]}
+
+    x = leaf(3)
+    function, text = printed(program, x)
+
+    assert "Returns a flat tuple: ['a'], ['b'][0], ['b'][1][0]." in text
+    assert_same(lambda x: (x.sin(), x, 2 * x), function, x)
+
+
+# ---- a wrong pass ----
+
+
+def sine(x):
+    return x.sin() * x
+
+
+(a,) = tensors("a")
+SPOILED = Rule.of("spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose")
+
+
+def test_wrong_readable_rule_is_left_out(monkeypatch):
+    expected = derive(sine, leaf(4)).source()
+    monkeypatch.setattr(recipe, "READABLE", (SPOILED, *simplifying.READABLE))
+    function, text = printed(sine, leaf(4))
+
+    assert "x.cos()" in expected
+    assert "x.cos()" in text
+    assert_same(sine, function, leaf(7))
+
+
+def test_rule_that_raises_is_left_out(monkeypatch):
+    def raising(a):
+        raise IndexError("a rule that does not know this")
+
+    broken = Rule.of("broken", call(aten.cos.default, a), raising, why="wrong, on purpose")
+    monkeypatch.setattr(recipe, "READABLE", (broken, *simplifying.READABLE))
+    function, _ = printed(sine, leaf(4))
+
+    assert_same(sine, function, leaf(4))
+
+
+def test_wrong_exact_rule_is_refused(monkeypatch):
+    derived = derive(sine, leaf(4))
+    monkeypatch.setattr(recipe, "READABLE", (SPOILED, *simplifying.READABLE))
+    monkeypatch.setattr(recipe, "EXACT", (SPOILED, *simplifying.EXACT))
+
+    with pytest.raises(DifferingTextError) as raised:
+        derived.source()
+
+    said = str(raised.value)
+    assert said.startswith("E306 differing-text: the text of `sine` must compute what `sine`")
+    assert "the gradient of `x` by all outputs, for the example" in said
+
+
+# ---- it leaves no trace ----
+
+
+def test_comparison_leaves_no_trace():
+    x = leaf(4, dtype=torch.float32)
+    derived = derive(lambda x: torch.dropout(x, 0.5, True) * x, x)
+    before = torch.get_rng_state(), random.getstate(), torch.get_default_dtype()
+    with torch.no_grad():
+        text = derived.source()
+    with torch.inference_mode():
+        assert derived.source() == text
+
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), torch.get_default_dtype()) == before[1:]
+    assert x.grad is None
+
+
+def test_large_example_is_compared_at_small_sizes(monkeypatch):
+    sizes = []
+    original = agreement._run
+
+    def run(call, row, captured):
+        sizes.append(sum(t.numel() for t in row))
+        return original(call, row, captured)
+
+    monkeypatch.setattr(agreement, "_run", run)
+    derive(sine, torch.zeros(3000, 1000, requires_grad=True)).source()
+
+    assert sizes
+    assert max(sizes) < 100_000
+
+
+def test_integers_are_those_of_the_example():
+    seen = set()
+
+    def program(x, index):
+        if type(index) is torch.Tensor:
+            seen.update(index.tolist())
+        return x[index].sin()
+
+    derived = derive(program, leaf(9), torch.tensor([7, 2, 7, 5]))
+    seen.clear()
+    derived.source()
+
+    assert seen == {7, 2, 5}

@@ -1,0 +1,73 @@
+"""Rows of inputs for comparisons: from the example, with zeros and ties, and at other sizes."""
+
+import torch
+
+from pullback.capture.joint import capture
+from pullback.derive.likes import fitted, like_of, likes_of
+from pullback.derive.trial_rows import is_unchecked, size_rows, value_rows
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+def product(x, y):
+    return x * y
+
+
+def shapes_of(rows):
+    return [[tuple(t.shape) for t in row.tensors] for row in rows]
+
+
+def test_values_have_zeros_and_ties():
+    x, y = normal(4, 3), normal(4, 3)
+    rows = {row.what: row.tensors for row in value_rows(capture(product, (x, y)), likes_of((x, y)))}
+
+    assert torch.equal(rows["the example"][0], x.detach())
+    assert int((rows["zeros among them"][0] == 0).sum()) == 4
+    assert rows["ties among them"][0].unique().numel() == 3
+    assert torch.equal(*rows["equal inputs"])
+
+
+def test_sizes_that_are_equal_grow_together():
+    x, y = normal(4, 3), normal(4, 3)
+    rows = size_rows(capture(product, (x, y)), likes_of((x, y)))
+    shapes = shapes_of(row for row in rows if not row.is_odd)
+
+    assert [(5, 4), (5, 4)] in shapes
+    assert all(a == b for a, b in shapes)
+
+
+def test_odd_sizes_are_broadcast():
+    x, y = normal(4, 3), normal(4, 3)
+    rows = size_rows(capture(product, (x, y)), likes_of((x, y)))
+    odd = [row for row in rows if row.is_odd]
+
+    assert [(1, 3), (4, 3)] in shapes_of(odd)
+    assert not any(row.is_served for row in odd)
+
+
+def test_unchecked_kernel_gets_its_own_sizes_only():
+    def program(x, lengths):
+        return torch.segment_reduce(x, "sum", lengths=lengths, unsafe=True)
+
+    x, lengths = normal(6), torch.tensor([2, 1, 3])
+    captured = capture(program, (x, lengths))
+
+    assert is_unchecked(captured)
+    assert size_rows(captured, likes_of((x, lengths))) == []
+
+
+def test_large_example_becomes_a_corner():
+    x = normal(500, 400)
+    (row, *_) = value_rows(capture(torch.sin, (x,)), likes_of((x,)))
+    (small,) = row.tensors
+
+    assert small.numel() < 1000
+    assert torch.equal(small, x.detach()[: small.shape[0], : small.shape[1]])
+
+
+def test_fitted_repeats_and_crops():
+    like = like_of(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+
+    assert fitted(like, (3, 2)).tolist() == [[1, 2], [4, 5], [1, 2]]
