@@ -219,8 +219,9 @@ def refused_or_error(error: Exception) -> tuple[str, str]:
 
 
 def _line(text: str) -> str:
-    """A reason in one line, without the line of this suite that it names."""
-    return re.sub(r" \(\w+\.py:\d+\)$", "", " ".join(text.split())).replace("|", "/")
+    """A reason in one line, without the line of this suite that it names, and computed numbers."""
+    line = " ".join(text.split()).replace("|", "/")
+    return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "…", re.sub(r" \(\w+\.py:\d+\)$", "", line))
 
 
 # ---- the features ----
