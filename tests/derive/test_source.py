@@ -389,3 +389,22 @@ def test_saved_inputs_allow_second_derivative():
     exec(derived("mlp", "inputs").source(), space)
 
     assert torch.autograd.gradgradcheck(space["Mlp"].apply, CASES["mlp"].arguments())
+
+
+# ---- which outputs require grad ----
+
+
+def two_apart(x, y):
+    return x * 2, y * 3, (x.detach() * y).sum()
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True), (True, True)])
+def test_output_of_inputs_without_grad_requires_none(needs):
+    space: dict = {}
+    exec(derive(two_apart, torch.ones(3), torch.ones(3)).source(), space)
+    row = [torch.ones(3).requires_grad_(need) for need in needs]
+
+    got = space["TwoApart"].apply(*row)
+
+    assert [y.requires_grad for y in got] == [y.requires_grad for y in two_apart(*row)]
+    assert [y.requires_grad for y in got] == [needs[0], needs[1], needs[1]]

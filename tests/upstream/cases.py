@@ -24,6 +24,9 @@ from torch.utils import _pytree as pytree
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "complex128": torch.complex128}
 
+SAMPLES = {"float64": 2, "float32": 1, "complex128": 1}
+"""How many samples of an op are run: other dtypes take the same ways through most of the code."""
+
 LOOKED_AT = 60
 """How many samples of an op are looked at: some ops have hundreds that differ in numbers alone."""
 
@@ -82,8 +85,8 @@ def cases_of(op: OpInfo, dtype: str, limit: int) -> list[Case]:
     for sample in samples_of(op, DTYPES[dtype]):
         first_of_kind.setdefault(kind_of(sample), sample)
     chosen = list(first_of_kind.values())
-    places = sorted({round(i * (len(chosen) - 1) / max(limit - 1, 1)) for i in range(limit)})
-    return [case_of(op, chosen[i], op.get_op()) for i in places if i < len(chosen)]
+    places = {round(i * (len(chosen) - 1) / max(limit - 1, 1)) for i in range(limit)}
+    return [case_of(op, chosen[i], op.get_op()) for i in sorted(places)] if chosen else []
 
 
 def samples_of(op: OpInfo, dtype: torch.dtype) -> Iterator[Any]:

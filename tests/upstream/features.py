@@ -63,16 +63,17 @@ MAKERS = ("derive", "source", "combine")
 # ---- one op ----
 
 
-def rows_of(name: str, dtype: str, limit: int) -> Iterator[Row]:
+def rows_of(name: str, dtype: str, limit: int, *, is_short: bool = False) -> Iterator[Row]:
     """The rows of an op in a dtype, over up to `limit` samples; first a row without a status.
 
     Such a row is a notice that its feature begins, for whoever has to say where a process died.
     """
     op = ops()[name]
     for case in cases_of(op, dtype, limit):
-        yield from rows_of_case(name, dtype, case, is_short=dtype == "float32")
-    for variant, case in variants_of(op, dtype).items() if dtype == "float64" else ():
-        yield from _variant(name, dtype, variant, case)
+        yield from rows_of_case(name, dtype, case, is_short=is_short or dtype == "float32")
+    if dtype == "float64" and not is_short:
+        for variant, case in variants_of(op, dtype).items():
+            yield from _variant(name, dtype, variant, case)
 
 
 def rows_of_case(name: str, dtype: str, case: Case, *, is_short: bool = False) -> Iterator[Row]:
@@ -218,8 +219,9 @@ def refused_or_error(error: Exception) -> tuple[str, str]:
 
 
 def _line(text: str) -> str:
-    """A reason in one line, without the line of this suite that it names."""
-    return re.sub(r" \(\w+\.py:\d+\)$", "", " ".join(text.split())).replace("|", "/")
+    """A reason in one line, without the line of this suite that it names, and computed numbers."""
+    line = " ".join(text.split()).replace("|", "/")
+    return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "…", re.sub(r" \(\w+\.py:\d+\)$", "", line))
 
 
 # ---- the features ----

@@ -38,6 +38,7 @@ class Server:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "PULLBACK_BACKENDS": "eager,inductor,native",
             **environment,
         }
         self._process = subprocess.Popen(
@@ -166,10 +167,10 @@ def _read(reading: int, child: int, seconds: int) -> Iterator[dict[str, Any]]:
 # ---- the work ----
 
 
-def _op(name: str, dtype: str, limit: int) -> Iterator[dict[str, Any]]:
+def _op(name: str, dtype: str, limit: int, is_short: bool = False) -> Iterator[dict[str, Any]]:
     from tests.upstream.features import rows_of
 
-    return (asdict(row) for row in rows_of(name, dtype, limit))
+    return (asdict(row) for row in rows_of(name, dtype, limit, is_short=is_short))
 
 
 def _compiled_op(name: str, backend: str, turns: int) -> Iterator[dict[str, Any]]:

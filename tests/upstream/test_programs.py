@@ -3,13 +3,10 @@
 A failure prints the program, ready to be pasted, behind the rows that are wrong.
 """
 
-import os
-
 import pytest
 
 from tests.upstream import table
 from tests.upstream.compiled import BACKENDS, COTANGENTS, layouts_of
-from tests.upstream.isolated import Server
 from tests.upstream.layouts import LAYOUTS
 from tests.upstream.programs import program_of
 from tests.upstream.statements import DEFINITIONS, STATEMENTS
@@ -40,21 +37,6 @@ OPS = (
 # fmt: on
 
 
-@pytest.fixture(scope="module")
-def eager():
-    server = Server()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def compiling(tmp_path_factory):
-    folder = os.environ.get("PULLBACK_CACHE_DIR") or str(tmp_path_factory.mktemp("compiled"))
-    server = Server(PULLBACK_BACKENDS="eager,inductor,native", PULLBACK_CACHE_DIR=folder)
-    yield server
-    server.close()
-
-
 def assert_right(rows, program):
     """Require that nothing is wrong; a refusal in words is no wrong result."""
     wrong = table.text(row for row in rows if row["status"] not in ("right", "refused"))
@@ -65,8 +47,8 @@ def assert_right(rows, program):
 
 
 @pytest.mark.parametrize("seed", range(QUICK))
-def test_program_is_derived_printed_and_combined(seed, eager):
-    rows = eager.rows("program", seed, seconds=SECONDS)
+def test_program_is_derived_printed_and_combined(seed, server):
+    rows = server.rows("program", seed, seconds=SECONDS)
 
     assert rows
     assert_right(rows, program_of(seed))
@@ -74,16 +56,16 @@ def test_program_is_derived_printed_and_combined(seed, eager):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(QUICK, SEEDS))
-def test_every_program_is_derived_printed_and_combined(seed, eager):
-    rows = eager.rows("program", seed, seconds=SECONDS)
+def test_every_program_is_derived_printed_and_combined(seed, server):
+    rows = server.rows("program", seed, seconds=SECONDS)
 
     assert_right(rows, program_of(seed))
 
 
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("seed", range(QUICK))
-def test_program_is_compiled(seed, compiling):
-    rows = compiling.rows("compiled program", seed, "inductor", 0, seconds=SECONDS)
+def test_program_is_compiled(seed, server):
+    rows = server.rows("compiled program", seed, "inductor", 0, seconds=SECONDS)
 
     assert_right(rows, program_of(seed))
 
@@ -92,8 +74,8 @@ def test_program_is_compiled(seed, compiling):
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_every_program_is_compiled_in_every_layout(seed, backend, compiling):
-    rows = compiling.rows("compiled program", seed, backend, TURNS, seconds=SECONDS)
+def test_every_program_is_compiled_in_every_layout(seed, backend, server):
+    rows = server.rows("compiled program", seed, backend, TURNS, seconds=SECONDS)
 
     assert_right(rows, program_of(seed))
 
@@ -102,8 +84,8 @@ def test_every_program_is_compiled_in_every_layout(seed, backend, compiling):
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", OPS)
-def test_op_is_compiled_in_every_layout(name, backend, compiling):
-    rows = compiling.rows("compiled op", name, backend, TURNS, seconds=SECONDS)
+def test_op_is_compiled_in_every_layout(name, backend, server):
+    rows = server.rows("compiled op", name, backend, TURNS, seconds=SECONDS)
 
     assert_right(rows, name)
 

@@ -171,6 +171,37 @@ class Agreement:
         return not all_close(outputs, expected.outputs)
 
     @functools.cached_property
+    def links(self) -> list[frozenset[int]]:
+        """For each output, the places of the inputs that give it a history, each by itself.
+
+        By running the program with one input at a time that requires grad: ops alone do not tell,
+        since a capture drops `detach`. Empty where a tensor from around brings a history along.
+        """
+        inputs = self.captured.inputs
+        places = [place for place, one in enumerate(inputs) if one.needs]
+        if any(inputs[place].tensor is not None for place in places):
+            return []
+        rows = [self._live(place) for place in places]
+        columns = zip(*rows, strict=True) if all(row is not None for row in rows) else ()
+        return [
+            frozenset(place for place, is_live in zip(places, column, strict=True) if is_live)
+            for column in columns
+        ]
+
+    def _live(self, place: int) -> list[bool] | None:
+        """Which outputs require grad where one input alone does; None if the program raises."""
+        changed = {position for position, _ in self.captured.mutated}
+        row = enumerate(self.rows[0].tensors)
+        with _aside():
+            try:
+                own = [t.detach().clone().requires_grad_(i == place) for i, t in row]
+                given = [t.clone() if i in changed else t for i, t in enumerate(own)]
+                outputs = self.of_arguments(self.program)(given)
+            except Exception:
+                return None
+        return [isinstance(y, Tensor) and y.requires_grad for y in outputs]
+
+    @functools.cached_property
     def is_wide(self) -> bool:
         """Whether the inputs have room for more digits, and the program takes them with those."""
         row = self.rows[0]

@@ -115,7 +115,7 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
     def made(more: Again) -> Source:
         doc = _doc(captured, parts, said, more.extra, checks)
         lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
-        lines += [*_forward(captured, parts, more, name, checks), ""]
+        lines += [*_forward(agreement, parts, more, name, checks), ""]
         lines += _backward(captured, parts, more)
         return Source(parts, constants, tuple(lines))
 
@@ -229,8 +229,9 @@ def _why(parts: Parts, node: fx.Node) -> str:
 
 
 def _forward(
-    captured: Capture, parts: Parts, more: Again, name: str, checks: Sequence[SizeCheck]
+    agreement: Agreement, parts: Parts, more: Again, name: str, checks: Sequence[SizeCheck]
 ) -> list[str]:
+    captured = agreement.captured
     text = text_of(parts.forward, parts.names)
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
@@ -243,12 +244,7 @@ def _forward(
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
     body += _taken_apart(captured, parts, returned)
-    silent = [
-        returned[o.index]
-        for o in captured.outputs
-        if o.index is not None and o.kind == "tensor" and not o.differentiable
-    ]
-    body += [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []
+    body += _without_history(agreement, returned)
     body.append(f"return {', '.join(returned)}")
     return _method("forward", ["ctx", *given], body)
 
@@ -262,6 +258,31 @@ def _offset_checks(captured: Capture, parameters: Sequence[str]) -> list[str]:
         for name, one in pairs
         if one.offset is not None
     ]
+
+
+def _without_history(agreement: Agreement, returned: Sequence[str]) -> list[str]:
+    """The lines that mark the outputs without a gradient: always, or in a call where those inputs
+    that it comes from have none.
+    """
+    captured, links = agreement.captured, iter(agreement.links)
+    silent, some = list[str](), dict[frozenset[int], list[str]]()
+    needing = frozenset(place for place, one in enumerate(captured.inputs) if one.needs)
+    given = [place for place, one in enumerate(captured.inputs) if one.is_given]
+    for o in captured.outputs:
+        linked = next(links, needing) if o.returned and o.index is not None else needing
+        if o.index is None or o.kind != "tensor":
+            continue
+        if not o.differentiable:
+            silent.append(returned[o.index])
+        elif linked and linked != needing:
+            some.setdefault(linked, []).append(returned[o.index])
+    if not some:
+        return [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []
+    rows = [f"{name}," for name in silent]
+    for linked, names in some.items():
+        flags = [f"ctx.needs_input_grad[{given.index(place)}]" for place in sorted(linked)]
+        rows.append(f"*([] if {' or '.join(flags)} else [{', '.join(names)}]),")
+    return ["ctx.mark_non_differentiable(", *(f"    {row}" for row in rows), ")"]
 
 
 def _taken_apart(captured: Capture, parts: Parts, returned: list[str]) -> Iterator[str]:

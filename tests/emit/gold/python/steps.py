@@ -49,6 +49,9 @@ class DivVarMeanSquareAnd2(torch.autograd.Function):
         scale_1 = 0.5 * y
         add = square + scale_1
         ctx.save_for_backward(largest, div, var_mean, scale)
+        ctx.mark_non_differentiable(
+            *([] if ctx.needs_input_grad[0] or ctx.needs_input_grad[1] else [var_mean_1]),
+        )
         return var_mean_1, add
 
     @staticmethod
