@@ -269,3 +269,27 @@ def test_more_patterns_than_code_is_made_for_are_told(monkeypatch):
     assert len(said) == 1
     assert "more layouts" in said[0]
     assert "eagerly" in combined.explain()
+
+
+# ---- modules ----
+
+
+def test_module_without_gradients_is_compiled():
+    block = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    fast = pb.combine(block, leaf(3, 4), backend="inductor")
+    x = leaf(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncompiledWarning)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), block(x))
+    assert '1 call without gradients by backend "inductor"' in fast.explain()
+
+
+def test_module_that_runs_as_written_says_so_once():
+    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    block[0].register_forward_hook(lambda *_: None)
+    fast = pb.combine(block, leaf(3, 4), backend="inductor")
+    first, second = told(lambda: fast(leaf(3, 4))), told(lambda: fast(leaf(3, 4)))
+
+    assert len(first) + len(second) <= 1  # said when it was combined, or at its first call
+    assert "hook" in fast.explain()

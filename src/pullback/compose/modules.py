@@ -24,7 +24,13 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.patch import is_watched
-from pullback.compose.combined import combine, policy_of, require_examples
+from pullback.compose.combined import (
+    AS_WRITTEN,
+    combine,
+    compiles,
+    policy_of,
+    require_examples,
+)
 from pullback.compose.functional import (
     Layout,
     changed_by,
@@ -36,6 +42,7 @@ from pullback.compose.functional import (
 )
 from pullback.compose.reasons import is_refusal, reason_of
 from pullback.function.slots import in_forward_mode, transforms_active
+from pullback.run.paths import Paths, Reason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
@@ -90,7 +97,8 @@ def combine_module(
 
 def _recombined(module: nn.Module, options: Options) -> Any:
     """A combined module that captures at its first call: how one is copied and unpickled."""
-    return served(module, ModuleNodes(module, options.make), options)
+    paths = Paths(type(module).__name__, is_told=compiles(options.backend))
+    return served(module, ModuleNodes(module, options.make, paths), options)
 
 
 def served(module: nn.Module, nodes: ModuleNodes, options: Options | None) -> Any:
@@ -135,7 +143,6 @@ class Combined:
         nodes = self._pb_nodes
         if (
             is_dynamo_compiling()
-            or not torch.is_grad_enabled()
             or transforms_active()
             or is_watched()
             or in_forward_mode()
@@ -158,12 +165,13 @@ class Combined:
 class ModuleNodes:
     """The compositions that serve the calls of one module; safe to use from several threads.
 
-    `make` gives one for a program and its arguments.
+    `make` gives one for a program and its arguments; `paths` is told what runs as written.
     """
 
-    def __init__(self, module: nn.Module, make: Make) -> None:
+    def __init__(self, module: nn.Module, make: Make, paths: Paths | None = None) -> None:
         self.module = module
         self.make = make
+        self.paths = paths or Paths(type(module).__name__, is_told=False)
         self.written: Any = type(module).forward
         self.reasons: dict[Any, str] = {}
         self._signature = inspect.signature(module.forward)
@@ -185,7 +193,7 @@ class ModuleNodes:
         self._made[layout.names, changing] = function
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call, with gradients recorded."""
+        """One call."""
         layout = self._now()
         row = layout.row()
         if self._is_odd(layout, row):
@@ -224,8 +232,12 @@ class ModuleNodes:
         if all(type(one) in _PLAIN for one in row) and not has_global_hooks() and not layout.reason:
             return False
         reason = layout.reason or odd_tensor(layout, row) or "somebody listens to every module"
-        self.reasons[reason] = reason
+        self._refuse(reason, reason)
         return True
+
+    def _refuse(self, key: Any, reason: str) -> None:
+        self.reasons[key] = reason
+        self.paths.tell(Reason(reason, AS_WRITTEN))
 
     def _function(
         self, layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any
@@ -250,11 +262,12 @@ class ModuleNodes:
                 changing = changed_by(layout, row, args, kwargs)
             except Exception as error:
                 if is_refusal(error):
-                    self.reasons[layout.names, modes] = reason_of(error)
+                    self._refuse((layout.names, modes), reason_of(error))
                 return None, frozenset()  # what else is wrong with the call, the module says itself
         key = layout.names, changing
         if key not in self._made:
-            self._made[key] = self.make(program_of(layout, changing), *row, *args)
+            with torch.enable_grad():
+                self._made[key] = self.make(program_of(layout, changing), *row, *args)
         self._changing[modes] = changing
         return self._made[key], changing
 

@@ -21,9 +21,11 @@ from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run import candidates, eager, specs
 from pullback.run.choosing import fastest
+from pullback.run.graphs import text_of
 from pullback.run.node import Layout, make_node
+from pullback.run.open_sizes import pattern_of
 from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, Reason
-from pullback.run.specs import Maker, pattern_of
+from pullback.run.specs import Maker
 from pullback.run.verify import graph_difference, node_difference
 
 PATTERNS = 8  # how many patterns of strides of one recipe are compiled for
@@ -189,7 +191,7 @@ class Nodes:
             self.note(error)
             return None
         if self.verifies:
-            text = specs.text_of(one, "forward", recipe)
+            text = text_of(one, "forward", recipe)
             names = [f"output {place}" for place in range(one.made_count)]
             given = [x.detach() for x in row]
             found = graph_difference(code, text, one.graph, given, names)

@@ -1,0 +1,227 @@
+"""The backwards of a compiled node: one for each layout of cotangents, and one for all other calls.
+
+A backward is compiled for the cotangents that the recipe was captured with, and for others where
+that is faster than a copy. A backward that is differentiated, or that lacks a cotangent, goes
+another way (`General`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pullback.derive.call import Call, Inputs
+from pullback.derive.recipe import Recipe
+from pullback.errors import CaptureError
+from pullback.function.slots import is_batched
+from pullback.run.choosing import quickest
+from pullback.run.graphs import compiled, text_of
+from pullback.run.lean import lean
+from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, Source
+from pullback.run.paths import ABSENT, BATCHED, HOOKED, TWICE, Reason
+from pullback.run.verify import graph_difference
+
+if TYPE_CHECKING:
+    from pullback.run.specs import Spec
+
+WAYS = 4  # how many layouts of cotangents get code of their own
+
+
+class Pulls:
+    """The backwards of an exact node, by the layouts of the cotangents that they are given."""
+
+    def __init__(self, spec: Spec, backend: Any, donated: Sequence[int]) -> None:
+        self.spec, self.backend, self.donated = spec, backend, donated
+        self.lean = lean(spec.recipe.parts.backward)
+        self.made: dict[Any, Pull] = {}
+
+    def __call__(self, given: Sequence[Any]) -> Pull:
+        usual = self.spec.cotangents
+        first = len(given) - len(usual)
+        layouts = tuple(Layout.of(x, needs=False) for x in given[first:])
+        if _steps(layouts) == _steps(usual):
+            return self._usual(given)
+        key = _steps(layouts)
+        if key not in self.made:
+            is_free = sum(pull.cotangents != usual for pull in self.made.values()) < WAYS
+            own = self._own(given, layouts) if is_free else None
+            self.made[key] = own or self._usual(_laid(given, first, usual))
+        return self.made[key]
+
+    def _usual(self, given: Sequence[Any]) -> Pull:
+        usual = self.spec.cotangents
+        key = _steps(usual)
+        if key not in self.made:
+            try:
+                self.made[key] = Pull(self._compiled(given), usual)
+            except CaptureError as error:
+                self.spec.maker.refused(error)
+                self.made[key] = self.spec.text()
+        return self.made[key]
+
+    def _own(self, given: Sequence[Any], layouts: tuple[Layout, ...]) -> Pull | None:
+        """Code for these very layouts, if it is right, and faster than a copy."""
+        spec, first = self.spec, len(given) - len(layouts)
+        usual = self._usual(_laid(given, first, spec.cotangents))
+        try:
+            run = self._compiled(given)
+        except CaptureError as error:
+            spec.maker.refused(error)
+            return None
+        if spec.maker.verifies:
+            text = text_of(self.lean, "backward", spec.recipe)
+            names = [f"the gradient of `{o.name}`" for o in spec.recipe.captured.inputs if o.needs]
+            graph = spec.recipe.parts.backward
+
+            def spared(row: list[Any]) -> Sequence[Any]:
+                return run(self._spared(row))
+
+            found = graph_difference(spared, text, graph, given, names)
+            if found is not None:
+                spec.maker.differs(found)
+                return None
+        times: dict[str, Callable[[], Any]] = {
+            "own": lambda: run(self._spared(given)),
+            "copy": lambda: usual.run(_laid(self._spared(given), first, spec.cotangents)),
+        }
+        with torch.no_grad():
+            is_own = quickest(times, given) == "own"
+        return Pull(run, layouts) if is_own else None
+
+    def _compiled(self, given: Sequence[Any]) -> Compiled:
+        return compiled(
+            self.backend, self.lean, given, "backward", is_open=False, donated=self.donated
+        )
+
+    def _spared(self, given: Sequence[Any]) -> list[Any]:
+        """The row, with copies of what the code may write over."""
+        pairs = enumerate(given)
+        return [Layout.of(x).empty().copy_(x) if i in self.donated else x for i, x in pairs]
+
+
+def _steps(layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
+    return tuple(one.steps for one in layouts)
+
+
+def _laid(given: Sequence[Any], first: int, layouts: Sequence[Layout]) -> list[Any]:
+    """The row with its cotangents copied into these layouts."""
+    pairs = zip(given[first:], layouts, strict=True)
+    laid = [x if Layout.of(x).steps == o.steps else o.empty().copy_(x) for x, o in pairs]
+    return [*given[:first], *laid]
+
+
+def donated_by(spec: Spec, backend: Any) -> list[int]:
+    """The places of saved tensors that the compiled backward may write over."""
+    donates: Callable[[Compiled], bool] = getattr(backend, "donates", lambda forward: False)
+    if not donates(spec.forward):
+        return []
+    pull = lean(spec.recipe.parts.backward)
+    places = _unshared(spec.recipe, spec.sources, spec.made or ())
+    return [place for place in places if Source(True, place) not in pull.sources]
+
+
+def _unshared(recipe: Recipe, sources: Sequence[Any], made: Sequence[Any]) -> list[int]:
+    """Places of saved tensors that forward made for backward alone, each with its own memory."""
+    count = recipe.captured.joint.output_count
+    outputs, saved = sources[:count], sources[count : count + recipe.saved_count]
+    memory = [x.untyped_storage() if isinstance(x, Tensor) else None for x in made]
+    begins = [one and one.data_ptr() for one in memory]
+    places = []
+    for place, source in enumerate(saved):
+        if source.is_input or source in outputs or saved.count(source) > 1:
+            continue
+        x, own = made[source.place], memory[source.place]
+        is_whole = own is not None and own.nbytes() == x.numel() * x.element_size() > 0
+        if is_whole and begins.count(begins[source.place]) == 1:
+            places.append(place)
+    return places
+
+
+# ---- what no compiled backward serves as it is ----
+
+
+class General:
+    """The gradients of a call that the compiled backward does not serve as it is."""
+
+    def __init__(self, spec: Spec, backward: Callable[[Sequence[Any]], Pull], demands: str) -> None:
+        self.spec, self.backward, self.demands = spec, backward, demands
+
+    def __call__(
+        self,
+        kept: Sequence[Any],
+        numbers: Sequence[Any],
+        cotangents: Sequence[Any],
+        wanted: Sequence[bool] | None = None,
+    ) -> Any:
+        spec = self.spec
+        wanted = [one.needs for one in spec.inputs] if wanted is None else wanted
+        reason = self._reason(kept, cotangents)
+        if reason is None:
+            return self._with_zeros(kept, numbers, cotangents, wanted)
+        if self.demands != ANY:
+            spec.maker.uncompiled(reason)
+        call = Call(
+            spec.recipe,
+            numbers,
+            Inputs(spec.places),
+            lambda: self._kinds(kept),
+            spec.recipe.autocast,
+            None,
+            is_bare=True,
+        )
+        return tuple(spec.maker.derived.pull(call, kept, cotangents, wanted))
+
+    def _reason(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> Reason | None:
+        """Why the compiled backward cannot serve; None if it can, with zeros for what is absent."""
+        present = [c for c in cotangents if c is not None]
+        if torch.is_grad_enabled():
+            return TWICE
+        if any(map(is_batched, (*kept, *present))):
+            return BATCHED
+        if self.demands != EXACT or not self._are_as_saved(kept):
+            return HOOKED
+        if len(present) < len(cotangents) and self.spec.recipe.captured.is_handwritten:
+            return ABSENT
+        return None
+
+    def _are_as_saved(self, kept: Sequence[Any]) -> bool:
+        pairs = zip(kept, self.spec.kept, strict=False)
+        return all(Layout.of(x, needs=False) == like and not _is_lazy(x) for x, like in pairs)
+
+    def _with_zeros(
+        self,
+        kept: Sequence[Any],
+        numbers: Sequence[Any],
+        cotangents: Sequence[Any],
+        wanted: Sequence[bool],
+    ) -> tuple[Any, ...]:
+        """The gradients with zeros for absent cotangents, and none where only these lead."""
+        spec, recipe = self.spec, self.spec.recipe
+        absent = {place for place, c in enumerate(cotangents) if c is None}
+        pairs = zip(cotangents, spec.cotangents, strict=True)
+        laid = [like.empty().zero_() if c is None else like.empty().copy_(c) for c, like in pairs]
+        # The compiled backward may write over what is saved: it gets copies here.
+        read = [x.clone() for x in kept[: recipe.saved_count]]
+        row = [*read, *numbers, *laid]
+        made = iter(self.backward(row).run(list(row)))
+        pulled = [next(made) if one.needs else None for one in recipe.captured.inputs]
+        flows = zip(pulled, wanted, recipe.sources, strict=True)
+        return tuple(
+            g if want and not (flow and flow <= absent) else None for g, want, flow in flows
+        )
+
+    def _kinds(self, kept: Sequence[Any]) -> list[Any]:
+        """Shape, dtype and device of each output that carries a gradient."""
+        spec = self.spec
+        if self.demands == EXACT:
+            return [(one.shape, one.dtype, one.device) for one in spec.cotangents]
+        with torch.no_grad():
+            outputs = spec.recipe.run_row([kept[place] for place in spec.places])[0]
+        return [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in spec.live]
+
+
+def _is_lazy(x: Tensor) -> bool:
+    return x.is_neg() or x.is_conj()
