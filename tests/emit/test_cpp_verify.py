@@ -73,6 +73,17 @@ def test_program_that_is_not_repeatable_is_not_blamed():
     assert graphs_differ(counting, subject.parts) == ""
 
 
+def steep(x):
+    """The slope of the second output is infinite at zero: zeros times it are not a number."""
+    return x * 2, x.sum().sqrt()
+
+
+def test_infinite_slope_of_another_output_is_not_blamed():
+    subject = subject_of(steep, (row(4),))
+
+    assert graphs_differ(subject, subject.parts) == ""
+
+
 # ---- with a compiler ----
 
 

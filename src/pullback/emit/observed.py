@@ -20,6 +20,7 @@ Call = Callable[[list[Any]], Sequence[Any]]
 """A callable like the program: it takes the tensors of a row, and gives a row of tensors."""
 
 JOB, RESULTS = "job.pt", "results.pt"
+TOGETHER = "all outputs"
 
 
 @dataclass
@@ -63,7 +64,7 @@ def observed(call: Call, row: Sequence[Tensor], wanted: Wanted) -> Observed:
         found.flags = _flags(call, row, wanted)
         smooth = [k for k, y in enumerate(outputs) if isinstance(y, Tensor) and y.requires_grad]
         for chosen in [*([k] for k in smooth if len(smooth) > 1), smooth]:
-            label = "all outputs" if chosen == smooth else f"output {chosen[0]}"
+            label = TOGETHER if chosen == smooth else f"output {chosen[0]}"
             found.first[label] = _pulled(call, row, wanted, chosen)
         if wanted.is_twice and smooth:
             found.second = _pulled_twice(call, row, wanted)
