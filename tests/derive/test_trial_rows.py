@@ -1,8 +1,10 @@
 """Rows of inputs for comparisons: from the example, with zeros and ties, and at other sizes."""
 
+import pytest
 import torch
 
 from pullback.capture.joint import capture
+from pullback.derive.backward import derive
 from pullback.derive.likes import fitted, like_of, likes_of
 from pullback.derive.trial_rows import is_unchecked, size_rows, value_rows
 
@@ -56,6 +58,17 @@ def test_unchecked_kernel_gets_its_own_sizes_only():
 
     assert is_unchecked(captured)
     assert size_rows(captured, likes_of((x, lengths))) == []
+
+
+def test_text_of_an_unchecked_kernel_checks_the_size_that_stands_in_it():
+    def spectrum(x):
+        return torch.fft.hfft(x, n=10)
+
+    space: dict = {}
+    exec(derive(spectrum, normal(5, 6)).source(), space)
+
+    with pytest.raises(ValueError, match=r"x.shape\[1\] must be 6, got 19"):
+        space["Spectrum"].apply(normal(5, 19))
 
 
 def test_large_example_becomes_a_corner():

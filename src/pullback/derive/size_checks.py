@@ -82,7 +82,7 @@ class SizeCheck:
 def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...]:
     """What the user's code fixed or decided by sizes; `names` are those of the inputs.
 
-    Where a kernel may go wrong by sizes that do not fit each other, also that they do.
+    Where a kernel may go wrong by sizes that do not fit, also that they do.
     """
     numbers, found = fixed(captured), dict[str, None]()
     for name, node in zip(names, captured.joint.inputs, strict=True):
@@ -95,7 +95,8 @@ def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...
             found[in_words(condition, sources)] = None
     if is_unchecked(captured):
         texts = (clause_in_words(clause, names) for clause in captured.clauses)
-        found |= {text: None for text in texts if text and _TIED.fullmatch(text)}
+        forms = (_TIED, _FIXED)
+        found |= {t: None for t in texts if t and any(form.fullmatch(t) for form in forms)}
     return tuple(map(SizeCheck, found))
 
 
