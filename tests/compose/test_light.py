@@ -351,7 +351,7 @@ def test_second_derivative_survives_a_change_in_between():
         (g,) = torch.autograd.grad(out.sum(), a, create_graph=True)
         return torch.autograd.grad(g.square().sum(), a)[0]
 
-    combined = pb.combine(module, a)
+    combined = pb.combine(lambda x: module(x), a)
     penalty(combined.apply)
 
     torch.testing.assert_close(penalty(combined.apply), penalty(module))
