@@ -225,7 +225,8 @@ def _settle_idle(traced: Traced, joint: JointGraph) -> None:
     A node would send it nothing, and PyTorch calls the hooks of a tensor with that. A hand-written
     backward that gives `None` may still be differentiated with respect to the argument.
     """
-    if traced.is_handwritten:
+    is_whole = all(result.used for result in traced.results if result.differentiable)
+    if traced.is_handwritten or not is_whole:
         return
     gradients = iter(joint.gradients)
     left = []
