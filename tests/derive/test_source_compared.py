@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -320,6 +321,19 @@ def test_nested_results_are_a_flat_tuple():
 
     assert "Returns a flat tuple: ['a'], ['b'][0], ['b'][1][0]." in text
     assert_same(lambda x: (x.sin(), x, 2 * x), function, x)
+
+
+class Parts(NamedTuple):
+    left: object
+    right: object
+
+
+def test_results_in_a_named_tuple_of_the_user_are_a_plain_tuple():
+    x = leaf(3)
+    function, text = printed(lambda x: Parts(x.sin(), 2 * x), x)
+
+    assert "Returns a plain tuple: left, right." in text
+    assert_same(lambda x: (x.sin(), 2 * x), function, x)
 
 
 # ---- a wrong pass ----

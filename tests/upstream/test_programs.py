@@ -12,7 +12,7 @@ from tests.upstream.programs import program_of
 from tests.upstream.statements import DEFINITIONS, STATEMENTS
 
 SEEDS = 120
-QUICK = 6
+QUICK = 4
 TURNS = 2
 """Layouts of a program besides the plain one."""
 

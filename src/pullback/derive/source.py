@@ -350,10 +350,10 @@ def returned_form(captured: Capture) -> str:
     spec = captured.out_spec
     if _is_flat(captured):
         return ""
-    kind: Any = spec.type
-    fields = getattr(kind, "_fields", getattr(kind, "__match_args__", ()))
-    is_named = issubclass(kind, tuple) and len(fields) == spec.num_leaves
-    places = fields if is_named else paths_of(unflatten(range(spec.num_leaves), spec))
+    example = unflatten(range(spec.num_leaves), spec)
+    fields = getattr(example, "_fields", getattr(example, "__match_args__", ()))
+    is_named = isinstance(example, tuple) and len(fields) == spec.num_leaves
+    places = fields if is_named else paths_of(example)
     returned = zip(places, (o for o in captured.outputs if o.returned), strict=True)
     listed = ", ".join(place for place, o in returned if o.index is not None)
     return f"a {'plain' if is_named else 'flat'} tuple: {listed}"
