@@ -23,6 +23,7 @@ from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import text_of
 from pullback.graph.text_lines import NAME
+from pullback.graph.values import is_smooth
 
 WIDTH = 88
 LARGEST_CONSTANT = 64
@@ -261,20 +262,18 @@ def _offset_checks(captured: Capture, parameters: Sequence[str]) -> list[str]:
 
 
 def _without_history(agreement: Agreement, returned: Sequence[str]) -> list[str]:
-    """The lines that mark the outputs without a gradient: always, or in a call where those inputs
-    that it comes from have none.
-    """
+    """What marks the outputs that have no gradient, at all or in a call whose inputs need none."""
     captured, links = agreement.captured, iter(agreement.links)
     silent, some = list[str](), dict[frozenset[int], list[str]]()
-    needing = frozenset(place for place, one in enumerate(captured.inputs) if one.needs)
     given = [place for place, one in enumerate(captured.inputs) if one.is_given]
+    smooth = frozenset(place for place in given if is_smooth(captured.joint.inputs[place]))
     for o in captured.outputs:
-        linked = next(links, needing) if o.returned and o.index is not None else needing
+        linked = next(links, smooth) if o.returned and o.index is not None else smooth
         if o.index is None or o.kind != "tensor":
             continue
         if not o.differentiable:
             silent.append(returned[o.index])
-        elif linked and linked != needing:
+        elif linked and linked != smooth:
             some.setdefault(linked, []).append(returned[o.index])
     if not some:
         return [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []

@@ -54,6 +54,11 @@ CASES = {
     # ---- noise ----
     "alias": Case(lambda x, y: x.detach() * y, "mul.Tensor(x, y)", lambda x: x.detach()),
     "copy": Case(lambda x, y: x.clone() * y, "mul.Tensor(x, y)", lambda x: x.clone().view(20)),
+    "copied-over": Case(
+        lambda x, y: aten.copy(aten.new_empty_strided(x, [4, 5], [1, 4]), x) * y,
+        "mul.Tensor(x, y)",
+        lambda x, y: aten.copy(x, y[:1]) * 2,
+    ),
     "widened-and-back": Case(
         lambda x, y: aten._to_copy(aten._to_copy(x, dtype=torch.float64), dtype=x.dtype) * y,
         "mul.Tensor(x, y)",

@@ -65,6 +65,18 @@ def copy(node: Value) -> Any:
 
 
 @rule(
+    "copied-over",
+    aten.copy.default,
+    why="what is written over is not read: the numbers are those of the source",
+    keeps_strides=False,
+)
+def copied_over(node: Value) -> Any:
+    """copy(x, y) -> y, where y has the shape and dtype of x"""
+    source = node.args[1]
+    return source if _marks(source.val) == _marks(node.val) else None
+
+
+@rule(
     "widened-and-back",
     aten._to_copy.default,
     why="a wider floating-point type holds every number of the narrower one",
@@ -227,6 +239,7 @@ def _steps(tensor: torch.Tensor) -> list[tuple[Any, Any]]:
 TABLE: Table = (
     alias,
     copy,
+    copied_over,
     widened_and_back,
     round_trip,
     view_of_view,
