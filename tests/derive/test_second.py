@@ -332,3 +332,44 @@ def test_surrogate_gradient_stays_in_every_order():
 
     assert differences(first, 2 * x) == []
     assert differences(torch.autograd.grad(first.sum(), x), [torch.full_like(x, 2)]) == []
+
+
+# ---- what is detached ----
+
+
+def detaching(h, y):
+    return h + y.exp() * y.exp().detach()
+
+
+def idle(x, y):
+    return x.sin().detach() + y.exp() * y.exp().detach()
+
+
+def twice(function, *args):
+    y = args[-1]
+    out = function(*args)
+    (first,) = torch.autograd.grad(out, y, torch.ones_like(out), create_graph=True)
+    return torch.autograd.grad(first.sum(), y)
+
+
+@pytest.mark.parametrize("program", [detaching, idle])
+def test_what_is_detached_stays_so_in_the_second_derivative(program):
+    x, y = normal(3), normal(3)
+    D = derive(program, x, y)
+
+    assert differences(twice(D.apply, x, y), twice(program, x, y)) == []
+
+
+def test_detaching_program_whose_input_is_gone_is_not_differentiated_twice():
+    x, y = normal(3), normal(3)
+    D = derive(detaching, x, y)
+
+    with pytest.raises(DoubleBackwardError, match="`detaching`, which detaches, must be run again"):
+        twice(lambda x, y: D.apply(x * 1, y), x, y)
+
+
+def test_everything_holds_the_inputs_of_a_detaching_program():
+    x, y = normal(3), normal(3)
+    D = derive(detaching, x, y, save="everything")
+
+    assert differences(twice(lambda x, y: D.apply(x * 1, y), x, y), twice(detaching, x, y)) == []

@@ -336,6 +336,28 @@ def test_results_in_a_named_tuple_of_the_user_are_a_plain_tuple():
     assert_same(lambda x: (x.sin(), 2 * x), function, x)
 
 
+# ---- layouts ----
+
+
+def attended(x):
+    return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+
+def changed_through_a_view(x):
+    y = x.clone()
+    y.mT.mul_(1.5)
+    return y * x
+
+
+@pytest.mark.parametrize("program", [attended, changed_through_a_view])
+def test_text_is_right_for_other_strides_than_the_example(program):
+    x = leaf(4, 4)
+    function, _ = printed(program, x)
+
+    assert_same(program, function, x.detach().mT.requires_grad_())
+    assert_same(program, function, torch.stack([x, x], -1)[..., 1].detach().requires_grad_())
+
+
 # ---- a wrong pass ----
 
 

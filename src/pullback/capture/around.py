@@ -344,7 +344,8 @@ class _Look:
         for cls, met in list(self.classes.items()):
             module = cls if isinstance(cls, ModuleType) else module_of(cls)
             file = getattr(module, "__file__", None) or ""
-            is_far = queue is self.far or is_elsewhere(module.__name__, file, self.home)
+            name = getattr(module, "__name__", "")  # code that was run as text is of no module
+            is_far = queue is self.far or is_elsewhere(name, file, self.home)
             found = [n for n in vars(cls) if n in self.names and n not in met]
             met.update(found)
             self.places.size(vars(cls))

@@ -86,10 +86,11 @@ class Capture:
     names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
     Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
     not be linear in the cotangents. `sees_offsets` says whether the graph holds only for arguments
-    that begin where those did in their memory. `local_names` gives the user's name for what a node
-    computes, by the name of the node. `conditions` is what was assumed of sizes and strides,
-    `clauses` the same one by one. `autocast` and `default_dtype` are those that it was captured
-    under.
+    that begin where those did in their memory, and `cuts_history` whether the program took numbers
+    out of their history (`detach`), which the graph does not tell. `local_names` gives the user's
+    name for what a node computes, by the name of the node. `conditions` is what was assumed of
+    sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are those that
+    it was captured under.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Capture:
     conditions: str
     stage: Stage
     sees_offsets: bool = False
+    cuts_history: bool = False
     clauses: tuple[str, ...] = ()
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     default_dtype: torch.dtype = torch.float32
@@ -136,7 +138,7 @@ class Capture:
     def linked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """These tensors as arguments of a node: those that no gradient reaches without history."""
         return [
-            tensor if one.needs or not tensor.requires_grad else tensor.detach()
+            tensor if one.needs or not tensor.requires_grad else _without_history(tensor)
             for tensor, one in zip(tensors, self.inputs, strict=False)
         ]
 
@@ -219,6 +221,18 @@ def _alone(program: Callable[..., Any], place: Callable[[], str]) -> Iterator[No
         yield
 
 
+def _without_history(tensor: Tensor) -> Tensor:
+    """An alias that no gradient reaches, and that knows the tensor which the caller may hold."""
+    alias: Any = tensor.detach()
+    alias._pb_source = tensor
+    return alias  # type: ignore[no-any-return]
+
+
+def source_of(tensor: Tensor) -> Tensor:
+    """The tensor that the caller gave, for one that a node was given."""
+    return getattr(tensor, "_pb_source", tensor)
+
+
 def _settle_idle(traced: Traced, joint: JointGraph) -> None:
     """Let an argument that no gradient reaches be one that needs none.
 
@@ -262,6 +276,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
         conditions=joined(clauses),
         stage=stage,
         sees_offsets=sees_offsets,
+        cuts_history=traced.cuts_history,
         clauses=clauses,
         autocast=autocast_now(),
         default_dtype=torch.get_default_dtype(),

@@ -88,6 +88,7 @@ class Traced:
     functions: list[type]  # the Functions among the units
     is_handwritten: bool
     reads_offsets: bool
+    cuts_history: bool
     in_spec: Spec
     out_spec: Spec
     leaves: list[Any]
@@ -106,6 +107,7 @@ class Tracing:
     functions: list[type] = field(default_factory=list)
     is_handwritten: bool = False
     reads_offsets: bool = False
+    cuts_history: bool = False
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
@@ -139,6 +141,7 @@ class Tracing:
             self.functions,
             self.is_handwritten,
             self.reads_offsets,
+            self.cuts_history,
             self.in_spec,
             self.out_spec,
             self.leaves,
@@ -225,6 +228,8 @@ class Tracing:
                 require_drawn_once(self.name, call)
             self.is_handwritten |= call.name == "register_hook"
             self.reads_offsets |= call.name in READS
+            if marks.phase == FORWARD:
+                self.cuts_history |= _cuts(call.name, touched, result)
             if outermost and is_unit(result, before, versions_of(touched)):
                 self.units.append(call.name)
                 self.functions += [call.owner] if call.kind == FUNCTION else []
@@ -328,3 +333,20 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+_NEW = ("zeros_like", "ones_like", "empty_like", "full_like", "new_", "rand")
+"""How calls begin that take no number from a tensor but its kind."""
+
+
+def _cuts(name: str, given: Sequence[Tensor], result: Any) -> bool:
+    """Whether a call took numbers that have a history, and gave some without: `detach`, `no_grad`.
+
+    The ops of a graph do not tell it, so to differentiate them again is another derivative.
+    """
+    if name.startswith(_NEW) or not any(tensor.requires_grad for tensor in given):
+        return False
+    return any(
+        (tensor.is_floating_point() or tensor.is_complex()) and not tensor.requires_grad
+        for tensor in tensors_in(result)
+    )

@@ -231,9 +231,11 @@ class _Derived:
     def _needs_inputs(self, recipe: Recipe) -> bool:
         """Whether backward may have to run the program again, with inputs that nobody holds.
 
-        A second derivative does where an intermediate is saved. "everything" has room for them.
+        A second derivative does where an intermediate is saved, or something is detached.
+        "everything" has room for them.
         """
-        if self.keeps_inputs or (self.recipes.save == "everything" and recipe.saves_between):
+        needs_program = recipe.saves_between or recipe.captured.cuts_history
+        if self.keeps_inputs or (self.recipes.save == "everything" and needs_program):
             return True
         return _must_keep_inputs(recipe.captured)
 

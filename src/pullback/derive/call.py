@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.joint import Capture
+from pullback.capture.joint import Capture, source_of
 from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.trees import flatten
 from pullback.derive.recipe import Recipe
 from pullback.derive.second import pull_again
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, DoubleBackwardError
 from pullback.function.slots import version_of
 
 
@@ -36,7 +36,8 @@ class Inputs:
         """Those of `row`, some of which are `saved`."""
         at = {id(tensor): place for place, tensor in enumerate(saved)}
         places = [at.get(id(tensor)) for tensor in row]
-        return cls(places, [weakref.ref(x) for x in row], [version_of(x) for x in row])
+        refs = [weakref.ref(source_of(x)) for x in row]
+        return cls(places, refs, [version_of(x) for x in row])
 
     def find(self, saved: Sequence[Any]) -> list[Tensor] | None:
         """The inputs as forward saw them, or None when one is gone or changed."""
@@ -112,6 +113,8 @@ def _pulled_again(
     if row is None or not can_repeat():
         if is_partial:
             raise _partial(captured)
+        if captured.cuts_history:
+            raise _gone(captured)
         return None
     closures = [i for i, one in enumerate(captured.inputs) if one.kind != "argument"]
     program = _on_row(captured, call.recipe.program)
@@ -154,6 +157,15 @@ def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
         )
     count = sum(one.kind == "argument" for one in captured.inputs)
     return call.recipe.run(row[:count])[1]
+
+
+def _gone(captured: Capture) -> DoubleBackwardError:
+    return DoubleBackwardError(
+        f"`{captured.name}`, which detaches, must be run again to be differentiated twice: its ops "
+        "do not tell what was detached",
+        got="an argument, or something that it reads from around it, that is gone or changed",
+        fix="hold its arguments until then, or derive it with save='everything'",
+    )
 
 
 def _partial(captured: Capture) -> CaptureError:

@@ -287,8 +287,24 @@ def activation(name: str, most: int) -> Spelling:
     return spell
 
 
+def attention(count: int) -> Spelling:
+    """A kernel of attention on a CPU with its first `count` arguments contiguous.
+
+    It takes a last stride of 1 for granted and checks nothing. PyTorch chooses it for such inputs
+    alone; the text must also run on others.
+    """
+
+    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+        args = [Text(writer.method(arg, "contiguous").text) for arg in node.args[:count]]
+        return writer.call(f"torch.ops.{op_of(node)}", *args, *node.args[count:], **node.kwargs)
+
+    return spell
+
+
 TABLE: Spellings = {
     aten._conj.default: conjugate,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention(3),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention(4),
     aten._softmax.default: softmax("softmax"),
     aten._log_softmax.default: softmax("log_softmax"),
     aten.where.self: where,
