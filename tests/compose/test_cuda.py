@@ -95,7 +95,7 @@ def test_native_node_runs_without_python(name, dtype, size, monkeypatch):
         for got, wanted in zip(gradients(combined.apply, args), want, strict=True):
             assert (got - wanted).norm() <= tolerance * wanted.norm()
 
-    assert len(read) == 3  # forward, and backward for two layouts of cotangents
+    assert len(read) >= 2  # forward, and backward for each layout of cotangents
     assert None not in read
 
 
