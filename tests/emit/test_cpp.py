@@ -92,7 +92,7 @@ def test_emitted_python_agrees_with_emitted_cpp(name, ops):
     text = pb.emit(case.thing, "python", examples=(*given, *case.plain))
     space = {"__name__": "emitted"}
     exec(compile(text, f"<{name}>", "exec"), space)
-    called = eval(re.search(r"got, expected = called\((.+?), given\),", text)[1], space)
+    called = eval(re.search(r"outputs = called\((.+?), given\)", text)[1], space)
     python = case.emitted(called, ())
     cpp = case.emitted(ops[name])
 
