@@ -358,6 +358,31 @@ def test_text_is_right_for_other_strides_than_the_example(program):
     assert_same(program, function, torch.stack([x, x], -1)[..., 1].detach().requires_grad_())
 
 
+def changed_through_what_may_be_a_copy(x):
+    y = x.clone()
+    y.flatten()[::2].mul_(2)
+    return y.sin()
+
+
+def test_text_that_goes_by_the_layout_refuses_another_one():
+    x = leaf(4, 3)
+    function, _ = printed(changed_through_what_may_be_a_copy, x)
+
+    assert_same(changed_through_what_may_be_a_copy, function, x)
+    with pytest.raises(ValueError, match="x must be contiguous: pass a copy"):
+        function.apply(x.mT)
+
+
+def test_argument_that_no_gradient_reaches_has_no_second_one():
+    x, y = leaf(3), leaf(3)
+    function, _ = printed(lambda x, y: x.sin() * y.detach(), x, y)
+    (first,) = torch.autograd.grad(function.apply(x, y).sum(), x, create_graph=True)
+
+    (second,) = torch.autograd.grad(first.sum(), y, allow_unused=True)
+
+    assert second is None
+
+
 # ---- a wrong pass ----
 
 

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -171,6 +171,21 @@ class Agreement:
         return not all_close(outputs, expected.outputs)
 
     @functools.cached_property
+    def _turned(self) -> Row:
+        """The example with its dimensions in the other order in memory."""
+        tensors = tuple(
+            t if one.tensor is not None else t.permute(_turned(t)).contiguous().permute(_turned(t))
+            for t, one in zip(self.rows[0].tensors, self.captured.inputs, strict=True)
+        )
+        return replace(self.rows[0], tensors=tensors, what="inputs with other strides")
+
+    def is_same_strided(self, call: Call) -> bool:
+        """Whether `call` is the program, or raises, for inputs with other strides, too."""
+        expected = self._expect(self._turned, is_wide=False)
+        got = None if expected is None else self._run(call, self._turned)
+        return expected is None or got is None or self._apart(expected, got, self._turned) is None
+
+    @functools.cached_property
     def links(self) -> list[frozenset[int]]:
         """For each output, the places of the inputs that give it a history, each by itself.
 
@@ -307,6 +322,10 @@ class Agreement:
 
 
 # ---- running ----
+
+
+def _turned(tensor: Tensor) -> list[int]:
+    return list(reversed(range(tensor.dim())))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,13 @@ from pullback.capture.joint import Capture, Input
 from pullback.capture.trees import paths_of, unflatten
 from pullback.derive.again import Again, again_of, refusing
 from pullback.derive.agreement import Agreement, Call, Difference
+from pullback.derive.forward_lines import (
+    idle_among,
+    layout_checks,
+    offset_checks,
+    taken_apart,
+    without_history,
+)
 from pullback.derive.likes import Like
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
@@ -23,7 +30,6 @@ from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import text_of
 from pullback.graph.text_lines import NAME
-from pullback.graph.values import is_smooth
 
 WIDTH = 88
 LARGEST_CONSTANT = 64
@@ -112,12 +118,13 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
         for one, given in zip(captured.inputs, names, strict=True)
         if one.kind == "constant"
     )
-    checks = list(fixed_sizes(captured, names))
+    checks, goes_by_layout = list(fixed_sizes(captured, names)), False
 
     def made(more: Again) -> Source:
         doc = _doc(captured, parts, said, more.extra, checks)
         lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
-        lines += [*_forward(agreement, parts, more, name, checks), ""]
+        lines += _forward(agreement, parts, more, name, checks, goes_by_layout=goes_by_layout)
+        lines.append("")
         lines += _backward(captured, parts, more)
         return Source(parts, constants, tuple(lines))
 
@@ -127,6 +134,7 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
     more = again_of(parts, name)
     checks += needed_sizes(agreement, names, call(made(more)), checks)
     checks = gathered(checks, captured, names)
+    goes_by_layout = not agreement.is_same_strided(call(made(more)))
     if not more.is_refusing and not agreement.is_same_twice(call(made(more))):
         more = refusing(name, "its ops do not tell its second derivative")
     return made(more)
@@ -231,73 +239,32 @@ def _why(parts: Parts, node: fx.Node) -> str:
 
 
 def _forward(
-    agreement: Agreement, parts: Parts, more: Again, name: str, checks: Sequence[SizeCheck]
+    agreement: Agreement,
+    parts: Parts,
+    more: Again,
+    name: str,
+    checks: Sequence[SizeCheck],
+    *,
+    goes_by_layout: bool,
 ) -> list[str]:
     captured = agreement.captured
     text = text_of(parts.forward, parts.names)
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned, kept = list(text.returned[:count]), text.returned[count : count + saved]
-    body = _offset_checks(captured, text.parameters)
+    body = offset_checks(captured, text.parameters)
+    body += layout_checks(captured, given, name) if goes_by_layout else []
     body += [line for check in checks for line in check.lines(name)]
     body += text.statements
-    kept = (*kept, *more.extra)
+    idle = idle_among(captured, text.parameters)
+    kept = tuple(f"{n}.detach()" if n in idle else n for n in (*kept, *more.extra))
     body += [f"ctx.save_for_backward({', '.join(kept)})"] if kept else []
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
-    body += _taken_apart(captured, parts, returned)
-    body += _without_history(agreement, returned)
+    body += taken_apart(captured, parts, returned)
+    body += without_history(agreement, returned)
     body.append(f"return {', '.join(returned)}")
     return _method("forward", ["ctx", *given], body)
-
-
-def _offset_checks(captured: Capture, parameters: Sequence[str]) -> list[str]:
-    """What refuses inputs that do not begin where their memory does, if that can be seen."""
-    pairs = zip(parameters, captured.inputs, strict=True)
-    return [
-        f"if {name}.storage_offset() != 0:\n"
-        f'    raise ValueError("`{name}` must begin where its memory does: pass a clone")'
-        for name, one in pairs
-        if one.offset is not None
-    ]
-
-
-def _without_history(agreement: Agreement, returned: Sequence[str]) -> list[str]:
-    """What marks the outputs that have no gradient, at all or in a call whose inputs need none."""
-    captured, links = agreement.captured, iter(agreement.links)
-    silent, some = list[str](), dict[frozenset[int], list[str]]()
-    given = [place for place, one in enumerate(captured.inputs) if one.is_given]
-    smooth = frozenset(place for place in given if is_smooth(captured.joint.inputs[place]))
-    for o in captured.outputs:
-        linked = next(links, smooth) if o.returned and o.index is not None else smooth
-        if o.index is None or o.kind != "tensor":
-            continue
-        if not o.differentiable:
-            silent.append(returned[o.index])
-        elif linked and linked != smooth:
-            some.setdefault(linked, []).append(returned[o.index])
-    if not some:
-        return [f"ctx.mark_non_differentiable({', '.join(silent)})"] if silent else []
-    rows = [f"{name}," for name in silent]
-    for linked, names in some.items():
-        flags = [f"ctx.needs_input_grad[{given.index(place)}]" for place in sorted(linked)]
-        rows.append(f"*([] if {' or '.join(flags)} else [{', '.join(names)}]),")
-    return ["ctx.mark_non_differentiable(", *(f"    {row}" for row in rows), ")"]
-
-
-def _taken_apart(captured: Capture, parts: Parts, returned: list[str]) -> Iterator[str]:
-    """Let a tensor that is returned both with a gradient and without be two, as in the program."""
-    tensors = [o for o in captured.outputs if o.index is not None and o.kind == "tensor"]
-    live = {returned[o.index] for o in tensors if o.differentiable and o.index is not None}
-    taken = {*parts.names.values(), *returned}
-    for o in tensors:
-        if o.index is not None and not o.differentiable and returned[o.index] in live:
-            old, number = returned[o.index], 0
-            while (new := f"{old}_detached{number or ''}") in taken:
-                number += 1
-            taken.add(new)
-            returned[o.index] = new
-            yield f"{new} = {old}.detach()"
 
 
 def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
