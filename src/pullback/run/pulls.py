@@ -203,8 +203,10 @@ class General:
         absent = {place for place, c in enumerate(cotangents) if c is None}
         pairs = zip(cotangents, spec.cotangents, strict=True)
         laid = [like.empty().zero_() if c is None else like.empty().copy_(c) for c, like in pairs]
-        # The compiled backward may write over what is saved: it gets copies here.
-        read = [x.clone() for x in kept[: recipe.saved_count]]
+        # The compiled backward may write over what is saved: it gets copies, with the strides that
+        # it goes by, which a clone of a slice has not.
+        saved = [(x, Layout.of(x, needs=False)) for x in kept[: recipe.saved_count]]
+        read = [x if like.overlaps else like.empty().copy_(x) for x, like in saved]
         row = [*read, *numbers, *laid]
         made = iter(self.backward(row).run(list(row)))
         pulled = [next(made) if one.needs else None for one in recipe.captured.inputs]
