@@ -223,7 +223,8 @@ PLANTED = {
     "LastRowForgotten": {
         "x": (
             "zero where a gradient flows, only at index -1 of dimension 0",
-            "use `3 * g` instead of `torch.zeros_like(g)`",
+            "use `3 * g` instead of `torch.zeros_like(g)` in "
+            "`torch.zeros_like(g).slice_scatter(3 * g[:-1], 0, 0, -1)`",
         )
     },
     "MeanOfFour": {
