@@ -53,26 +53,34 @@ def gradients(function, x, w, end):
     return torch.autograd.grad(end(function(x, w)), (x, w))
 
 
-@pytest.mark.parametrize("backend", COMPILING)
-def test_every_layout_and_cotangent_is_right_and_compiled(backend):
+def check_layouts(backend, layouts, ends):
     w = leaf(8)
     combined = pb.combine(scale, leaf(2, 4, 6, 8), w, backend=backend)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UncompiledWarning)
         warnings.simplefilter("error", WrongCodeWarning)
-        for make in LAYOUTS.values():
+        for make in (LAYOUTS[name] for name in layouts):
             x = make()
-            for end in ENDS.values():
+            for end in (ENDS[name] for name in ends):
                 got = gradients(combined.apply, x, w, end)
                 torch.testing.assert_close(got, gradients(scale, x, w, end), rtol=1e-4, atol=1e-5)
             assert combined.apply(x, w).stride() == scale(x, w).stride()
+    count = len(layouts) * (len(ends) + 1)
     assert "uncompiled" not in combined.explain()
-    assert (
-        f'{len(LAYOUTS) * (len(ENDS) + 1)} calls run by backend "{backend}"' in combined.explain()
-    )
+    assert f'{count} calls run by backend "{backend}"' in combined.explain()
 
 
+def test_some_layouts_and_cotangents_are_right_and_compiled():
+    check_layouts("native", ["contiguous", "transposed", "expanded"], ["dense", "sum", "attention"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPILING)
+def test_every_layout_and_cotangent_is_right_and_compiled(backend):
+    check_layouts(backend, list(LAYOUTS), list(ENDS))
+
+
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_sizes_share_code_in_each_pattern_of_strides(backend, monkeypatch):
     from pullback.run import inductor
 
@@ -126,7 +134,7 @@ def test_rope_of_transposed_heads_is_compiled():
 # ---- moments ----
 
 
-@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_no_grad_inference_and_autocast_are_compiled(backend):
     def linear(x, w):
         return torch.tanh(x @ w) * 2
@@ -153,7 +161,7 @@ def test_no_grad_inference_and_autocast_are_compiled(backend):
     assert "uncompiled" not in combined.explain()
 
 
-@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_lists_dicts_and_keywords_are_compiled(backend):
     def program(pair, more, *, factor=2.0):
         return pair[0] * more["w"] * factor + pair[1]
@@ -176,7 +184,7 @@ def test_lists_dicts_and_keywords_are_compiled(backend):
 # ---- outputs without cotangent, or without gradient ----
 
 
-@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_output_that_nobody_uses_costs_no_compiled_code(backend):
     def two(x, w, b):
         return torch.sin(x * w), x * b

@@ -56,7 +56,7 @@ def test_integers_are_never_invented(tensor):
 
     assert again.dtype is tensor.dtype
     assert torch.equal(again, tensor)
-    assert like.whole.data_ptr() != tensor.data_ptr()
+    assert like.sample.data_ptr() != tensor.data_ptr()
 
 
 def test_integers_of_another_shape_are_cropped_or_repeated():

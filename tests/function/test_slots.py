@@ -499,19 +499,21 @@ def test_every_private_name_is_in_this_file():
     assert [name for name in sorted(wanted) if f"slots.{name}" not in text] == []
 
 
-def test_moment_is_plain_unless_something_is_around():
+def test_moment_is_ordinary_unless_something_is_around():
     around = {
-        "no gradients": torch.no_grad(),
-        "autocast": torch.autocast("cpu", torch.bfloat16),
         "a mode of functions": torch.device("cpu"),
         "forward mode": torch.autograd.forward_ad.dual_level(),
     }
 
-    assert slots.is_plain_moment()
+    assert slots.is_ordinary_moment()
     assert not slots.in_forward_mode()
+    assert not slots.has_autocast()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert slots.is_ordinary_moment()
+        assert slots.has_autocast()
     for name, context in around.items():
         with context:
-            assert not slots.is_plain_moment(), name
+            assert not slots.is_ordinary_moment(), name
             assert slots.in_forward_mode() == (name == "forward mode")
 
 

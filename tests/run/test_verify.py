@@ -216,7 +216,9 @@ SOUND = {
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("case", SOUND)
 def test_rounding_is_no_fault(case, dtype):
     program, shape = SOUND[case]

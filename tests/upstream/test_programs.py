@@ -12,7 +12,7 @@ from tests.upstream.programs import program_of
 from tests.upstream.statements import DEFINITIONS, STATEMENTS
 
 SEEDS = 120
-QUICK = 4
+QUICK = 2
 TURNS = 2
 """Layouts of a program besides the plain one."""
 

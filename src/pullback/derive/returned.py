@@ -7,10 +7,12 @@ it. It is called like the program that it was made of: `K(x)` is `K.apply(x)`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from pullback.errors import CaptureError
-from pullback.graph.cut import Point
+
+if TYPE_CHECKING:
+    from pullback.graph.cut import Point
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

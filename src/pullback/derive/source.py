@@ -52,6 +52,7 @@ def module_source(
     captured: Capture, save: str | int, name: str, program: Any, likes: Sequence[Like]
 ) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
+    require_beginnings(captured, to="printed")
     source = function_source(captured, save, name, program, likes)
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
     head = [f'"""{said}"""', "", "import torch"]
@@ -336,8 +337,7 @@ def _is_flat(captured: Capture) -> bool:
 def require_flat(captured: Capture, *, to: str) -> None:
     """Raise unless a program returns a tensor, or a tuple or list of tensors and values.
 
-    Its inputs must begin where their memory does, if it can see that. `to` says what for, such as
-    "emitted".
+    `to` says what for, such as "emitted".
     """
     if not _is_flat(captured):
         raise CaptureError(
@@ -345,6 +345,11 @@ def require_flat(captured: Capture, *, to: str) -> None:
             got=f"a nested {captured.out_spec.type.__name__}",
             fix="return the tensors in one tuple, and nest them outside",
         )
+    require_beginnings(captured, to=to)
+
+
+def require_beginnings(captured: Capture, *, to: str) -> None:
+    """Raise unless the inputs begin where their memory does, if the program can see that."""
     late = [one for one in captured.inputs if one.offset]
     if late:
         raise CaptureError(

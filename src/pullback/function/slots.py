@@ -168,11 +168,6 @@ def has_autocast() -> bool:
     return _any_autocast()
 
 
-def is_plain_moment() -> bool:
-    """Whether this thread records gradients for ordinary backwards, and does nothing besides."""
-    return torch.is_grad_enabled() and is_ordinary_moment() and not _any_autocast()
-
-
 def is_built(ctx: Any) -> bool:
     """Whether the outputs of a context's forward are registered: forward is over."""
     return bool(ctx._input_metadata)

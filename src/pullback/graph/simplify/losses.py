@@ -31,8 +31,8 @@ def mse_loss(x: Any, y: Any, reduction: int = MEAN) -> Any:
 
 
 def mse_loss_backward(g: Any, x: Any, y: Any, reduction: int) -> Any:
-    """2 (x - y), multiplied in the order of the kernel, so that it overflows where that does."""
-    return averaged(2.0, x, reduction) * (x - y) * g
+    """2 (x - y), which is divided first, so that it overflows where the kernel's does."""
+    return averaged(x - y, x, reduction) * 2.0 * g
 
 
 def huber_loss_backward(g: Any, x: Any, y: Any, reduction: int, delta: float) -> Any:
