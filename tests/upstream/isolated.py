@@ -33,7 +33,7 @@ class Server:
     """A process that runs pieces of work in children: see `WORK` for what there is."""
 
     def __init__(self, **environment: str) -> None:
-        settings = {
+        self._settings = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
             "OMP_NUM_THREADS": "1",
@@ -41,25 +41,41 @@ class Server:
             "PULLBACK_BACKENDS": "eager,inductor,native",
             **environment,
         }
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.upstream.isolated"],
             cwd=ROOT,
-            env=settings,
+            env=self._settings,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def rows(self, work: str, *args: Any, seconds: int) -> list[dict[str, Any]]:
-        """The rows of a piece of work; the last has the status "died" if the child did."""
+        """The rows of a piece of work; the last has the status "died" if the child did.
+
+        A server that somebody ended is started anew.
+        """
+        for _ in range(2):
+            answer = self._asked(json.dumps([work, args, seconds]) + "\n")
+            if answer:
+                return list(json.loads(answer))
+            self._process.wait()
+            self._start()
+        raise RuntimeError(f"the server ended twice at {work} {args}")
+
+    def _asked(self, question: str) -> str:
+        """The line that the server answers, or nothing if it is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([work, args, seconds]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the server is gone, with exit code {self._process.wait()}")
-        return list(json.loads(answer))
+        try:
+            self._process.stdin.write(question)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        return self._process.stdout.readline()
 
     def close(self) -> None:
         """End the server."""

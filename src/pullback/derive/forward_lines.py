@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import fx
+
 from pullback.capture.joint import Capture
 from pullback.derive.agreement import Agreement
 from pullback.derive.recipe import Parts
+from pullback.graph.cost import base_of, op_name
+from pullback.graph.parts import calls
 from pullback.graph.values import is_smooth
 
 
@@ -31,6 +35,14 @@ def offset_checks(captured: Capture, parameters: Sequence[str]) -> list[str]:
     ]
 
 
+def reads_memory(captured: Capture) -> bool:
+    """Whether an op takes the numbers of an input by their places in memory (`as_strided`)."""
+    inputs = set(captured.joint.inputs)
+    raw = (node for node in calls(captured.joint.graph) if op_name(node).startswith("as_strided"))
+    sources = (node.args[0] for node in raw)
+    return any(isinstance(one, fx.Node) and base_of(one) in inputs for one in sources)
+
+
 def layout_checks(captured: Capture, parameters: Sequence[str], name: str) -> list[str]:
     """What refuses inputs in another layout than the plain one, if that decides what is computed.
 
@@ -45,7 +57,7 @@ def layout_checks(captured: Capture, parameters: Sequence[str], name: str) -> li
         f"if not {parameter}.is_contiguous():\n"
         f'    raise ValueError("`{name}`: {parameter} must be contiguous: pass a copy")'
         for parameter, node in zip(parameters, given, strict=True)
-        if is_smooth(node) and node.meta["val"].dim() > 1
+        if is_smooth(node) and node.meta["val"].dim() > 0
     ]
 
 

@@ -19,6 +19,7 @@ from pullback.derive.forward_lines import (
     idle_among,
     layout_checks,
     offset_checks,
+    reads_memory,
     taken_apart,
     without_history,
 )
@@ -134,7 +135,7 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
     more = again_of(parts, name)
     checks += needed_sizes(agreement, names, call(made(more)), checks)
     checks = gathered(checks, captured, names)
-    goes_by_layout = not agreement.is_same_strided(call(made(more)))
+    goes_by_layout = reads_memory(captured) or not agreement.is_same_strided(call(made(more)))
     if not more.is_refusing and not agreement.is_same_twice(call(made(more))):
         more = refusing(name, "its ops do not tell its second derivative")
     return made(more)

@@ -27,7 +27,10 @@ MANY = 1 << 12
 SIZES = 16
 """Rows of other sizes of a kind that are tried: each costs a run of the program and of the text."""
 
-UNCHECKED = ("attention", "segment_reduce", "embedding_bag", "_fft_c2r", "cudnn", "miopen")
+UNCHECKED = (
+    *("attention", "segment_reduce", "embedding_bag", "_fft_c2r", "cudnn", "miopen"),
+    *("lu_unpack", "lu_solve", "ldl_solve"),
+)
 """Parts of the names of ops with kernels that go by one size in memory of another."""
 
 Shapes = tuple[tuple[int, ...], ...]
