@@ -216,8 +216,7 @@ def lightened(
 
     light = Light(known.program, make, general, nodes.paths)
     nodes.await_backends(light.forget)
-    call: Any = light.make_call()
-    return call, nodes
+    return light.make_call(), nodes
 
 
 def _entry(captured: Any, node: Entry, args: tuple[Any, ...], general: Entry) -> Entry:
