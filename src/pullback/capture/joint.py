@@ -21,7 +21,7 @@ from pullback.capture.offsets import counts_from_memory
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
-from pullback.capture.trees import Spec, unflatten
+from pullback.capture.trees import Spec, literal_of, unflatten
 from pullback.capture.watch import Watcher
 from pullback.function.isolation import uncompiled
 from pullback.graph.parts import JointGraph
@@ -72,6 +72,11 @@ class Output:
     used: bool
     changes: int | None
     returned: bool
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a text can return it: all but constants that Python cannot write."""
+        return self.returned and (self.index is not None or literal_of(self.value) is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,9 +6,11 @@ containers; everything else is a leaf.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -48,3 +50,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 def paths_of(tree: Any) -> list[str]:
     """How each leaf is reached, as Python writes it: `[0]`, `['w']`, `.scale`."""
     return [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(tree)]
+
+
+def literal_of(leaf: Any) -> str | None:
+    """A leaf as Python writes it; None where it has no such form, as a tensor has none."""
+    is_plain = leaf is None or isinstance(leaf, bool | int | str | torch.dtype)
+    is_plain |= isinstance(leaf, float) and math.isfinite(leaf)
+    return repr(leaf) if is_plain else None

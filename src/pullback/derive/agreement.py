@@ -31,6 +31,8 @@ from pullback.derive.trial_rows import Row, size_rows, value_rows
 from pullback.function.isolation import RandomState
 
 SEED = 1
+
+ALL = "all outputs"
 LARGEST_TRIAL = 1 << 22
 """Elements of an input beyond which nothing is tried at sizes of a caller's own choice."""
 
@@ -106,7 +108,10 @@ class Agreement:
             pairs = zip(row, self.captured.inputs, strict=True)
             given = [t for t, one in pairs if one.is_given and one.name not in held]
             with autocast_off(), _default_dtype(torch.float32):
-                return flatten(function(*given))[0]
+                leaves, spec = flatten(function(*given))
+            if spec.is_leaf() != self.captured.out_spec.is_leaf():
+                raise TypeError(f"{'one value' if spec.is_leaf() else 'a row'} is returned")
+            return leaves
 
         return call
 
@@ -118,7 +123,7 @@ class Agreement:
             own = [t for t, one in zip(row, captured.inputs, strict=True) if one.tensor is None]
             with autocast_as(captured.autocast), _default_dtype(captured.default_dtype):
                 leaves = flatten(function(*captured.fill(own)))[0]
-            kept = [o.index is not None for o in captured.outputs if o.returned]
+            kept = [o.is_written for o in captured.outputs if o.returned]
             same = len(kept) == len(leaves)
             return (
                 [leaf for leaf, flag in zip(leaves, kept, strict=False) if flag] if same else leaves
@@ -278,6 +283,8 @@ class Agreement:
         outputs = zip(expected.outputs, got.outputs, strict=True)
         pairs = [(f"output {i}", *p) for i, p in enumerate(outputs)]
         for (which, theirs), (_, mine) in zip(expected.gradients, got.gradients, strict=True):
+            if which != ALL and not row.is_finite:
+                continue
             rows = zip(names, theirs, mine, strict=True)
             pairs += [(f"the gradient of `{name}` by {which}", a, b) for name, a, b in rows]
         floor = SMALL * max([1.0, *(_largest(a) for _, a, _ in pairs)])
@@ -295,8 +302,9 @@ class Agreement:
         who may have meant so; else it is an op that lacks a formula. Where `call` has none, they
         are the same only if it `may_raise` as the program does.
         """
-        rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and row.is_served]
-        known = [row for row in rows if self._expect(row, is_wide=self.is_wide) is not None]
+        rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and row.is_finite]
+        served = [row for row in rows if row.is_served]
+        known = [row for row in served if self._expect(row, is_wide=self.is_wide) is not None]
         return all(self._is_same_twice(call, row, may_raise) for row in known)
 
     def _is_same_twice(self, call: Call, row: Row, may_raise: bool) -> bool:
@@ -377,7 +385,7 @@ def _run(call: Call, row: Sequence[Tensor], captured: Capture) -> Run:
         pulled = torch.autograd.grad(
             [y for _, y in some], wanted, cotangents, retain_graph=True, allow_unused=True
         )
-        which = f"output {some[0][0]} alone" if len(some) < len(live) else "all outputs"
+        which = f"output {some[0][0]} alone" if len(some) < len(live) else ALL
         gradients.append((which, list(pulled)))
     return Run(values, [isinstance(y, Tensor) and y.requires_grad for y in outputs], gradients)
 

@@ -68,7 +68,7 @@ def without_history(agreement: Agreement, returned: Sequence[str]) -> list[str]:
     given = [place for place, one in enumerate(captured.inputs) if one.is_given]
     smooth = frozenset(place for place in given if is_smooth(captured.joint.inputs[place]))
     for o in captured.outputs:
-        linked = next(links, smooth) if o.returned and o.index is not None else smooth
+        linked = next(links, smooth) if o.is_written else smooth
         if o.index is None or o.kind != "tensor":
             continue
         if not o.differentiable:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, Input
-from pullback.capture.trees import paths_of, unflatten
+from pullback.capture.trees import Spec, literal_of, paths_of, unflatten
 from pullback.derive.again import Again, again_of, refusing
 from pullback.derive.agreement import Agreement, Call, Difference
 from pullback.derive.forward_lines import (
@@ -264,8 +264,21 @@ def _forward(
         body.append(f"ctx.{parts.names[node]} = {value}")
     body += taken_apart(captured, parts, returned)
     body += without_history(agreement, returned)
-    body.append(f"return {', '.join(returned)}")
+    body.append(return_line(captured, returned))
     return _method("forward", ["ctx", *given], body)
+
+
+def return_line(captured: Capture, values: Sequence[str]) -> str:
+    """What a text returns, with these names for the outputs of the graph: all that it can write."""
+    written = [o for o in captured.outputs if o.is_written]
+    row = [literal_of(o.value) if o.index is None else values[o.index] for o in written]
+    return returning([text for text in row if text is not None], captured.out_spec)
+
+
+def returning(row: Sequence[str], spec: Spec) -> str:
+    """A return of these values: a tuple of one stays a tuple."""
+    is_row_of_one = len(row) == 1 and not spec.is_leaf()
+    return f"return ({row[0]},)" if is_row_of_one else f"return {', '.join(row)}"
 
 
 def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
@@ -282,7 +295,7 @@ def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
     gradients = [next(pulled) if one.needs else "None" for one in captured.inputs if one.is_given]
     body += [*more.lines, *text.statements, f"return {', '.join(gradients)}"]
     every = iter(cotangents)
-    returned = [o for o in captured.outputs if o.returned and o.index is not None]
+    returned = [o for o in captured.outputs if o.is_written]
     named = [next(every) if o.differentiable and o.used else "_" for o in returned]
     return _method("backward", ["ctx", *_distinct(named)], body)
 
@@ -323,7 +336,7 @@ def returned_form(captured: Capture) -> str:
     is_named = isinstance(example, tuple) and len(fields) == spec.num_leaves
     places = fields if is_named else paths_of(example)
     returned = zip(places, (o for o in captured.outputs if o.returned), strict=True)
-    listed = ", ".join(place for place, o in returned if o.index is not None)
+    listed = ", ".join(place for place, o in returned if o.is_written)
     return f"a {'plain' if is_named else 'flat'} tuple: {listed}"
 
 

@@ -43,6 +43,8 @@ class Row:
     `is_usual` is False where they leave the range of the example: what is not finite there is not
     compared. `is_served` says whether the capture claims to be right for their sizes, and `is_odd`
     whether these are such as nobody means: a size of 1 beside a larger one, which is broadcast.
+    Where not `is_finite`, one cotangent alone is not compared: a node gets zeros for the others,
+    and zero times infinity is NaN.
     """
 
     tensors: tuple[Tensor, ...]
@@ -50,6 +52,7 @@ class Row:
     is_usual: bool = True
     is_served: bool = True
     is_odd: bool = False
+    is_finite: bool = True
 
     def widened(self, captured: Capture) -> Row:
         """The row in double precision; tensors from around the program stay as they are."""
@@ -70,7 +73,7 @@ def value_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
     rows = [_row(captured, likes, shapes, "the example")]
     for what, change, is_usual in CHANGES:
         changed = _changed(captured, rows[0].tensors, change)
-        rows.append(Row(changed, what, is_usual))
+        rows.append(Row(changed, what, is_usual, is_finite=change is not _unbounded))
     if (equal := _equal(captured, rows[0].tensors)) is not None:
         rows.append(Row(equal, "equal inputs"))
     return rows
@@ -85,13 +88,13 @@ def size_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
         return []
     base = _few(captured, likes)
     seen, rows = {base}, list[Row]()
-    kinds = (_grown(captured, base), _renumbered(captured, base), _parted(captured, base))
-    for place, kind in enumerate(kinds):
-        for shapes in itertools.islice(kind, SIZES):
+    kinds = (_grown, _renumbered, _alone, _parted)
+    for kind in kinds:
+        for shapes in itertools.islice(kind(captured, base), SIZES):
             if shapes not in seen:
                 seen.add(shapes)
                 row = _row(captured, likes, shapes, _shown(shapes))
-                rows.append(replace(row, is_odd=place == 2))
+                rows.append(replace(row, is_odd=kind is _parted))
     return rows
 
 
@@ -110,9 +113,15 @@ def _ties(flat: Tensor, places: Tensor) -> Tensor:
     return flat[places % min(3, flat.numel())]
 
 
+def _unbounded(flat: Tensor, places: Tensor) -> Tensor:
+    every = flat.new_tensor([math.nan, math.inf, -math.inf])
+    return torch.where(places % 4 == 1, every[places // 4 % 3], flat)
+
+
 CHANGES: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool], ...] = (
     ("zeros among them", _zeros, True),
     ("ties among them", _ties, True),
+    ("infinities and NaN among them", _unbounded, True),
     ("nothing but zeros", lambda flat, places: torch.zeros_like(flat), False),
     ("the example with the other sign", lambda flat, places: -flat, False),
     ("the example 1000 times as large", lambda flat, places: 1000 * flat, False),
@@ -220,12 +229,29 @@ def _renumbered(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     """Shapes with other numbers in the place of one that sizes are fixed to."""
     if is_unchecked(captured):
         return
-    shapes = [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
-    fixed = [[not is_open(size) and size > 1 for size in shape] for shape in shapes]
+    fixed = _fixed(captured)
     pairs = [zip(flags, shape, strict=True) for flags, shape in zip(fixed, base, strict=True)]
     for number in sorted({size for pair in pairs for flag, size in pair if flag}):
         for new in (number + 1, 2 * number, 3 * number + 1, 1):
             yield _replaced(base, fixed, number, new)
+
+
+def _alone(captured: Capture, base: Shapes) -> Iterator[Shapes]:
+    """Shapes with another number in one place that is fixed, which may equal others by chance."""
+    if is_unchecked(captured):
+        return
+    for place, flags in enumerate(_fixed(captured)):
+        for dim, flag in enumerate(flags):
+            if flag:
+                shape = base[place]
+                changed = (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])
+                yield (*base[:place], changed, *base[place + 1 :])
+
+
+def _fixed(captured: Capture) -> list[list[bool]]:
+    """For each size of each argument, whether it is a number in the capture, and not 0 or 1."""
+    shapes = [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
+    return [[not is_open(size) and size > 1 for size in shape] for shape in shapes]
 
 
 def _replaced(base: Shapes, fixed: Sequence[Sequence[bool]], number: int, new: int) -> Shapes:

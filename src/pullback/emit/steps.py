@@ -15,12 +15,13 @@ from torch import Tensor
 
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import identifier, unused
-from pullback.capture.trees import map_leaves, tensors_in
+from pullback.capture.trees import literal_of, map_leaves, tensors_in
 from pullback.capture.units import Ref, Unit, part_of
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
 from pullback.derive.likes import drawn
 from pullback.derive.recipe import parts_of
+from pullback.derive.source import returning
 from pullback.emit.python import RESERVED, Pieces, Shown, graph_pieces, snake
 from pullback.emit.subject import Subject, subject_of
 from pullback.emit.twin import own_text
@@ -70,7 +71,9 @@ class _Steps:
             else:
                 for number in group:
                     self.add_unit(program.units[number])
-        returned = [self.names[o.number] for o in program.outputs if isinstance(o, Ref)]
+        every = program.outputs
+        row = [self.names[o.number] if isinstance(o, Ref) else literal_of(o) for o in every]
+        returned = [text for text in row if text is not None]
         nodes = len(self.flow.nodes)
         rest = sum(len(group) for group in self.flow.groups if group not in self.flow.nodes)
         inputs = self.subject.captured.inputs
@@ -81,7 +84,7 @@ class _Steps:
             wrapped(f"def {self.function}", given, ":"),
             f'    """`{self.subject.name}`: {said}."""',
             *(f"    {line}" for line in self.lines),
-            f"    return {', '.join(returned)}",
+            f"    {returning(returned, program.out_spec)}",
         ]
         blocks = (*self.blocks, "\n".join(lines))
         return Pieces(tuple(self.imports), blocks, self.function, frozenset(self.taken), held)
