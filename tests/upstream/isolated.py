@@ -99,7 +99,10 @@ def serve() -> None:
 
 
 def warm() -> None:
-    """Load what every child needs, and capture once: a child then starts where this ended."""
+    """Load what every child needs, and capture once: a child then starts where this ended.
+
+    PyTorch for GPUs starts threads at the first backward, after which no child can run another.
+    """
     import torch
 
     import pullback as pb
@@ -107,9 +110,10 @@ def warm() -> None:
 
     torch.set_num_threads(1)
     assert features.FEATURES
-    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    pb.derive(lambda x: x.sin() * x.sum(), x).source()
-    pb.combine(lambda x: x.cos() * x.mean(), x, backend="eager").apply(x).sum().backward()
+    if not torch.backends.cuda.is_built():
+        x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        pb.derive(lambda x: x.sin() * x.sum(), x).source()
+        pb.combine(lambda x: x.cos() * x.mean(), x, backend="eager").apply(x).sum().backward()
     gc.collect()
     gc.freeze()  # a collection in a child then leaves alone, and does not copy, what is here
 

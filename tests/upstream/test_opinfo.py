@@ -50,6 +50,7 @@ def test_every_op_is_what_pytorch_computes(dtype, part, server, request):
     if request.config.getoption("--update-gold"):
         table.record(found, asked)
 
+    assert {row["op"] for row in rows} == set(names)
     wrong = [row for row in table.merged(rows) if row["status"] not in ("right", "refused")]
     assert table.text(wrong) == ""
     if table.is_of_this_torch():

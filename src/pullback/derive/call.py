@@ -128,7 +128,7 @@ def _pulled(
 ) -> list[Tensor | None]:
     """The gradients by the text; None for an input that only outputs without cotangent reach."""
     recipe = call.recipe
-    absent = {place for place, cotangent in enumerate(given) if cotangent is None}
+    absent = frozenset(place for place, cotangent in enumerate(given) if cotangent is None)
     if absent:
         pairs = zip(wanted, recipe.sources, strict=True)
         wanted = [want and not (flow and flow <= absent) for want, flow in pairs]
@@ -137,7 +137,7 @@ def _pulled(
             for cotangent, (shape, dtype, device) in zip(given, call.kinds(), strict=True)
         ]
     pulled: list[Tensor | None] = recipe.pull(
-        saved[: recipe.saved_count], call.numbers, given, wanted
+        saved[: recipe.saved_count], call.numbers, given, wanted, absent
     )
     return pulled
 

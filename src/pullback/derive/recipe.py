@@ -18,6 +18,7 @@ from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
 from pullback.errors import InternalError
+from pullback.graph.absent import without_absent
 from pullback.graph.cost import is_random
 from pullback.graph.cut import cut
 from pullback.graph.cut_problem import Cut, ancestors
@@ -58,7 +59,7 @@ class Recipe:
     program: Callable[..., Any]
     state: Any
     autocast: Any = ()
-    backwards: dict[tuple[bool, ...], Callable[..., Any]] = field(default_factory=dict)
+    backwards: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def saved_count(self) -> int:
@@ -99,10 +100,12 @@ class Recipe:
         numbers: Sequence[Any],
         cotangents: Sequence[Tensor],
         wanted: Sequence[bool] | None = None,
+        absent: frozenset[int] = frozenset(),
     ) -> list[Tensor | None]:
         """One gradient per input of the capture; None where it needs or has none.
 
-        `wanted` says for each input whether its gradient is asked for; by default all are.
+        `wanted` says for each input whether its gradient is asked for; by default all are. `absent`
+        are the places of cotangents that nobody gave: in their places is anything of their kind.
         """
         laid = [laid_out(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]
@@ -110,19 +113,22 @@ class Recipe:
         mask = tuple(ask for ask, need in zip(asked, needs, strict=True) if need)
         if not any(mask):
             return [None] * len(needs)
-        pulled = iter(_row(self._backward(mask)(*saved, *numbers, *laid), len(mask)))
+        pulled = iter(_row(self._backward(mask, absent)(*saved, *numbers, *laid), len(mask)))
         return [next(pulled) if needed else None for needed in needs]
 
-    def _backward(self, mask: tuple[bool, ...]) -> Callable[..., Any]:
+    def _backward(self, mask: tuple[bool, ...], absent: frozenset[int]) -> Callable[..., Any]:
         """The backward that computes the gradients of `mask`, and nothing for the others."""
-        if mask not in self.backwards:
+        key = mask, absent
+        if key not in self.backwards:
             parts = self.parts
             needed = tuple(place for place, wanted in enumerate(mask) if wanted)
             graph = parts.backward
             if not all(mask):
                 graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
-            self.backwards[mask] = compiled(graph, "backward", self.captured.name, parts.names)
-        return self.backwards[mask]
+            if absent:
+                graph = without_absent(graph, len(parts.joint.cotangents), absent)
+            self.backwards[key] = compiled(graph, "backward", self.captured.name, parts.names)
+        return self.backwards[key]
 
     @functools.cached_property
     def orders(self) -> list[list[int]]:

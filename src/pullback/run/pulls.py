@@ -21,7 +21,7 @@ from pullback.run.choosing import quickest
 from pullback.run.graphs import compiled, text_of
 from pullback.run.lean import lean
 from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, Source
-from pullback.run.paths import ABSENT, BATCHED, HOOKED, TWICE, Reason
+from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, TWICE, Reason
 from pullback.run.verify import graph_difference
 
 if TYPE_CHECKING:
@@ -160,7 +160,10 @@ class General:
         wanted = [one.needs for one in spec.inputs] if wanted is None else wanted
         reason = self._reason(kept, cotangents)
         if reason is None:
-            return self._with_zeros(kept, numbers, cotangents, wanted)
+            made = self._with_zeros(kept, numbers, cotangents, wanted)
+            if not self._is_spoiled(made, cotangents):
+                return made
+            reason = INFINITE
         if self.demands != ANY:
             spec.maker.uncompiled(reason)
         call = Call(
@@ -214,6 +217,13 @@ class General:
         return tuple(
             g if want and not (flow and flow <= absent) else None for g, want, flow in flows
         )
+
+    def _is_spoiled(self, made: Sequence[Any], cotangents: Sequence[Any]) -> bool:
+        """Whether zeros for absent cotangents may have made a gradient of others what it is not."""
+        absent = {place for place, c in enumerate(cotangents) if c is None}
+        flows = zip(made, self.spec.recipe.sources, strict=True)
+        mixed = [g for g, flow in flows if g is not None and flow and flow & absent]
+        return not all(bool(g.isfinite().all()) for g in mixed)
 
     def _kinds(self, kept: Sequence[Any]) -> list[Any]:
         """Shape, dtype and device of each output that carries a gradient."""

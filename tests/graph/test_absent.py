@@ -1,0 +1,69 @@
+"""Outputs that nobody used: what leads to them is not computed, and infinite slopes do no harm."""
+
+import pytest
+import torch
+
+import pullback as pb
+from pullback.errors import DifferingTextError, UncompiledWarning
+
+X = [0.0, 1.0, 4.0]
+
+
+def root_and_double(x):
+    return x.sqrt(), 2 * x
+
+
+def norm_and_parts(x):
+    rows = torch.stack([x, x.sqrt()])
+    return rows.norm(dim=0), rows[0] * 3, torch.cat([x.log(), x])
+
+
+def shared(x):
+    y = x * x
+    return y.sqrt(), y.sum(), y.exp()
+
+
+def gradients(call, some):
+    """The gradient of `x` by some of the outputs, of which the others are never used."""
+    x = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    outputs = call(x)
+    total = sum((outputs[i] * (i + 1)).sum() for i in some)
+    return torch.autograd.grad(total, x)[0]
+
+
+@pytest.mark.parametrize("program", [root_and_double, norm_and_parts, shared])
+@pytest.mark.parametrize("make", [pb.derive, pb.combine])
+@pytest.mark.parametrize("some", [(0,), (1,), (0, 1)], ids=str)
+def test_gradient_of_some_outputs_is_that_of_the_program(program, make, some):
+    x = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    made = make(program, x)
+
+    expected = gradients(program, some)
+
+    torch.testing.assert_close(gradients(made.apply, some), expected, equal_nan=True)
+
+
+def test_finite_gradient_beside_an_infinite_slope_stays_so():
+    made = pb.derive(root_and_double, torch.tensor(X, dtype=torch.float64, requires_grad=True))
+
+    assert gradients(made.apply, (1,)).tolist() == [4.0, 4.0, 4.0]
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+def test_compiled_gradient_beside_an_infinite_slope_is_finite_and_told(backend):
+    example = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    made = pb.combine(root_and_double, example, backend=backend)
+
+    with pytest.warns(UncompiledWarning, match="infinite slope"):
+        found = gradients(made.apply, (1,))
+
+    assert found.tolist() == [4.0, 4.0, 4.0]
+    assert "infinite slope" in made.explain()
+
+
+def test_text_that_would_give_nan_is_refused():
+    made = pb.derive(root_and_double, torch.tensor(X, dtype=torch.float64, requires_grad=True))
+
+    with pytest.raises(DifferingTextError, match="output 1 alone"):
+        made.source()
