@@ -48,6 +48,16 @@ def test_unsealed_folder_is_not_found():
     assert facts_of("a graph") is None
 
 
+def test_nobody_waits_for_the_entry_of_another():
+    """Not even one whose folder lies beside it: their keys begin alike."""
+    with entry("a library") as held:
+        for number in range(2000):
+            with entry(f"graph {number}", wait=False) as place:
+                if place.folder.parent == held.folder.parent:
+                    return
+    pytest.fail("no folder was beside the other")
+
+
 @pytest.mark.parametrize("damage", ["", "cod", "code\n", "edoc"])
 @pytest.mark.parametrize("name", ["kernel", "wrapper", "manifest"])
 def test_damaged_file_is_noticed(name, damage):

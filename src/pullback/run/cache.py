@@ -171,10 +171,18 @@ def _processor() -> str:
 
 
 def _locked(place: Path, key: str, *, wait: bool = True) -> FileLock:
-    """The lock of an entry. There are few, so that they can stay for ever."""
+    """The lock of an entry.
+
+    Locks stay for ever, so there are not as many as keys; and enough that nobody waits by chance
+    for a library that takes half a minute.
+    """
     folder = place / "locks"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return FileLock(folder / key[:2], timeout=-1 if wait else 0)
+    return FileLock(folder / _lock_name(key), timeout=-1 if wait else 0)
+
+
+def _lock_name(key: str) -> str:
+    return key[:4]
 
 
 def _folders() -> list[Path]:
@@ -186,7 +194,7 @@ def _forget_oldest(newest: str) -> None:
     if len(folders) <= LIMIT:
         return
     for folder in sorted(folders, key=_last_use)[: len(folders) - LIMIT * 9 // 10]:
-        if folder.name[:2] == newest[:2]:
+        if _lock_name(folder.name) == _lock_name(newest):
             continue  # its lock is ours
         with contextlib.suppress(Timeout), _locked(root(), folder.name, wait=False):
             shutil.rmtree(folder, ignore_errors=True)
