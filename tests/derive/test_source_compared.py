@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from pullback.derive import agreement, recipe
 from pullback.derive.backward import derive
+from pullback.emit import emit
 from pullback.errors import DifferingTextError
 from pullback.graph import simplify as simplifying
 from pullback.graph.patterns import call, tensors
@@ -34,7 +35,8 @@ def leaf(*shape, seed=0, dtype=torch.float64):
 def results(call, inputs):
     """Outputs, which of them require grad, and gradients for each output alone."""
     outputs = call(*inputs)
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    outputs = [y for y in outputs if isinstance(y, torch.Tensor)]
     found = [(y.detach(), y.requires_grad) for y in outputs]
     for y in (y for y in outputs if y.requires_grad):
         cotangent = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
@@ -319,8 +321,48 @@ def test_nested_results_are_a_flat_tuple():
     x = leaf(3)
     function, text = printed(program, x)
 
-    assert "Returns a flat tuple: ['a'], ['b'][0], ['b'][1][0]." in text
+    assert "Returns a flat tuple: ['a'], ['b'][0], ['b'][1][0], ['b'][1][1]." in text
+    assert function.apply(x)[3] is None
     assert_same(lambda x: (x.sin(), x, 2 * x), function, x)
+
+
+@pytest.mark.parametrize(
+    "rest", [(), (None,), (3, None), ("words", 0.5, True), (torch.float32,)], ids=str
+)
+def test_what_is_no_tensor_is_returned_as_by_the_program(rest):
+    def program(x):
+        return (x.sin(), *rest)
+
+    x = leaf(3)
+    function, _ = printed(program, x)
+    returned = function.apply(x)
+
+    assert isinstance(returned, tuple)
+    assert returned[1:] == rest
+    assert_same(program, function, x)
+
+
+def test_row_of_one_stays_one_in_a_module(run_python, tmp_path):
+    def program(x):
+        return (x.sin() * x.exp(), None)
+
+    text = emit(derive(program, leaf(3)))
+    (tmp_path / "one.py").write_text(text)
+    done = run_python("one.py", folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert ", None" in text
+
+
+def test_every_size_of_a_text_that_holds_numbers_is_checked():
+    """Sizes of two inputs that are equal by chance are told apart."""
+    x, y = leaf(2, 3), leaf(3, 2, seed=1)
+    function, _ = printed(torch.kron, x, y)
+
+    assert_same(torch.kron, function, x, y)
+    for shape in [(4, 2), (3, 5)]:
+        with pytest.raises(ValueError, match=r"must be \d, got \d"):
+            function.apply(x, leaf(*shape))
 
 
 class Parts(NamedTuple):
@@ -402,6 +444,19 @@ def test_wrong_readable_rule_is_left_out(monkeypatch):
     assert "x.cos()" in expected
     assert "x.cos()" in text
     assert_same(sine, function, leaf(7))
+
+
+def test_rule_that_hides_nan_is_left_out(monkeypatch):
+    """Right for every number, and for NaN it is not."""
+    hiding = Rule.of(
+        "hiding", call(aten.cos.default, a), lambda a: a.clamp(-99.0, 99.0).nan_to_num(0.0).cos(),
+        why="wrong, on purpose",
+    )  # fmt: skip
+    monkeypatch.setattr(recipe, "READABLE", (hiding, *simplifying.READABLE))
+    function, text = printed(lambda x: x.cos() * 2, leaf(4))
+
+    assert "nan_to_num" not in text
+    assert function.apply(torch.tensor([torch.nan], dtype=torch.float64)).isnan().all()
 
 
 def test_rule_that_raises_is_left_out(monkeypatch):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import identifier, unused
-from pullback.capture.trees import literal_of, map_leaves, tensors_in
+from pullback.capture.trees import flatten, literal_of, map_leaves, tensors_in
 from pullback.capture.units import Ref, Unit, part_of
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
@@ -130,11 +130,17 @@ class _Steps:
         self.lines.append(f"{self.row(part.outputs)} = {call}({self.row(part.inputs)})")
 
     def _named(self, sub: Subject) -> Subject:
-        """The subject of a node, its values under the names that they have outside."""
+        """The subject of a node, its values under the names that they have outside.
+
+        The one output of a node is not in a row: it is read where it is made.
+        """
         captured = sub.captured
+        spec = captured.out_spec
+        spec = flatten(None)[1] if spec.num_leaves == 1 else spec
         inputs = tuple(replace(one, name=self._outside(one.name)) for one in captured.inputs)
         names = {node: self._outside(name) for node, name in captured.local_names.items()}
-        return replace(sub, captured=replace(captured, inputs=inputs, local_names=names))
+        outside = replace(captured, inputs=inputs, local_names=names, out_spec=spec)
+        return replace(sub, captured=outside)
 
     def _outside(self, name: str) -> str:
         """The name of the value that the text of a node calls `v7`, or of its gradient."""
