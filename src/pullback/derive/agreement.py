@@ -283,14 +283,14 @@ class Agreement:
         outputs = zip(expected.outputs, got.outputs, strict=True)
         pairs = [(f"output {i}", *p) for i, p in enumerate(outputs)]
         for (which, theirs), (_, mine) in zip(expected.gradients, got.gradients, strict=True):
-            if which != ALL and not row.is_finite:
+            if row.has_nan or (which != ALL and not row.is_usual):
                 continue
             rows = zip(names, theirs, mine, strict=True)
             pairs += [(f"the gradient of `{name}` by {which}", a, b) for name, a, b in rows]
         floor = SMALL * max([1.0, *(_largest(a) for _, a, _ in pairs)])
         for where, a, b in pairs:
-            is_strict = row.is_usual and (row.is_finite or where.startswith("output"))
-            if not is_close(b, a, floor=floor, is_strict=is_strict):
+            known = _spread(a, b) if row.has_nan else a
+            if not is_close(b, known, floor=floor, is_strict=row.is_usual):
                 return Difference(where, row.what, _shown(a, b), _shown(b, a))
         return None
 
@@ -303,7 +303,7 @@ class Agreement:
         who may have meant so; else it is an op that lacks a formula. Where `call` has none, they
         are the same only if it `may_raise` as the program does.
         """
-        rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and row.is_finite]
+        rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and not row.has_nan]
         served = [row for row in rows if row.is_served]
         known = [row for row in served if self._expect(row, is_wide=self.is_wide) is not None]
         return all(self._is_same_twice(call, row, may_raise) for row in known)
@@ -450,6 +450,18 @@ def is_close(got: Any, expected: Any, *, floor: float = 0.0, is_strict: bool = T
     is_lost = ~b.isfinite()
     same = is_near | (is_lost & ~a.isfinite()) if is_strict else is_near | is_lost
     return bool(same.all())
+
+
+def _spread(expected: Any, got: Any) -> Any:
+    """`expected`, with what is not finite in `got` in its place: NaN may spread, not vanish."""
+    alike = isinstance(got, Tensor) and isinstance(expected, Tensor) and got.shape == expected.shape
+    if (
+        not alike
+        or got.dtype != expected.dtype
+        or not (got.is_floating_point() or got.is_complex())
+    ):
+        return expected
+    return torch.where(got.isfinite(), expected, got)
 
 
 def _largest(value: Any) -> float:

@@ -43,8 +43,7 @@ class Row:
     `is_usual` is False where they leave the range of the example: what is not finite there is not
     compared. `is_served` says whether the capture claims to be right for their sizes, and `is_odd`
     whether these are such as nobody means: a size of 1 beside a larger one, which is broadcast.
-    Where not `is_finite`, one cotangent alone is not compared: a node gets zeros for the others,
-    and zero times infinity is NaN.
+    `has_nan` says that NaN is among them: then only outputs are compared, and NaN may spread.
     """
 
     tensors: tuple[Tensor, ...]
@@ -52,7 +51,7 @@ class Row:
     is_usual: bool = True
     is_served: bool = True
     is_odd: bool = False
-    is_finite: bool = True
+    has_nan: bool = False
 
     def widened(self, captured: Capture) -> Row:
         """The row in double precision; tensors from around the program stay as they are."""
@@ -73,7 +72,7 @@ def value_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
     rows = [_row(captured, likes, shapes, "the example")]
     for what, change, is_usual in CHANGES:
         changed = _changed(captured, rows[0].tensors, change)
-        rows.append(Row(changed, what, is_usual, is_finite=change is not _unbounded))
+        rows.append(Row(changed, what, is_usual, has_nan=change is _nan))
     if (equal := _equal(captured, rows[0].tensors)) is not None:
         rows.append(Row(equal, "equal inputs"))
     return rows
@@ -113,15 +112,20 @@ def _ties(flat: Tensor, places: Tensor) -> Tensor:
     return flat[places % min(3, flat.numel())]
 
 
-def _unbounded(flat: Tensor, places: Tensor) -> Tensor:
-    every = flat.new_tensor([math.nan, math.inf, -math.inf])
-    return torch.where(places % 4 == 1, every[places // 4 % 3], flat)
+def _infinities(flat: Tensor, places: Tensor) -> Tensor:
+    signs = flat.new_tensor([math.inf, -math.inf])
+    return torch.where(places % 4 == 1, signs[places // 4 % 2], flat)
+
+
+def _nan(flat: Tensor, places: Tensor) -> Tensor:
+    return torch.where(places % 4 == 1, torch.full_like(flat, math.nan), flat)
 
 
 CHANGES: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool], ...] = (
     ("zeros among them", _zeros, True),
     ("ties among them", _ties, True),
-    ("infinities and NaN among them", _unbounded, True),
+    ("NaN among them", _nan, True),
+    ("infinities among them", _infinities, False),
     ("nothing but zeros", lambda flat, places: torch.zeros_like(flat), False),
     ("the example with the other sign", lambda flat, places: -flat, False),
     ("the example 1000 times as large", lambda flat, places: 1000 * flat, False),
