@@ -1,6 +1,7 @@
 """What every test gets: marks that skip what cannot run here, a fresh torch, gold files, Python."""
 
 import functools
+import gc
 import importlib
 import os
 import random
@@ -75,8 +76,11 @@ NEEDS_TORCH = re.compile(rf"^(?:import|from) (?:{'|'.join(LOADING)})\b", re.MULT
 def seed_all() -> None:
     """Let the generators of Python, and of PyTorch and NumPy where they are loaded, begin anew."""
     random.seed(0)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    if "torch" in sys.modules:  # `manual_seed` keeps a stack trace for each device that is absent
+        torch = sys.modules["torch"]
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
 
@@ -92,6 +96,13 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         for name in ("torch", "numpy"):
             importlib.import_module(name)
     seed_all()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def light_heap() -> None:
+    """The collector, which tests often ask, looks only at what came after the module began."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

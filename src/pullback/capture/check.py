@@ -24,6 +24,7 @@ from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import in_order_of, like_given, near, normal
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
+from pullback.function.isolation import seed_torch
 
 # How far two computations of the same thing may be apart, relative to the largest number in it.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -354,7 +355,7 @@ def _seeded(seed: int) -> Iterator[None]:
     """A random state of our own, on every device in use."""
     cuda: Any = torch.cuda
     with torch.random.fork_rng(range(cuda.device_count()) if cuda.is_initialized() else ()):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         yield
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, copy_of, tensors_in
+from pullback.function.isolation import seed_torch
 
 SEED = 20_250_101
 
@@ -152,10 +153,7 @@ def _clone(arg: Any, through_clone: bool) -> Any:
 def seeded(seed: int = SEED) -> Iterator[None]:
     """The same random numbers each time; what the caller's generator would give is kept."""
     state = torch.get_rng_state()
-    # `torch.manual_seed` formats a stack trace per absent device: 2 ms, ten times a small run.
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
+    seed_torch(seed)
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ from pullback.capture.trees import flatten
 from pullback.capture.watch import Watcher
 from pullback.derive.likes import Like
 from pullback.derive.trial_rows import Row, size_rows, value_rows
-from pullback.function.isolation import RandomState
+from pullback.function.isolation import RandomState, seed_torch
 
 SEED = 1
 
@@ -375,7 +375,7 @@ def _leaves(row: Sequence[Tensor], captured: Capture) -> tuple[list[Tensor], lis
 
 def _run(call: Call, row: Sequence[Tensor], captured: Capture) -> Run:
     given, wanted = _leaves(row, captured)
-    torch.manual_seed(SEED)
+    seed_torch(SEED)
     outputs = call(given)
     live = [(i, y) for i, y in enumerate(outputs) if isinstance(y, Tensor) and y.requires_grad]
     values = [y.detach().clone() if isinstance(y, Tensor) else y for y in outputs]
@@ -395,7 +395,7 @@ def pulled_twice(
     call: Callable[[], Sequence[Any]], wanted: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradients of gradients, by the tensors `wanted` and by the cotangents."""
-    torch.manual_seed(SEED)
+    seed_torch(SEED)
     outputs = [y for y in call() if isinstance(y, Tensor) and y.requires_grad]
     cotangents = [random_like(y, 2 + i).requires_grad_() for i, y in enumerate(outputs)]
     if not outputs or not wanted:

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.derive.measured import Trial
+from pullback.function.isolation import seed_torch
 from pullback.graph.parts import JointGraph, calls
 
 Values = dict[fx.Node, Any]
@@ -36,7 +37,7 @@ def values_in(captured: Capture, joint: JointGraph, trial: Trial) -> Values:
     row = [tensor.detach() for tensor in captured.row(trial.tensors)]
     pairs = zip(trial.cotangents, joint.cotangents, strict=True)
     with torch.random.fork_rng():
-        torch.manual_seed(trial.number)
+        seed_torch(trial.number)
         return values_of(joint.graph, [*row, *(laid_out(c, node) for c, node in pairs)])
 
 

@@ -19,6 +19,7 @@ from pullback.derive.likes import drawn
 from pullback.derive.recipe import Parts
 from pullback.emit.runs import functions_of
 from pullback.emit.subject import Subject
+from pullback.function.isolation import seed_torch
 
 
 @contextmanager
@@ -102,7 +103,7 @@ class Beside:
 
     def program(self, row: list[Tensor]) -> Run:
         leaves = self.leaves(row)
-        torch.manual_seed(1)
+        seed_torch(1)
         outputs = self.outputs(self.passed(leaves))
         smooth = [
             y for y, o in zip(outputs, self.captured.outputs, strict=False) if o.differentiable
@@ -139,7 +140,7 @@ class Beside:
 
     def _graphs(self, row: list[Tensor], parts: Parts) -> Run:
         forward, backward = functions_of(self.captured, parts)
-        torch.manual_seed(1)
+        seed_torch(1)
         with torch.no_grad():
             values = forward(*[t.detach() for t in row])
             count = parts.joint.output_count

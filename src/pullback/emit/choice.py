@@ -22,6 +22,7 @@ from pullback.derive.source import loaded
 from pullback.emit.recorded import recorded
 from pullback.emit.subject import Subject
 from pullback.emit.trial import Trial
+from pullback.function.isolation import seed_torch
 from pullback.function.unwritten import run_plainly
 from pullback.graph.cost import is_random
 from pullback.graph.parts import calls
@@ -188,7 +189,7 @@ def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -
 
     def plain(moved: Tensor) -> Any:
         row = [moved if i == place else x for i, x in enumerate(given)]
-        torch.manual_seed(0)
+        seed_torch(0)
         with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
             return tuple(tensors_in(subject.run(row)))
 

@@ -14,13 +14,14 @@ from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.trees import flatten
 from pullback.emit.subject import Subject
 from pullback.emit.trial import Trial, cotangent
+from pullback.function.isolation import seed_torch
 
 Record = dict[str, Tensor]
 
 
 def recorded(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Record:
     """Outputs and gradients, by what they are; raises what the program raises."""
-    torch.manual_seed(0)
+    seed_torch(0)
     count = sum(one.kind == "argument" for one in subject.captured.inputs)
     # Large tensors from around the program are no part of the file: others stand for them.
     is_own = all(like.values is not None for like in trial.likes[count:])

@@ -39,15 +39,22 @@ class RandomState:
 
     def seed(self, seed: int) -> None:
         """Let everything draw from `seed` on."""
-        # `torch.manual_seed` formats a stack trace for each kind of device that is absent.
-        torch.default_generator.manual_seed(seed)
-        if torch.backends.cuda.is_built():
-            torch.cuda.manual_seed_all(seed)
+        seed_torch(seed)
         random.seed(seed)
         for generator in self._generators:
             generator.manual_seed(seed)
         if self._numpy is not None:
             self._numpy.random.seed(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """As `torch.manual_seed`.
+
+    That formats a stack trace for each kind of device that is absent, and keeps it for ever.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.backends.cuda.is_built():
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextlib.contextmanager
