@@ -102,6 +102,7 @@ def test_finding_fails_the_run(run_pytest):
     assert "1 Function audited, 1 with findings" in text
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_are_audited(run_pytest):
     code, text = run_pytest(TESTS, "--pullback", "-n", "1")
 
@@ -114,7 +115,12 @@ def test_workers_of_xdist_are_audited(run_pytest):
     ("options", "tests", "told"),
     [
         (["--pullback", "--pullback-allow", "gradient"], TESTS, "1 Function audited, 0 with"),
-        (["--pullback"], SKIPPED, "0 Functions audited, 0 with findings"),
+        pytest.param(
+            ["--pullback"],
+            SKIPPED,
+            "0 Functions audited, 0 with findings",
+            marks=pytest.mark.slow,
+        ),
         ([], FIXTURE, "1 passed"),
         ([], LIGHT, "1 passed"),
     ],
@@ -127,6 +133,7 @@ def test_run_passes(run_pytest, options, tests, told):
     assert told in text
 
 
+@pytest.mark.slow
 def test_unknown_rule_fails_the_run(run_pytest):
     code, text = run_pytest(TESTS, "--pullback", "--pullback-allow", "wrong-gradien")
 

@@ -80,6 +80,7 @@ def test_every_layout_and_cotangent_is_right_and_compiled(backend):
     check_layouts(backend, list(LAYOUTS), list(ENDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_sizes_share_code_in_each_pattern_of_strides(backend, monkeypatch):
     from pullback.run import inductor
@@ -105,7 +106,10 @@ def waves(x):
     return x.sin(), x.cos()
 
 
-@pytest.mark.parametrize("layout", ["sliced", "expanded", "turned round"])
+@pytest.mark.parametrize(
+    "layout",
+    ["sliced", *(pytest.param(n, marks=pytest.mark.slow) for n in ("expanded", "turned round"))],
+)
 def test_gradient_of_one_output_alone_is_right_in_every_layout(layout):
     combined = pb.combine(waves, leaf(2, 4, 6, 8), backend="inductor")
     x = LAYOUTS[layout]()
@@ -161,6 +165,7 @@ def test_no_grad_inference_and_autocast_are_compiled(backend):
     assert "uncompiled" not in combined.explain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_lists_dicts_and_keywords_are_compiled(backend):
     def program(pair, more, *, factor=2.0):
@@ -202,7 +207,7 @@ def test_output_that_nobody_uses_costs_no_compiled_code(backend):
                     torch.testing.assert_close(g, e)
 
 
-@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_value_returned_with_and_without_gradient(backend):
     def both(x):
         y = x.sin() * 2

@@ -249,7 +249,10 @@ def test_outputs_may_be_nested():
     assert differences(D.apply(x), program(x), tolerance=0) == []
     assert flags(D.apply(x)) == [True, True, False]
     assert differences(pulled(D.apply, (x,)), pulled(program, (x,))) == []
-    assert "Returns a flat tuple: ['sine'], ['rest'][0], ['rest'][2][1]." in D.source()
+    form = (
+        "Returns a flat tuple: ['sine'], ['rest'][0], ['rest'][1], ['rest'][2][0], ['rest'][2][1]."
+    )
+    assert form in " ".join(D.source().split())
 
 
 def test_derived_function_has_a_face():

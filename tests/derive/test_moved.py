@@ -118,7 +118,9 @@ def chain(seed):
     return program
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 40))]
+)
 def test_chain_of_moves_is_as_written(seed):
     given = inputs()
     derived = pb.derive(chain(seed), *given)

@@ -266,6 +266,7 @@ def test_other_size_is_refused_in_words(name, shape, ops):
 # ---- two ops of one name ----
 
 
+@pytest.mark.slow
 def test_second_op_of_a_name_is_refused_in_words(ops, tmp_path):
     def divided(x):
         return x * 2

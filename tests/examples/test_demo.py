@@ -102,6 +102,7 @@ def test_text_to_a_pipe_has_no_colour(shown):
     assert "\x1b" not in text
 
 
+@pytest.mark.slow
 def test_text_fits_a_narrow_ascii_terminal():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     code = demo.main(Console(file=file, width=40, highlight=False))

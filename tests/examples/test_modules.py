@@ -27,7 +27,12 @@ EAGER = {"PULLBACK_BACKENDS": "eager"}
 NOT_PROGRAMS = {"__init__", "compare"}
 
 
-@pytest.mark.parametrize("module", LINES)
+SLOW = {"demo", "planned"}  # `make demo` runs the one, and the other measures
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(m, marks=pytest.mark.slow if m in SLOW else ()) for m in LINES]
+)
 def test_module_runs_as_a_program(module):
     run = subprocess.run(
         [sys.executable, "-m", f"examples.{module}"],

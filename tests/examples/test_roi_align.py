@@ -153,7 +153,15 @@ def test_gradient_equals_the_reference(name, ratio, aligned):
     torch.testing.assert_close(got, reference_backward(cotangent, CASES[name], ratio, aligned))
 
 
-@pytest.mark.parametrize("name", ["inside", "across every border", "several images", "overlapping"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inside",
+        "across every border",
+        "overlapping",
+        pytest.param("several images", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("ratio", [0, 2])
 @aligned_or_not
 def test_derivatives_equal_finite_differences(name, ratio, aligned):

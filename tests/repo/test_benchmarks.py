@@ -16,11 +16,12 @@ def programs_of(folder):
 
 # They build C++, which takes more than half a minute each: `make test` only imports them.
 BUILDING = ("composed_is_fast", "emitted_cpp_is_fast")
+SLOW = (*BUILDING, "cut_saves_no_more_than_torch")
 
 
 def marked(name):
-    """A benchmark as a parameter, slow where it builds."""
-    return pytest.param(name, marks=[pytest.mark.slow] if name in BUILDING else [])
+    """A benchmark as a parameter, slow where it builds or captures much."""
+    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
 
 
 @pytest.mark.parametrize("name", [marked(name) for name in programs_of(ROOT / "benchmarks")])

@@ -163,6 +163,7 @@ def test_numbers_do_not_depend_on_the_modules_before(project):
     assert first == second
 
 
+@pytest.mark.slow
 def test_compiled_code_is_forgotten_between_tests(project):
     run = run_pytest(
         project,

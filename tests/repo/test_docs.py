@@ -39,12 +39,19 @@ def documents_with_code():
 
 def modules():
     source = ROOT / "src"
-    paths = sorted((source / "pullback").rglob("*.py"))
+    files = sorted((source / "pullback").rglob("*.py"))
+    paths = [path for path in files if ">>> " in path.read_text("utf-8")]
     names = [".".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__init__") for name in names]
 
 
-@pytest.mark.parametrize("path", documents_with_code(), ids=lambda path: path.name)
+def documents_or_slow():
+    """The documents; one that builds C++ takes its time."""
+    slow = {"emit.md": pytest.mark.slow}
+    return [pytest.param(p, id=p.name, marks=slow.get(p.name, ())) for p in documents_with_code()]
+
+
+@pytest.mark.parametrize("path", documents_or_slow())
 def test_blocks_of_document_run(path, run_script):
     run = run_script(path.read_text("utf-8"))
 

@@ -134,7 +134,7 @@ def doubled(x, w):
 
 
 @pytest.mark.parametrize("body", [returns_saved, doubled])
-@pytest.mark.parametrize("save", ["auto", "everything"])
+@pytest.mark.parametrize("save", [pytest.param("auto", marks=pytest.mark.slow), "everything"])
 def test_other_programs_agree_with_theirs(body, save):
     given = leaves()[:2]
     combined = pb.combine(body, *given, backend="native", save=save)

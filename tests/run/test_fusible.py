@@ -166,7 +166,7 @@ def test_other_sums_stay(program, left):
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize("backend", ["inductor", "native"])
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "native"])
 def test_gradient_of_what_every_step_uses_is_right(backend):
     args = make_inputs("leapfrog", 1000, torch.float64)
     program = PIPELINES["leapfrog"].nested

@@ -85,7 +85,7 @@ def lose_a_cotangent(name, made):
     ("spoil", "said"),
     [
         (halve_second_gradient, "the gradient of `w`"),
-        (shift_one_element, "output 0 at [0, 3]"),
+        pytest.param(shift_one_element, "output 0 at [0, 3]", marks=pytest.mark.slow),
         (lose_a_cotangent, "the gradient of `x`"),
     ],
 )
@@ -213,13 +213,17 @@ SOUND = {
     "ties": (lambda x: x.round().amax(1) + x.round().amin(1), (20, 30)),
     "a norm": (lambda x: F.layer_norm(x, x.shape[1:]) * x.norm(dim=1, keepdim=True), (16, 48)),
 }
+QUICK = ("sums that cancel", "ties")
 
 
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("case", SOUND)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in SOUND],
+)
 def test_rounding_is_no_fault(case, dtype):
     program, shape = SOUND[case]
     x = leaf(*shape, dtype=dtype)

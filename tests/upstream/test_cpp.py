@@ -32,6 +32,7 @@ def built(names, folder, run_python, monkeypatch):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_few_ops_are_those_of_pytorch(tmp_path, run_python, monkeypatch):
     assert built(FEW, tmp_path, run_python, monkeypatch) == dict.fromkeys(FEW, "")
 
