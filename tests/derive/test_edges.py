@@ -170,3 +170,30 @@ def test_text_agrees_at_nan(name):
         results_of(function, [x])["gradients"],
         equal_nan=True,
     )
+
+
+def test_program_that_views_repeated_numbers_is_derived():
+    """The views of `cartesian_prod` are possible because of the strides of 0."""
+    x, y = (torch.full((1,), 0.5 + n, dtype=torch.float64).expand(n) for n in (3, 4))
+    leaves = [t.detach().requires_grad_() for t in (x, y)]
+    D = pb.derive(torch.cartesian_prod, *leaves)
+    got, expected = (call(*leaves) for call in (D.apply, torch.cartesian_prod))
+
+    assert torch.equal(got, expected)
+    assert got.stride() == expected.stride()
+    for a, b in zip(
+        *(torch.autograd.grad(out.sum(), leaves) for out in (got, expected)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_text_whose_kernel_needs_contiguous_inputs_says_so():
+    """`pdist` calls `contiguous()`, which does nothing for the example and is not in its graph."""
+    D = pb.derive(torch.nn.functional.pdist, torch.randn(4, 3, requires_grad=True))
+    space = {}
+    exec(D.source(), space)
+    turned = torch.randn(3, 4).t()
+
+    with pytest.raises(ValueError, match="must be contiguous"):
+        space[D.__name__].apply(turned)
+    assert torch.equal(D.apply(turned), torch.nn.functional.pdist(turned))

@@ -22,6 +22,10 @@ QUICK = (
 """Ops of every family, some of each."""
 
 
+SPARSE = {"sparse.mm.reduce", "sparse.sampled_addmm"}
+"""Ops whose samples hold sparse tensors alone, which are not asked for."""
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_op_is_what_pytorch_computes(name, server, request):
     """First and second derivatives of one sample; whether a refusal is gone is seen by all."""
@@ -50,7 +54,7 @@ def test_every_op_is_what_pytorch_computes(dtype, part, server, request):
     if request.config.getoption("--update-gold"):
         table.record(found, asked)
 
-    assert {row["op"] for row in rows} == set(names)
+    assert {row["op"] for row in rows} == set(names) - SPARSE
     wrong = [row for row in table.merged(rows) if row["status"] not in ("right", "refused")]
     assert table.text(wrong) == ""
     if table.is_of_this_torch():

@@ -21,7 +21,7 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import in_order_of, like_given, near, normal
+from pullback.capture.seeds import copy_of, in_order_of, like_given, near, normal
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 from pullback.function.isolation import seed_torch
@@ -159,7 +159,7 @@ class _Check:
                     raise
                 return False
         with _seeded(seed):
-            got = run_joint(self.captured, [in_order_of(t, t) for t in tensors], cotangents)
+            got = run_joint(self.captured, list(map(copy_of, tensors)), cotangents)
         self._require_same(expected, got)
         return True
 

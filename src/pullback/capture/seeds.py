@@ -79,6 +79,15 @@ def in_order_of(like: Tensor, values: Tensor) -> Tensor:
     return empty.copy_(values.detach())
 
 
+def copy_of(tensor: Tensor) -> Tensor:
+    """A copy in the order of the original, which repeats its numbers (`expand`) where that does."""
+    once = tensor.detach()
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            once = once.narrow(dim, 0, 1)
+    return in_order_of(once, once).expand(tensor.shape)
+
+
 def order_of(strides: Sequence[int]) -> list[int]:
     """Dimensions as they lie in memory, the outermost first.
 
