@@ -34,7 +34,13 @@ from tests.benchmarks.twin import (
 )
 
 ENTRIES = entries()
-every_entry = pytest.mark.parametrize("name", ENTRIES)
+every_entry = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if place % 4 == 0 else pytest.mark.slow)
+        for place, name in enumerate(ENTRIES)
+    ],
+)
 
 
 def point(name):

@@ -91,6 +91,7 @@ def test_death_at_the_example_is_a_finding(target, how, impatient):
     )
 
 
+@pytest.mark.slow
 def test_slow_function_gets_more_time(impatient):
     report = pb.check(f.Slow, (X,), select=["wrong-factor"], profile="quick")
 

@@ -55,7 +55,14 @@ def found(request, tmp_path, monkeypatch):
     sys.modules.pop("speaking_op", None)
 
 
-@pytest.mark.parametrize("found", PLANTED, indirect=True)
+QUICK = ("wrong everywhere", "at a size")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANTED],
+    indirect=True,
+)
 def test_repro_prints_numbers_of_finding(found, run_python):
     said = run_python("-c", found.repro).stderr
 

@@ -57,6 +57,7 @@ def test_values_of_options_are_completed(pullback):
     assert completed(output) == ["python", "cpp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_documented_line_is_the_right_one(pullback, shell):
     if shell == "bash" and not shutil.which("bash"):

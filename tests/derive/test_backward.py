@@ -60,7 +60,7 @@ def test_outputs_are_those_of_the_program(name):
         assert flags(got) == flags(expected)
 
 
-@each
+@common_then_each
 def test_outputs_need_no_gradient(name):
     case = CASES[name]
     arguments = case.arguments(needs=False)
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_autograd(name):
         assert differences(got, expected) == []
 
 
-@common_then_each
+@few_then_each
 def test_every_subset_of_inputs_is_served(name):
     case = CASES[name]
     for needs in case.patterns:
@@ -748,7 +748,7 @@ def test_policies_change_no_gradient(name, save):
 
 
 @few_then_each
-@pytest.mark.parametrize("share", [0, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0, marks=pytest.mark.slow), 0.5])
 def test_budget_of_bytes_is_kept(name, share):
     case = CASES[name]
     arguments = case.arguments()
@@ -929,7 +929,7 @@ def compiled(function):
     )
 
 
-@common_then_each
+@few_then_each
 def test_compiled_call_is_that_of_the_program(name):
     case = CASES[name]
     function = compiled(derived(name).apply)

@@ -216,6 +216,7 @@ class BuiltRelu(my_relu.MyReLU):
     """A class of its own name, since ops cannot be registered twice."""
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_emitted_folder_is_built_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))

@@ -108,9 +108,7 @@ SPOILED = {
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "history" else pytest.mark.slow) for k in SPOILED]
-)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) for k in SPOILED])
 def test_cpp_that_differs_is_not_handed_out(kind, monkeypatch, tmp_path):
     old, new, said = SPOILED[kind]
     spoiled(monkeypatch, old, new)

@@ -199,12 +199,12 @@ FEWER = (
 
 COMPILED = {
     "compile_aot_eager": Route(compiled("aot_eager", dynamic=False), WHOLE),
-    "compile_aot_eager_dynamic": Route(compiled("aot_eager", dynamic=True), WHOLE),
+    "compile_aot_eager_dynamic": Route(compiled("aot_eager", dynamic=True), WHOLE, quick=FEW),
     "compile_inductor": Route(compiled("inductor", dynamic=False), WHOLE, quick=FEWER),
     "compile_inductor_dynamic": Route(compiled("inductor", dynamic=True), WHOLE, quick=FEWER[:2]),
     "compile_with_breaks": Route(compiled_with_breaks, quick=FEW),
-    "compile_double_backward": Route(compiled_twice, WHOLE),
-    "compile_no_grad": Route(compiled_without_grad, WHOLE),
+    "compile_double_backward": Route(compiled_twice, WHOLE, quick=FEW),
+    "compile_no_grad": Route(compiled_without_grad, WHOLE, quick=FEW),
     "compile_func_grad": Route(compiled_grad, (*WHOLE, "transforms")),
     "compile_vmap": Route(compiled_vmap, (*WHOLE, "transforms", "vmaps")),
     "compiled_autograd": Route(compiled_backward("aot_eager"), WHOLE, quick=FEW),
@@ -212,7 +212,7 @@ COMPILED = {
     "compiled_both_ways": Route(compiled_both_ways, quick=FEW),
     "export": Route(exported(strict=False)),
     "export_gradients": Route(exported_with_gradients(strict=False)),
-    "strict_export_gradients": Route(exported_with_gradients(strict=True), WHOLE),
+    "strict_export_gradients": Route(exported_with_gradients(strict=True), WHOLE, quick=FEW),
 }
 
 # Before, Dynamo stumbles over most Functions here, by the order of their arguments.
