@@ -8,7 +8,7 @@ import torch
 import pullback as pb
 from examples import my_complex_op
 from pullback.check import reasons
-from pullback.derive import blame
+from pullback.diagnose import blame
 from tests.check.subjects import normal, subject
 
 INPUTS = (my_complex_op.inputs()["x"],)

@@ -25,7 +25,7 @@ from pullback.check.mismatch import (
 from pullback.check.reference import STEP, Reference
 from pullback.check.run import Run
 from pullback.check.slopes import DIRECTIONS, Slopes
-from pullback.derive.slopes import inner
+from pullback.diagnose.slopes import inner
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 COORDINATES = 48

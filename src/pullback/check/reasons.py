@@ -23,7 +23,7 @@ from pullback.check.subject import Subject
 from pullback.derive.plain import program_of
 
 if TYPE_CHECKING:
-    from pullback.derive.fault import Fault
+    from pullback.diagnose.fault import Fault
 
 # Seconds of work to search for a reason, by profile.
 SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
@@ -55,7 +55,7 @@ _known: WeakKeyDictionary[Subject, _Known] = WeakKeyDictionary()
 
 def blame(*args: Any, **options: Any) -> Any:
     """`derive.blame.blame`: with it comes Dynamo, which the quick profile does without."""
-    from pullback.derive.blame import blame as search
+    from pullback.diagnose.blame import blame as search
 
     return search(*args, **options)
 
@@ -70,7 +70,7 @@ def derive(*args: Any) -> Any:
 def prepare(profile: str) -> None:
     """Import what a search needs before workers are forked, so that not each of them has to."""
     if SECONDS[profile]:
-        import_module("pullback.derive.blame")
+        import_module("pullback.diagnose.blame")
 
 
 def reason_of(subject: Subject, name: str) -> Reason:

@@ -24,7 +24,7 @@ from pullback.check.tape import has_native_node, replayed
 from pullback.check.target import Target
 from pullback.check.trail import is_followed
 from pullback.derive.plain import program_of
-from pullback.derive.slopes import inner
+from pullback.diagnose.slopes import inner
 from pullback.function.slots import DispatchMode
 
 STEP = 1e-2

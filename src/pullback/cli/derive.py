@@ -10,10 +10,10 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.cli.mistakes import of_users_code, require_call
 from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.waiting import waiting
-from pullback.derive.algebra.judge import PROVED, REFUTED
 from pullback.derive.backward import derive
-from pullback.derive.proof import prove
 from pullback.errors import PullbackError, TargetError
+from pullback.prove.judge import PROVED, REFUTED
+from pullback.prove.proof import prove
 
 _UNDECIDED = 2
 

@@ -1,1 +1,0 @@
-"""Gradients as expressions of unknown numbers: read from graphs, evaluated, and compared."""

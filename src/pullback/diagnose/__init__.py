@@ -1,0 +1,1 @@
+"""Where a hand-written backward goes wrong, and which edit repairs it."""

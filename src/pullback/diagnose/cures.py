@@ -1,0 +1,135 @@
+"""Cures: for each wrong gradient the edit that makes it right.
+
+What the numbers alone tell comes first, then the smallest change of the user's backward that is
+right, then the derived gradient in its place. Each is verified before it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from pullback.diagnose.compared import Compared
+from pullback.diagnose.edits import Candidate, give, swap
+from pullback.diagnose.mend import Edit, Mender, make_edited
+from pullback.diagnose.numerals import refined
+from pullback.diagnose.patterns_of_error import (
+    Evidence,
+    constant_factor,
+    repairs,
+    swapped_with,
+    unexpected,
+)
+from pullback.diagnose.verified import Verifier
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cure:
+    """An edit that was found, and what it tells about the error.
+
+    Arguments:
+        edit: The edit.
+        kind: What kind of change it is.
+        pattern: What was the matter, if the edit tells.
+        users: The nodes that are given a new operand.
+    """
+
+    edit: Edit
+    kind: str = ""
+    pattern: str = ""
+    users: tuple[fx.Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cures:
+    """The search for the edits of one backward.
+
+    Arguments:
+        compared: The user's backward beside the derived one.
+        wrong: The evidence for each wrong gradient, by its place.
+        verifier: Says whether an edit holds on fresh inputs.
+        deadline: When to stop searching.
+    """
+
+    compared: Compared
+    wrong: Mapping[int, Evidence]
+    verifier: Verifier
+    deadline: float
+
+    def find(self) -> dict[int, Cure]:
+        """For each wrong gradient, by its place, what cures it."""
+        shown = [place for place in self.wrong if self.compared.shows(place)]
+        places = [place for place in shown if self.wrong[place].has_shape()]
+        scope, trials = self.compared.scope, self.compared.trials
+        mender = Mender(scope, trials, frozenset(places), self.verifier, self.deadline)
+        found: dict[int, Cure] = {}
+        for place in places:
+            if place not in found:
+                found = self._cured(mender, place) | found
+        for place in set(shown) - set(places):
+            cure = self._reshaped(self.wrong[place])
+            found |= {place: cure} if cure else {}
+        return found
+
+    def _cured(self, mender: Mender, place: int) -> dict[int, Cure]:
+        """What cures the gradient at `place`, also for the others that it cures."""
+        self._add_numbers(place)
+        for find in (self._obvious, mender.mend, self._given):
+            candidate = find(place)
+            mended = mender.mended(candidate, place) if candidate else frozenset()
+            if candidate and mended:
+                text, pattern = candidate.say()
+                graph = make_edited(self.compared.scope, candidate)
+                edit = Edit(text, candidate.kind != "derived", graph)
+                cure = Cure(edit, candidate.kind, pattern, tuple(candidate.users))
+                return dict.fromkeys(mended, cure)
+        return {}
+
+    def _obvious(self, place: int) -> Candidate | None:
+        """The edit that the numbers alone tell."""
+        evidence, scope = self.wrong[place], self.compared.scope
+        if unexpected(evidence):
+            return give(scope, place, None)
+        other = swapped_with(evidence)
+        candidate = None if other is None else swap(scope, place, other)
+        return candidate and replace(candidate, say=lambda: (_swap_words(evidence), ""))
+
+    def _add_numbers(self, place: int) -> None:
+        """Make the factor that is missing one of the numbers to try."""
+        number = constant_factor(self.wrong[place])
+        if number and abs(number + 1) > 1e-6:
+            self.compared.scope.numbers.insert(0, refined(1 / number))
+
+    def _given(self, place: int) -> Candidate | None:
+        """The derived gradient, returned instead of the user's."""
+        compared = self.compared
+        node = compared.readable.gradients[place]
+        known = compared.scope.twins.get(node) if isinstance(node, fx.Node) else None
+        if known is None:
+            return None
+        candidate = give(compared.scope, place, known)
+        if known.is_clear:
+            return candidate
+        text = f"return what is derived:\n{compared.listing(place)}"
+        return replace(candidate, say=lambda: (text, ""))
+
+    def _reshaped(self, evidence: Evidence) -> Cure | None:
+        """The cure of a gradient of unfit shape: the captured graph has it in shape already."""
+        hand, place = self.compared.hand, evidence.place
+        if place not in self.verifier.right(hand):
+            return None
+        if swapped_with(evidence) is not None:
+            return Cure(Edit(_swap_words(evidence), True, hand))
+        if not any(repairs(evidence)):
+            return None
+        written = self.compared.scope.written(hand.gradients[place])
+        return Cure(Edit(f"return {written}", True, hand))
+
+
+def _swap_words(evidence: Evidence) -> str:
+    """What to do about two gradients in each other's place."""
+    other, names = swapped_with(evidence), evidence.trials.names
+    one, two = sorted((evidence.place, evidence.place if other is None else other))
+    return f"return the gradient of `{names[one]}` first, that of `{names[two]}` after it"

@@ -1,0 +1,385 @@
+"""Patterns of error: what a wrong gradient looks like beside the right one, by numbers alone.
+
+Each pattern is a function of the evidence that gives one sentence, or nothing. What it says holds
+in every trial in which the gradient is wrong. `PATTERNS` has them in order: the first that holds
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.seeds import normal
+from pullback.diagnose.measured import Trial
+from pullback.diagnose.numerals import simplest
+from pullback.diagnose.trials import Trials
+from pullback.function.gradients import fits
+
+CLOSE = 1e-6
+"""How far the ratios of a constant factor may be apart."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """One wrong gradient: the trials it is wrong in, and what the user calls things."""
+
+    trials: Trials
+    place: int
+    cotangent_names: tuple[str, ...]
+
+    @property
+    def first(self) -> Trial | None:
+        """The first trial in which the gradient is wrong; None if it is right in all."""
+        return next((trial for trial in self.trials.all if trial.is_wrong(self.place)), None)
+
+    @property
+    def shown(self) -> list[Trial]:
+        """The trials in which the gradient is wrong; only the small ones, if it is in one."""
+        shown = [trial for trial in self.trials.all if trial.is_wrong(self.place)]
+        return [trial for trial in shown if not trial.is_large] or shown
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The expected and the got gradient in each of these."""
+        return [trial.pair(self.place) for trial in self.shown]
+
+    def always(self, law: Callable[[Trial, Tensor, Tensor], bool]) -> bool:
+        """Whether a law of (trial, expected, got) holds in each of these."""
+        return all(law(trial, *trial.pair(self.place)) for trial in self.shown)
+
+    def has_shape(self) -> bool:
+        """Whether what was returned has the shape of the input."""
+        return all(expected.shape == got.shape for expected, got in self.pairs)
+
+
+Pattern = Callable[[Evidence], str]
+
+
+# ---- the whole gradient ----
+
+
+def missing(evidence: Evidence) -> str:
+    """None, though the output depends on the input."""
+    trial = evidence.shown[0]
+    is_none = trial.got[evidence.place] is None
+    return "`None` is returned where a gradient flows" if is_none else ""
+
+
+def unexpected(evidence: Evidence) -> str:
+    """A gradient, though the derivative is zero."""
+    is_zero = evidence.always(lambda trial, expected, got: not bool(expected.any()))
+    return "a gradient is returned where none flows" if is_zero else ""
+
+
+def swapped(evidence: Evidence) -> str:
+    """Two gradients, each in the place of the other."""
+    other = swapped_with(evidence)
+    return "" if other is None else f"swapped with the gradient of `{evidence.trials.names[other]}`"
+
+
+def copied(evidence: Evidence) -> str:
+    """The gradient of another input."""
+    for other, name in enumerate(evidence.trials.names):
+        if other != evidence.place and _is_gradient_of(evidence, evidence.place, other):
+            return f"the gradient of `{name}` is returned for it"
+    return ""
+
+
+def swapped_with(evidence: Evidence) -> int | None:
+    """The place of the gradient that this one is swapped with."""
+    for other in range(len(evidence.trials.names)):
+        both = ((evidence.place, other), (other, evidence.place))
+        if other != evidence.place and all(_is_gradient_of(evidence, a, b) for a, b in both):
+            return other
+    return None
+
+
+def _is_gradient_of(evidence: Evidence, place: int, other: int) -> bool:
+    """Whether what was got at `place` is what was expected at `other`."""
+    for trial in evidence.shown:
+        got, expected = trial.got[place], trial.expected[other]
+        if got is None or expected is None or not bool(expected.any()):
+            return False
+        if got.shape != expected.shape and fits(got.shape, expected.shape):
+            got = got.sum_to_size(expected.shape)
+        if not trial.agrees(expected, got):
+            return False
+    return True
+
+
+def misshapen(evidence: Evidence) -> str:
+    """A shape that the engine refuses."""
+    expected, got = evidence.pairs[0]
+    if evidence.has_shape():
+        return ""
+    reason = next((words for words, _ in repairs(evidence)), "")
+    shapes = f"the shape is {list(got.shape)} instead of {list(expected.shape)}"
+    return f"{reason}: {shapes}" if reason else shapes
+
+
+def unused_cotangent(evidence: Evidence) -> str:
+    """The same whatever the cotangent is."""
+    trials, trial = evidence.trials, evidence.shown[0]
+    for place, name in enumerate(evidence.cotangent_names):
+        cotangents = list(trial.cotangents)
+        cotangents[place] = normal(cotangents[place], 977)
+        got = trials.written(trial.tensors, cotangents, trial.number)[evidence.place]
+        expected = trials.derived(trial.tensors, cotangents, trial.number)[evidence.place]
+        changes = not trial.agrees(trial.expected[evidence.place], expected)
+        if changes and trial.agrees(trial.got[evidence.place], got):
+            return f"the cotangent `{name}` is not used"
+    return ""
+
+
+def factor(evidence: Evidence) -> str:
+    """A constant times the right one."""
+    ratios = _ratios(evidence)
+    if not ratios:
+        return ""
+    if all(abs(ratio) < CLOSE for ratio in ratios):
+        return "zero where a gradient flows"
+    if all(abs(ratio + 1) < CLOSE for ratio in ratios):
+        return "the sign is wrong"
+    words = _constant_words(ratios, evidence)
+    return f"{words} times what it should be" if words else ""
+
+
+def _ratios(evidence: Evidence) -> list[float]:
+    """The ratio of got and expected in each trial; nothing if it is not one number in one."""
+    found = []
+    for trial in evidence.shown:
+        expected, got = trial.pair(evidence.place)
+        if expected.shape != got.shape:
+            return []
+        wrong = trial.wrong(evidence.place)
+        ratios = got[wrong] / expected[wrong]
+        first = ratios.flatten()[0]
+        if not bool(torch.isfinite(ratios).all()) or not bool(
+            ((ratios - first).abs() <= CLOSE * first.abs()).all()
+        ):
+            return []
+        if first.is_complex() and abs(float(first.imag)) > CLOSE * abs(float(first.real)):
+            return []
+        found.append(float(first.real))
+    is_thin = sum(int(trial.wrong(evidence.place).sum()) for trial in evidence.shown) < 2
+    return [] if is_thin else found
+
+
+def constant_factor(evidence: Evidence) -> float | None:
+    """The number that the gradient is too large by, if it is one in every trial."""
+    ratios = _ratios(evidence)
+    if not ratios or any(abs(r - ratios[0]) > CLOSE * abs(ratios[0]) for r in ratios):
+        return None
+    return ratios[0]
+
+
+def _constant_words(ratios: Sequence[float], evidence: Evidence) -> str:
+    if all(abs(ratio - ratios[0]) <= CLOSE * abs(ratios[0]) for ratio in ratios[1:]):
+        return simplest(ratios[0])
+    for name, place, dim in _dimensions(evidence.trials):
+        sizes = [trial.tensors[place].shape[dim] for trial in evidence.shown]
+        pairs = list(zip(ratios, sizes, strict=True))
+        if all(abs(ratio * size - 1) <= CLOSE for ratio, size in pairs):
+            return f"`1 / {name}`"
+        if all(abs(ratio / size - 1) <= CLOSE for ratio, size in pairs if size):
+            return f"`{name}`"
+    return ""
+
+
+def _dimensions(trials: Trials) -> Iterator[tuple[str, int, int]]:
+    """Each dimension of each input: how it is written, and which it is."""
+    pairs = zip(trials.input_names, trials.all[0].tensors, strict=True)
+    for place, (name, tensor) in enumerate(pairs):
+        for dim in range(tensor.dim()):
+            yield f"{name}.shape[{dim}]", place, dim
+
+
+# ---- the elements in another order ----
+
+
+def conjugated(evidence: Evidence) -> str:
+    """The complex conjugate."""
+    law = lambda trial, expected, got: trial.agrees(expected, got.conj())  # noqa: E731
+    is_complex = evidence.pairs[0][0].is_complex()
+    return "the conjugate of what it should be" if is_complex and evidence.always(law) else ""
+
+
+def permuted(evidence: Evidence) -> str:
+    """Two dimensions of equal size exchanged, or one reversed."""
+    dims = range(evidence.pairs[0][0].dim())
+    if not evidence.has_shape() or len(dims) > 4:
+        return ""
+    for order in permutations(dims):
+        if list(order) == list(dims):
+            continue
+        if evidence.always(lambda t, e, g, p=order: t.agrees(e, g.permute(p))):  # type: ignore[misc]
+            return "transposed"
+    for dim in dims:
+        if evidence.always(lambda t, e, g, d=dim: t.agrees(e, g.flip(d))):  # type: ignore[misc]
+            return f"reversed along dimension {dim}"
+        for shift in (1, -1):
+            law = lambda t, e, g, d=dim, s=shift: t.agrees(e, g.roll(-s, d))  # noqa: E731
+            if evidence.always(law):
+                return f"shifted by {shift} along dimension {dim}"
+    return ""
+
+
+def unreduced(evidence: Evidence) -> str:
+    """The sum of it along a dimension would be right, or what was summed over."""
+    dims = range(evidence.pairs[0][0].dim())
+    if not evidence.has_shape():
+        return ""
+    for dim in dims:
+        for name in ("sum", "mean"):
+            law = _reduced_law(name, dim)
+            if evidence.always(law):
+                return f"the {name} over dimension {dim} is missing"
+    return ""
+
+
+def _reduced_law(name: str, dim: int) -> Callable[[Trial, Tensor, Tensor], bool]:
+    def law(trial: Trial, expected: Tensor, got: Tensor) -> bool:
+        whole = getattr(got, name)(dim, keepdim=True).expand_as(got)
+        return got.shape[dim] > 1 and trial.agrees(expected, whole)
+
+    return law
+
+
+def nonlinear(evidence: Evidence) -> str:
+    """Not linear in the cotangent, which every derivative is."""
+    trials, trial = evidence.trials, evidence.shown[0]
+    twice = [2 * cotangent for cotangent in trial.cotangents]
+    got = trials.written(trial.tensors, twice, trial.number)[evidence.place]
+    once = trial.got[evidence.place]
+    if once is None or got is None or trial.agrees(2 * once, got):
+        return ""
+    return "not linear in the cotangent"
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    missing,
+    unexpected,
+    swapped,
+    misshapen,
+    unused_cotangent,
+    factor,
+    copied,
+    conjugated,
+    permuted,
+)
+"""What is sure to be the matter, if it holds."""
+
+LAST: tuple[Pattern, ...] = (nonlinear, unreduced)
+"""What is said if no edit says more."""
+
+
+# ---- shapes ----
+
+Repair = Callable[[Tensor, Sequence[Any]], Tensor]
+"""What makes a gradient of unfit shape right: of the gradient and the shape of the input."""
+
+
+def repairs(evidence: Evidence) -> Iterator[tuple[str, Repair]]:
+    """Each way to make a gradient of unfit shape right, with what was the matter."""
+    expected, got = evidence.pairs[0]
+    for words, repair in _shape_repairs(got, expected.shape):
+        if evidence.always(lambda t, e, g, r=repair: t.agrees(e, _tried(r, g, e.shape))):  # type: ignore[misc]
+            yield words, repair
+
+
+def _tried(repair: Repair, got: Tensor, shape: Sequence[Any]) -> Tensor | None:
+    try:
+        return repair(got, shape)
+    except RuntimeError:
+        return None
+
+
+def _shape_repairs(got: Tensor, shape: Sequence[int]) -> Iterator[tuple[str, Repair]]:
+    dims = range(got.dim())
+    for order in permutations(dims) if got.dim() <= 5 else ():
+        if [got.shape[d] for d in order] == list(shape):
+            is_plain = got.dim() == 2
+            yield "transposed", (lambda g, s: g.t()) if is_plain else _permuting(order)
+    for count in range(1, got.dim() + 1):
+        for chosen in permutations(dims, count):
+            if sorted(chosen) == list(chosen):
+                yield "a reduction is missing", _reducing("sum", chosen)
+                yield "a reduction is missing", _reducing("mean", chosen)
+    yield "not expanded", lambda g, s: g.expand(tuple(s))
+    yield "not reshaped", lambda g, s: g.reshape(tuple(s))
+
+
+def _permuting(order: Sequence[int]) -> Repair:
+    return lambda gradient, shape: gradient.permute(tuple(order))
+
+
+def _reducing(name: str, dims: Sequence[int]) -> Repair:
+    def reduce(gradient: Tensor, shape: Sequence[Any]) -> Tensor:
+        reduced: Tensor = getattr(gradient, name)(tuple(dims))
+        return reduced if reduced.dim() == len(shape) else reduced.reshape(tuple(shape))
+
+    return reduce
+
+
+# ---- where ----
+
+
+def within(evidence: Evidence, masks: Sequence[tuple[str, Mapping[int, Tensor]]]) -> str:
+    """Which elements are wrong, if not all that could be: `, only where ...`.
+
+    `masks` are the user's own conditions, each with its value by the number of the trial.
+    """
+    if not evidence.has_shape():
+        return ""
+    rows = [(trial, *_wrong_and_not(trial, evidence.place)) for trial in evidence.shown]
+    if all(bool((wrong == care).all()) for _, wrong, care in rows):
+        return ""
+    for text, values in (*masks, *_sign_masks(evidence)):
+        seen = [(values.get(trial.number), wrong, care) for trial, wrong, care in rows]
+        known = [(mask, wrong, care) for mask, wrong, care in seen if mask is not None]
+        if known and all(_is_mask(mask, wrong, care) for mask, wrong, care in known):
+            return f", only where `{text}`"
+    return _slice_words([wrong for _, wrong, _ in rows])
+
+
+def _wrong_and_not(trial: Trial, place: int) -> tuple[Tensor, Tensor]:
+    """Where the gradient is wrong, and where it could be: zeros that are right say nothing."""
+    expected, got = trial.pair(place)
+    wrong = trial.wrong(place)
+    return wrong, wrong | (torch.isfinite(expected) & ((expected != 0) | (got != 0)))
+
+
+def _is_mask(mask: Tensor, wrong: Tensor, care: Tensor) -> bool:
+    try:
+        mask = mask.expand(wrong.shape)
+    except RuntimeError:
+        return False
+    return bool(((mask & care) == wrong).all())
+
+
+def _sign_masks(evidence: Evidence) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    """Where an input of the same shape is positive, negative or zero."""
+    trials = evidence.trials
+    for place, name in enumerate(trials.input_names):
+        rows = {trial.number: trial.tensors[place] for trial in trials.all}
+        if rows[0].is_floating_point():
+            yield f"{name} > 0", {number: row > 0 for number, row in rows.items()}
+            yield f"{name} < 0", {number: row < 0 for number, row in rows.items()}
+            yield f"{name} == 0", {number: row == 0 for number, row in rows.items()}
+
+
+def _slice_words(wrong: Sequence[Tensor]) -> str:
+    """`, only at index 3 of dimension 0`, if the wrong elements are all there in every trial."""
+    for dim in range(wrong[0].dim()):
+        found = [torch.unique(mask.nonzero()[:, dim]).tolist() for mask in wrong]
+        ends = [[i - mask.shape[dim] for i in row] for row, mask in zip(found, wrong, strict=True)]
+        for indices in (found, ends):
+            if len(indices[0]) == 1 and all(row == indices[0] for row in indices):
+                return f", only at index {indices[0][0]} of dimension {dim}"
+    return ""

@@ -1,0 +1,165 @@
+"""Expressions at points: exact fractions for the variables, as many digits as asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+
+from pullback.prove.scalars import Scalar, nodes_of
+
+Point = Mapping[Scalar, Fraction]
+
+LARGEST = 10**5  # of what exp is taken of: beyond, numbers have more digits than memory
+
+
+class Undefined(Exception):
+    """An expression has no value at this point, or none that can be told.
+
+    `is_outside` says that it has none anywhere around the point either, `is_vague` that it may
+    well have one.
+    """
+
+    def __init__(self, why: str, *, is_outside: bool = False, is_vague: bool = False) -> None:
+        Exception.__init__(self, why)
+        self.is_outside = is_outside
+        self.is_vague = is_vague
+
+
+class Values:
+    """The values of expressions at one point."""
+
+    def __init__(self, point: Point, digits: int) -> None:
+        self.point = point
+        self.context: Any = mpmath.MPContext()
+        self.context.dps = digits
+        self.noise = self.context.mpf(10) ** (15 - digits)
+        self.signs: dict[Scalar, int] = {}
+        self._known: dict[Scalar, Any] = {}
+
+    def __call__(self, scalar: Scalar) -> Any:
+        """The value of `scalar`; raises `Undefined` where it has none."""
+        found = self._known.get(scalar)
+        if found is None:
+            found = self._known[scalar] = self._value(scalar)
+        if isinstance(found, Undefined):
+            raise found
+        return found
+
+    def _value(self, scalar: Scalar) -> Any:
+        try:
+            return self._computed(scalar)
+        except Undefined as undefined:
+            return undefined
+        except (OverflowError, ZeroDivisionError, ValueError) as error:
+            return Undefined(str(error), is_vague=True)
+
+    def _computed(self, scalar: Scalar) -> Any:
+        kind, parts = scalar.kind, scalar.parts
+        if kind == "number":
+            return self._exact(parts[0])
+        if kind == "variable":
+            return self._exact(self.point[scalar])
+        if kind == "pi":
+            return +self.context.pi
+        if kind == "case":
+            sign = self.signs[scalar] = self._sign(self(parts[0]))
+            return self(parts[2 + sign])
+        values = [self(part) for part in parts]
+        if kind == "add":
+            return self.context.fsum(values)
+        if kind == "mul":
+            return values[0] * values[1]
+        if kind == "div":
+            return values[0] / _nonzero(values[1])
+        return self._power(*values) if kind == "pow" else self._function(kind, values[0])
+
+    def _exact(self, value: Fraction) -> Any:
+        return self.context.mpf(value.numerator) / value.denominator
+
+    def _sign(self, value: Any) -> int:
+        if value == 0:
+            return 0
+        if abs(value) < self.noise:
+            raise Undefined("too near to zero to have a sign", is_vague=True)
+        return 1 if value > 0 else -1
+
+    def _power(self, base: Any, exponent: Any) -> Any:
+        if base == 0 and exponent < 0:
+            raise Undefined("a negative power of zero")
+        if base < 0 and exponent != int(exponent):
+            raise Undefined("a broken power of a negative number", is_outside=True)
+        if base != 0 and abs(exponent * self.context.log(abs(base))) > LARGEST:
+            raise Undefined("too large", is_vague=True)
+        return base**exponent
+
+    def _function(self, kind: str, x: Any) -> Any:
+        if abs(x) >= LARGEST:
+            raise Undefined(f"{kind} of a number that is too large", is_vague=True)
+        if kind in _DOMAINS and not _DOMAINS[kind](x):
+            raise Undefined(f"{kind} of {x}", is_outside=x != 0)
+        if kind == "lgamma":
+            return self.context.log(abs(self.context.gamma(x)))
+        return getattr(self.context, kind)(x)
+
+
+def _nonzero(value: Any) -> Any:
+    if value == 0:
+        raise Undefined("division by zero")
+    return value
+
+
+_DOMAINS: dict[str, Callable[[Any], bool]] = {
+    "log": lambda x: x > 0,
+    "asin": lambda x: abs(x) <= 1,
+    "acos": lambda x: abs(x) <= 1,
+    "acosh": lambda x: x >= 1,
+    "atanh": lambda x: abs(x) < 1,
+}
+
+
+# ---- points ----
+
+# Where the numbers of a point lie: all below one, all above, on both sides of zero, far out.
+_RANGES = [(-3, 3), (0, 1), (1, 4), (-1, 1), (0, 3), (-3, 0), (-40, 40)]
+_NEAR = (1, 1, 8, 64)  # how near to the numbers in the formulas: corners may be close together
+_STEP = 2**20  # so fine that what is equal at a point is equal everywhere, and exact in a float
+
+
+def draw(
+    variables: Sequence[Scalar],
+    likes: Mapping[Scalar, Fraction],
+    roots: Sequence[Scalar],
+    rounds: int,
+) -> Iterator[dict[Scalar, Fraction]]:
+    """Points to try: in several ranges, around `likes`, and around the numbers in `roots`.
+
+    They are the same for the same arguments.
+    """
+    rng = random.Random(len(variables))
+    special = _special(roots)
+    for _ in range(rounds):
+        for low, high in _RANGES:
+            yield {v: between(rng, low, high) for v in variables}
+        yield {v: _fine(likes.get(v, Fraction(1))) + between(rng, -1, 1) / 8 for v in variables}
+        for near in _NEAR if special else ():
+            yield {v: rng.choice(special) + between(rng, -1, 1) / near for v in variables}
+
+
+def between(rng: random.Random, low: int, high: int) -> Fraction:
+    """A fraction between two whole numbers; never one of them, nor any other short one."""
+    return Fraction(2 * rng.randrange(low * _STEP // 2, high * _STEP // 2) + 1, _STEP)
+
+
+def _fine(value: Fraction) -> Fraction:
+    return Fraction(round(value * _STEP), _STEP)
+
+
+def _special(roots: Sequence[Scalar]) -> list[Fraction]:
+    """The numbers in `roots`, roughly: what is compared is compared with one of them."""
+    numbers = [s.parts[0] for s in nodes_of(*roots) if s.kind == "number"]
+    rough = {_fine(n) for n in numbers if abs(n) < 1000}
+    return sorted(rough | {-n for n in rough})

@@ -1,0 +1,261 @@
+"""The gradients of a joint graph as expressions, element by element, for tensors of given sizes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pullback.capture.trees import flatten, map_leaves
+from pullback.graph.parts import JointGraph
+from pullback.prove.formulas import POINTWISE
+from pullback.prove.grids import Grid, Table, together
+from pullback.prove.scalars import Outside, Scalar, as_scalar, number
+from pullback.prove.sums import GRIDWISE
+
+# Ops that only move elements about, or fill up with zeros: torch does them on the places of a grid.
+MOVES = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "expand",
+        "expand_as",
+        "permute",
+        "transpose",
+        "t",
+        "movedim",
+        "squeeze",
+        "unsqueeze",
+        "slice",
+        "select",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "cat",
+        "stack",
+        "flip",
+        "roll",
+        "repeat",
+        "slice_backward",
+        "select_backward",
+        "constant_pad_nd",
+        "diagonal",
+        "diagonal_backward",
+        "diag_embed",
+        "tril",
+        "triu",
+        "slice_scatter",
+        "select_scatter",
+        "unflatten",
+        "flatten",
+    ]
+)
+COPIES = frozenset(
+    [
+        "clone",
+        "detach",
+        "alias",
+        "lift",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "contiguous",
+        "_to_copy",
+        "view_as",
+        "_reshape_alias",
+    ]
+)
+NOTHING = number(0) / number(0)  # memory that nobody has written to
+FILLS: dict[str, Any] = {"empty_like": NOTHING, "zeros_like": 0, "ones_like": 1, "full_like": None}
+FILLS |= {"new_empty": NOTHING, "new_zeros": 0, "new_ones": 1}
+FILLS |= {"new_full": None, "zeros": 0, "ones": 1, "full": None, "scalar_tensor": None}
+MADE = frozenset(["arange", "eye", "linspace"])
+SIZES = frozenset(["sym_size", "sym_numel"])
+
+# What gives booleans, and what gives them when it gets them.
+BOOLEAN = frozenset(
+    ["gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not"]
+)
+EITHER = frozenset(
+    [
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_not",
+        "where",
+        "masked_fill",
+        "mul",
+        "maximum",
+        "minimum",
+    ]
+)
+
+_SETTINGS = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
+
+
+class Reading:
+    """One joint graph, read for given inputs and cotangents.
+
+    `is_pointwise` tells, once gradients were read, whether every element of them depends only on
+    the elements at its own place, by a formula that knows no sizes.
+    """
+
+    def __init__(self, joint: JointGraph, given: Sequence[tuple[Sequence[Scalar], Any]]) -> None:
+        """`given` has the expressions and the shape of each placeholder."""
+        self.joint = joint
+        self.table = Table()
+        self._values: dict[fx.Node, Any] = {
+            node: self.table.grid(scalars, shape)
+            for node, (scalars, shape) in zip(joint.placeholders, given, strict=True)
+        }
+        varied = [grid for grid in self._values.values() if not grid.is_constant]
+        has_numbers = any(s.kind == "number" for grid in varied for s in grid.scalars())
+        self.is_pointwise = len({grid.shape for grid in varied}) <= 1 and not has_numbers
+
+    def gradient(self, place: int) -> list[Scalar] | None:
+        """The elements of a gradient, or None if there is none; raises `Outside`."""
+        node = self.joint.gradients[place]
+        return self.elements(node) if isinstance(node, fx.Node) else None
+
+    def elements(self, node: fx.Node) -> list[Scalar]:
+        """The elements of what a node computes; raises `Outside`."""
+        for each in _ancestors(node, self._values):
+            self._values[each] = self._read(each)
+        return list(self._values[node].scalars())
+
+    def _read(self, node: fx.Node) -> Any:
+        try:
+            return self._value(node)
+        except Outside:
+            raise
+        except Exception as error:  # a form of an op that its formula was not written for
+            raise Outside(f"`{name_of(node)}` in a form that is not read ({error})") from None
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            values, place = self._taken(node)[0]
+            return values[place]
+        _require_real(node)
+        name = name_of(node)
+        args, settings = self._taken(node)
+        if _is_arithmetic(node.target):
+            return node.target(*args)  # type: ignore[operator]
+        if name in POINTWISE:
+            return self._pointwise(node, args, settings)
+        if name in COPIES:
+            return _copied(node, args[0])
+        if name in FILLS:
+            return self._filled(node, args)
+        if name in SIZES:
+            return args[0].shape[args[1]] if name == "sym_size" else args[0].places.numel()
+        self.is_pointwise &= name.startswith("log_sigmoid")  # the others join elements
+        return self._spread(node, args, settings)
+
+    def _taken(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What `node` is called with, but for what concerns memory only."""
+        map_arg: Any = fx.map_arg
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self._values.__getitem__)
+        return args, {key: value for key, value in kwargs.items() if key not in _SETTINGS}
+
+    def _pointwise(self, node: fx.Node, args: Any, settings: dict[str, Any]) -> Grid:
+        name = name_of(node)
+        is_boolean = node.meta["val"].dtype is torch.bool
+        if is_boolean and name not in BOOLEAN | EITHER:
+            raise Outside(f"`{name}` of booleans")
+        if name.startswith("bitwise") and not is_boolean:
+            raise Outside(f"`{name}` of integers")
+        names, values = list(settings), list(settings.values())
+        count = len(args)
+
+        def function(*given: Any) -> Scalar:
+            return POINTWISE[name](*given[:count], **dict(zip(names, given[count:], strict=True)))
+
+        result = together(self.table, function, [*args, *values])
+        varied = [grid for grid in _grids_in([args, values]) if not grid.is_constant]
+        sized = [n for n in node.all_input_nodes if not isinstance(self._values[n], Grid)]
+        if sized or any(grid.shape != result.shape for grid in varied):
+            self.is_pointwise = False
+        return result
+
+    def _filled(self, node: fx.Node, args: Sequence[Any]) -> Grid:
+        name = name_of(node)
+        shape = () if name == "scalar_tensor" else args[name.startswith("new_")]
+        value = FILLS[name]
+        if value is None:
+            place = {"scalar_tensor": 0, "new_full": 2}.get(name, 1)
+            value = args[place]
+            self.is_pointwise &= not isinstance(node.args[place], fx.Node)
+        sizes = shape.shape if isinstance(shape, Grid) else tuple(shape)
+        return self.table.grid([as_scalar(value)] * math.prod(sizes), sizes)
+
+    def _spread(self, node: fx.Node, args: Any, settings: dict[str, Any]) -> Any:
+        """What is not computed element by element."""
+        name = name_of(node)
+        target: Any = node.target
+        if name in MADE and not _grids_in(args):
+            made = target(*args, **settings)
+            return self.table.grid([number(v) for v in made.flatten().tolist()], made.shape)
+        if name == "constant_pad_nd" and len(args) > 2 and args[2]:
+            raise Outside(f"`{name}` with {args[2]}")
+        if name in MOVES:
+            if any(isinstance(arg, torch.dtype) for arg in args):
+                raise Outside(f"`{name}` of memory as another dtype")
+            moved = target(*_places(args), **_places(settings))
+            return map_leaves(lambda places: Grid(places, self.table), moved)
+        if name in GRIDWISE:
+            return GRIDWISE[name](*args, **settings)
+        raise Outside(f"`{name}`")
+
+
+def name_of(node: fx.Node) -> str:
+    """The op that a node calls: `mul` for `aten.mul.Tensor`, `lib::op` for one of a library."""
+    space, _, rest = str(node.target).partition(".")
+    name = rest.partition(".")[0]
+    return name if space == "aten" else f"{space}::{name}"
+
+
+def _ancestors(node: fx.Node, known: dict[fx.Node, Any]) -> list[fx.Node]:
+    """What must be computed for `node`, in the order of the graph."""
+    needed, stack = set(), [node]
+    while stack:
+        each = stack.pop()
+        if each not in needed and each not in known:
+            needed.add(each)
+            stack += each.all_input_nodes
+    return [each for each in node.graph.nodes if each in needed]
+
+
+def _require_real(node: fx.Node) -> None:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.is_complex():
+        raise Outside("complex numbers")
+
+
+def _copied(node: fx.Node, grid: Grid) -> Grid:
+    """The same numbers in another dtype or memory; exact unless the new dtype has no fractions."""
+    value, source = node.meta["val"], node.args[0]
+    assert isinstance(source, fx.Node)
+    before = source.meta["val"].dtype
+    if value.dtype is torch.bool and before is not torch.bool:
+        return grid.map(POINTWISE["ne"], 0)
+    if before.is_floating_point and not value.dtype.is_floating_point:
+        raise Outside(f"a conversion to {value.dtype}")
+    return grid
+
+
+def _is_arithmetic(target: Any) -> bool:
+    """Whether a call computes with sizes: a plain function, no op."""
+    return not isinstance(target, type(torch.ops.aten.mul.Tensor))
+
+
+def _grids_in(tree: Any) -> list[Grid]:
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Grid)]
+
+
+def _places(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.places if isinstance(leaf, Grid) else leaf, tree)

@@ -1,0 +1,62 @@
+"""An edit that is right by chance is refused on inputs that it was not found with."""
+
+import torch
+
+from pullback.capture.joint import capture
+from pullback.derive.plain import program_of
+from pullback.diagnose.edits import give
+from pullback.diagnose.mend import make_edited
+from pullback.diagnose.trials import Trials
+from pullback.diagnose.verified import Verifier
+from pullback.graph.copies import copy_of, with_graph
+from tests.derive import faulty
+from tests.derive.test_mend import compared_of, mender_of
+from tests.diagnose.faulty import EXAMPLES
+
+
+def verifier_of(function):
+    trials = Trials(function, EXAMPLES[function])
+    captured = capture(program_of(function), trials.examples, needs=trials.needs)
+    trials.add_fresh(captured)
+    hand = compared_of(function)[0].scope.hand.captured
+    return Verifier(hand, trials.held_out(captured))
+
+
+def test_right_edit_is_verified():
+    mender = mender_of(faulty.SineWithSavedSine)
+    edited = make_edited(mender.scope, mender.mend(0))
+
+    assert verifier_of(faulty.SineWithSavedSine).right(edited) == {0}
+
+
+def test_wrong_gradient_is_not_verified():
+    verifier = verifier_of(faulty.SineWithSavedSine)
+
+    assert verifier.right(compared_of(faulty.SineWithSavedSine)[0].hand) == frozenset()
+
+
+def test_edit_that_spoils_is_not_verified():
+    compared, _ = compared_of(faulty.QuotientWithNumerator)
+    right = compared.scope.twins[compared.readable.gradients[0]]
+    mended = make_edited(compared.scope, give(compared.scope, 0, right))
+    spoilt = make_edited(compared.scope, give(compared.scope, 1, None))
+    verifier = verifier_of(faulty.QuotientWithNumerator)
+
+    assert verifier.right(mended) == {0, 1}
+    assert verifier.right(spoilt) == frozenset()
+
+
+def test_nothing_is_verified_without_trials():
+    mender = mender_of(faulty.SineWithSavedSine)
+    edited = make_edited(mender.scope, mender.mend(0))
+
+    assert Verifier(mender.scope.hand.captured, []).right(edited) == frozenset()
+
+
+def test_graph_that_cannot_run_is_not_verified():
+    hand = compared_of(faulty.SineWithSavedSine)[0].hand
+    hand = with_graph(hand, copy_of(hand.graph)[0])
+    for node in hand.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default):
+        node.args = (None,)
+
+    assert verifier_of(faulty.SineWithSavedSine).right(hand) == frozenset()
