@@ -20,5 +20,6 @@ from pullback.function.function import Function as Function
 from pullback.function.unwritten import derived as derived
 from pullback.plan import load_plan as load_plan
 from pullback.plan import plan as plan
+from pullback.prove import prove as prove
 
 __version__ = "0.1.0"
