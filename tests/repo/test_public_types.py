@@ -65,6 +65,7 @@ width: int = pb.plan(layer, x).best.in_features
 plan = pb.plan(program, x, y, objective="time")
 table: str = plan.table()
 plan.save(Path("plan.json"))
+verdict: str = pb.prove(pb.Function, x, seconds=1.0).verdict
 best: Tensor = pb.load_plan("plan.json", program).best(x, y)
 
 report = pb.check(Square, (x,), select=["gradient"])
