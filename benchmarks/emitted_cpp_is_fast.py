@@ -37,9 +37,9 @@ import pullback as pb
 from benchmarks.timing import Timing, interleave
 from examples import my_activation, my_relu, nested
 from pullback.emit.compiled import has_compiler
-from pullback.emit.cpp import function_of
-from pullback.emit.cpp_library import library_text
-from pullback.emit.python import snake
+from pullback.emit.cpp.op import function_of
+from pullback.emit.cpp.library import library_text
+from pullback.emit.python.module import snake
 from pullback.emit.subject import subject_of
 
 LENGTH = 10

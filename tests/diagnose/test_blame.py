@@ -17,7 +17,7 @@ from pullback.diagnose.fault import Faults
 from pullback.diagnose.mend import Edit
 from pullback.errors import CaptureError
 from pullback.function.signature import signature_of
-from tests.derive import faulty, odd
+from tests.diagnose import faulty, odd
 from tests.diagnose.faulty import EXAMPLES, row
 from tests.diagnose.odd import ODD
 from tests.diagnose.planted import PLANTED

@@ -5,8 +5,8 @@ from torch import fx
 from pullback.diagnose import edits
 from pullback.diagnose.edits import candidates, give, leaves_of, swap
 from pullback.graph.parts import BACKWARD, phase_of
-from tests.derive import faulty
-from tests.derive.test_mend import compared_of
+from tests.diagnose import faulty
+from tests.diagnose.test_mend import compared_of
 
 
 def scope_of(function):

@@ -5,7 +5,7 @@ import torch
 
 from pullback.diagnose.fitting import make_fitted, zeros
 from pullback.function.gradients import fits
-from tests.derive import faulty
+from tests.diagnose import faulty
 from tests.diagnose.faulty import row
 
 

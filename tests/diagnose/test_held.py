@@ -6,7 +6,7 @@ from pullback.capture.joint import capture
 from pullback.derive.plain import program_of
 from pullback.diagnose.held import held_in
 from pullback.diagnose.trials import Trials
-from tests.derive import faulty
+from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
 
 

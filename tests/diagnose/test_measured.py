@@ -4,7 +4,7 @@ import torch
 
 from pullback.diagnose.measured import Trial
 from pullback.diagnose.trials import Trials
-from tests.derive import faulty
+from tests.diagnose import faulty
 from tests.diagnose.faulty import row
 
 

@@ -12,7 +12,7 @@ from pullback.diagnose.mend import Mender, make_edited
 from pullback.diagnose.patterns_of_error import Evidence
 from pullback.diagnose.trials import Trials
 from pullback.graph.parts import BACKWARD, calls
-from tests.derive import faulty
+from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
 
 

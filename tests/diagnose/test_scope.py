@@ -3,8 +3,8 @@
 import torch
 
 from pullback.diagnose.scope import cotangent_names, number_text
-from tests.derive import faulty
-from tests.derive.test_mend import compared_of
+from tests.diagnose import faulty
+from tests.diagnose.test_mend import compared_of
 
 
 def scope_of(function):

@@ -7,7 +7,7 @@ from torch.autograd import Function
 
 from pullback.diagnose.slopes import hidden, slope_of
 from pullback.diagnose.trials import Trials
-from tests.derive import faulty
+from tests.diagnose import faulty
 from tests.diagnose.faulty import row
 from tests.diagnose.sound import ThroughNumpy
 

@@ -7,7 +7,7 @@ from torch.autograd import Function
 from pullback.capture.joint import capture
 from pullback.derive.plain import program_of
 from pullback.diagnose.trials import Trials, UntriedError
-from tests.derive import faulty
+from tests.diagnose import faulty
 from tests.diagnose.faulty import row
 
 

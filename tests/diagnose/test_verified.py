@@ -9,9 +9,9 @@ from pullback.diagnose.mend import make_edited
 from pullback.diagnose.trials import Trials
 from pullback.diagnose.verified import Verifier
 from pullback.graph.copies import copy_of, with_graph
-from tests.derive import faulty
-from tests.derive.test_mend import compared_of, mender_of
+from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
+from tests.diagnose.test_mend import compared_of, mender_of
 
 
 def verifier_of(function):

@@ -3,8 +3,8 @@
 from pullback.diagnose.edits import Site
 from pullback.diagnose.wording import Wording
 from pullback.graph.values import aten
-from tests.derive import faulty
-from tests.derive.test_mend import compared_of
+from tests.diagnose import faulty
+from tests.diagnose.test_mend import compared_of
 
 
 def words_of(function):

@@ -8,7 +8,7 @@ import pytest
 import pullback as pb
 from pullback.emit.files import write
 from pullback.errors import EmitPathError
-from tests.emit.python_cases import row, swish
+from tests.emit.python.cases import row, swish
 
 FILES = {"op.cpp": "op\n", "CMakeLists.txt": "cmake\n"}
 

@@ -6,7 +6,7 @@ import torch
 import pullback as pb
 from pullback.emit.subject import subject_of
 from pullback.errors import EmitTargetError, ExamplesError, TargetError
-from tests.emit.python_cases import (
+from tests.emit.python.cases import (
     NODES,
     Cube,
     Increment,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pullback.emit.compiled import library_of
-from pullback.emit.cpp import function_of
-from pullback.emit.cpp_library import library_text
-from pullback.emit.cpp_verify import require_same
+from pullback.emit.cpp.library import library_text
+from pullback.emit.cpp.op import function_of
+from pullback.emit.cpp.verify import require_same
 from pullback.emit.subject import subject_of
 from tests.upstream.cpp_programs import FEW, MANY, program
 

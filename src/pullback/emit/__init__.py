@@ -68,12 +68,12 @@ def emit(
 def _files(subject: Any, target: str, path: Any, verify: bool) -> dict[str, str]:
     """The files of a subject by their names, the one that is returned first."""
     if target == "cpp":
-        from pullback.emit.cpp import emit_cpp
+        from pullback.emit.cpp.op import emit_cpp
 
         name = os.path.basename(path) if path is not None else ""
         file = name if name.endswith(".cpp") and not os.path.isdir(path) else None
         return emit_cpp(subject, is_verified=verify, file=file)
-    from pullback.emit.python import emit_python
+    from pullback.emit.python.module import emit_python
 
     return emit_python(subject)
 

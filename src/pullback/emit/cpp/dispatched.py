@@ -1,0 +1,84 @@
+"""Calls of ops that do not come with torch: through the dispatcher, by their names."""
+
+from __future__ import annotations
+
+import re
+
+from torch import fx
+
+from pullback.emit.cpp.nodes import arguments_of, ops_inside, place_of
+from pullback.emit.cpp.values import ATOM, Expression, Writer, quoted, unwritable
+from pullback.graph.cost import op_of
+
+_TYPES = {
+    "Tensor": "at::Tensor",
+    "int": "int64_t",
+    "SymInt": "c10::SymInt",
+    "float": "double",
+    "bool": "bool",
+    "str": "c10::string_view",
+    "Scalar": "at::Scalar",
+    "ScalarType": "at::ScalarType",
+    "Layout": "at::Layout",
+    "Device": "at::Device",
+    "MemoryFormat": "at::MemoryFormat",
+    "int[]": "at::IntArrayRef",
+    "int[]?": "at::OptionalIntArrayRef",
+    "SymInt[]": "c10::SymIntArrayRef",
+    "SymInt[]?": "at::OptionalSymIntArrayRef",
+    "float[]": "at::ArrayRef<double>",
+    "bool[]": "at::ArrayRef<bool>",
+    "Tensor[]": "at::TensorList",
+    "Tensor?[]": "c10::List<std::optional<at::Tensor>>",
+}
+"""The types of C++ for the types of a schema."""
+
+_BY_REFERENCE = ("at::Tensor", "at::Scalar", "c10::List<std::optional<at::Tensor>>")
+
+
+def dispatched(writer: Writer, node: fx.Node) -> Expression:
+    """A call through the dispatcher, which finds the op of whatever library has been loaded."""
+    op = op_of(node)
+    schema = op._schema
+    takes_text, _, gives_text = str(schema).partition("(")[2].rpartition(") -> ")
+    kinds = [_kind(each, node) for each in _split(takes_text) if each != "*"]
+    gives = [_kind(each, node) for each in _split(gives_text.strip("()"))]
+    given = zip(arguments_of(node), kinds, strict=True)
+    texts = [writer.argument(value, kind, is_exact=True) for value, kind in given]
+    results = ["std::vector<at::Tensor>" if g == "at::TensorList" else g for g in gives]
+    result = results[0] if len(results) == 1 else f"std::tuple<{', '.join(results)}>"
+    takes = ", ".join(f"const {k}&" if _is_reference(k) else k for k in kinds)
+    writer.includes.add("ATen/core/dispatch/Dispatcher.h")
+    writer.helpers.add("call_op")
+    name = f"{quoted(schema.name)}, {quoted(schema.overload_name)}"
+    text = f"call_op<{result}({takes})>({', '.join([name, *texts])})"
+    return Expression(text, ATOM, ops_inside(node, writer))
+
+
+def _is_reference(kind: str) -> bool:
+    return kind.removeprefix("std::optional<").removesuffix(">") in _BY_REFERENCE or (
+        kind in _BY_REFERENCE
+    )
+
+
+def _split(text: str) -> list[str]:
+    """The types in a list of the parameters or results of a schema."""
+    found, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    bare = [re.sub(r"\(.*?\)", "", part).strip() for part in found]  # `Tensor(a)`: an alias
+    return [re.sub(r"\[\d+\]", "[]", part.split(" ")[0]) for part in bare if part]
+
+
+def _kind(text: str, node: fx.Node) -> str:
+    """The type that C++ has for a type of a schema."""
+    kind = _TYPES.get(text, "")
+    if not kind and text.endswith("?") and text[:-1] in _TYPES:
+        kind = f"std::optional<{_TYPES[text[:-1]]}>"
+    if not kind:
+        raise unwritable(f"an op that takes `{text}`", f"`{op_of(node)}`", place_of(node))
+    return kind

@@ -1,0 +1,39 @@
+"""What every way to write a call needs of a node: its arguments, its place, what stands in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+
+from pullback.emit.cpp.values import Writer
+from pullback.graph.cost import op_of
+
+
+def ops_inside(node: fx.Node, writer: Writer) -> int:
+    """How many ops stand inside the arguments of `node`."""
+    return 1 + sum(writer.node(arg).size for arg in node.all_input_nodes if arg in writer.inlined)
+
+
+def arguments_of(node: fx.Node) -> list[Any]:
+    """Every argument of the op that `node` calls, defaults included, in the order of its schema."""
+    op = op_of(node)
+    given = []
+    for place, parameter in enumerate(op._schema.arguments):
+        if parameter.name in node.kwargs:
+            given.append(node.kwargs[parameter.name])
+        elif place < len(node.args) and not parameter.kwarg_only:
+            given.append(node.args[place])
+        else:
+            given.append(parameter.default_value if parameter.has_default_value() else None)
+    return given
+
+
+def place_of(node: fx.Node) -> str:
+    """The user's file and line that `node` came from."""
+    return str(node.meta.get("place", ""))
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether an argument is a node that holds one tensor."""
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor)

@@ -1,0 +1,1 @@
+"""Python: a Function as one module that imports only torch, and tests itself."""

@@ -1,0 +1,217 @@
+"""Which self-test an emitted module gets: inputs that suit the program, gradients that can be told.
+
+The inputs are chosen by `reference`, the forward in plain ops, and by the program, never by the
+Function under test: a wrong backward is to fail. What is expected of them is recorded from the
+program itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.patch import watching
+from pullback.capture.trees import tensors_in
+from pullback.derive.source import loaded
+from pullback.emit.python.recorded import recorded
+from pullback.emit.python.trial import Trial
+from pullback.emit.subject import Subject
+from pullback.function.isolation import seed_torch
+from pullback.function.unwritten import run_plainly
+from pullback.graph.cost import is_random
+from pullback.graph.parts import calls
+
+Write = Callable[[Trial], str]
+
+SURROGATE = "they are declared to be surrogates"
+ABSENT = "backward gives none"
+CUT = "the program cuts them off by `no_grad` or `detach`"
+
+
+def chosen(
+    subject: Subject, call: str, held: frozenset[str], write: Write, reference: str
+) -> Trial:
+    """The self-test of a subject; `write` gives the module with a self-test.
+
+    `held` are the inputs of the capture that the module has by itself, `reference` is the text of
+    its forward in plain ops.
+
+    Spread inputs in double precision come first, then the examples' own, then both in their own
+    dtype: the first with which autograd's gradients of `reference` are those of finite differences.
+    Where there is none, autograd does not see through `reference`, and the first that is passed.
+    """
+    first = _first(subject, call, held)
+    few = any(like.values is not None for like in first.likes)
+    trials = [
+        replace(first, literal=literal, is_double=is_double)
+        for is_double in (True, False)
+        for literal in ((False, True) if few else (False,))
+    ]
+    known = list[Trial]()
+    for trial in (_with_record(subject, one) for one in trials):
+        if trial is None:
+            continue
+        known.append(trial)
+        if _suits(trial, _space(trial, reference)):
+            return _without_cut(subject, trial, loaded(write(trial)))
+    for trial in known:
+        if _is_passed(loaded(write(trial))):
+            return trial
+    return known[0] if known else trials[0]
+
+
+def _with_record(subject: Subject, trial: Trial) -> Trial | None:
+    """A self-test with what the program gives for its inputs; None if it does not run on them."""
+    if any(map(is_random, calls(subject.captured.joint.graph))):
+        return trial
+    space = loaded(f"import torch\n\n\n{trial.inputs()}")
+    with _aside():
+        try:
+            return replace(trial, recorded=recorded(subject, trial, space["inputs"]()))
+        except Exception:  # any: the program may refuse other inputs in any way
+            return None
+
+
+def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
+    """The first self-test: of every gradient that there is and that forward implies."""
+    captured, surrogates = subject.captured, subject.surrogates
+    gradients = iter(captured.joint.gradients)
+    names, needs, likes, silent = [], [], [], []
+    texts = [subject.parts.names[node] for node in subject.parts.joint.inputs]
+    for one, text, like in zip(captured.inputs, texts, subject.likes, strict=True):
+        is_absent = one.needs and next(gradients) is None
+        why = ABSENT if is_absent else SURROGATE if one.name in surrogates else ""
+        if one.name not in held:
+            names.append(text)
+            needs.append(one.needs and not why)
+            likes.append(like)
+            silent += [(one.name, why)] if one.needs and why else []
+    around = [
+        text for one, text in zip(captured.inputs, texts, strict=True) if one.tensor is not None
+    ]
+    return Trial(
+        call,
+        tuple(names),
+        tuple(needs),
+        tuple(likes),
+        program=captured.name.removesuffix(".apply"),
+        fixed=frozenset(around),
+        silent=tuple(silent),
+    )
+
+
+# ---- running it here ----
+
+
+def _space(trial: Trial, reference: str) -> dict[str, Any]:
+    """The inputs of a self-test and `reference`."""
+    return loaded("\n\n\n".join(["import torch", reference, trial.text("Function", "it.py")]))
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Gradients are recorded, random states stay as they are, and nobody is warned."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a dtype that is not double
+            yield
+
+
+def fault_of(space: dict[str, Any]) -> Exception | None:
+    """What the self-test of a module raises, if anything."""
+    with _aside():
+        try:
+            space["self_test"]()
+        except Exception as error:
+            return error
+    return None
+
+
+def _is_passed(space: dict[str, Any]) -> bool:
+    return fault_of(space) is None
+
+
+def _suits(trial: Trial, space: dict[str, Any]) -> bool:
+    """Whether `reference` is finite and smooth at the inputs of a module, as autograd sees it."""
+    with _aside():
+        try:
+            given = space["inputs"]()
+            outputs = space["called"](space["reference"], given)
+            if trial.is_differentiated:
+                _gradcheck(lambda *given: space["called"](space["reference"], given), given, trial)
+        except Exception:
+            return False
+    return all(bool(y.isfinite().all()) for y in outputs)
+
+
+def _gradcheck(function: Callable[..., Any], given: Sequence[Any], trial: Trial) -> None:
+    torch.autograd.gradcheck(function, tuple(given), **trial.options)
+
+
+# ---- gradients that are cut off ----
+
+
+def _without_cut(subject: Subject, trial: Trial, space: dict[str, Any]) -> Trial:
+    """The self-test without the gradients that a program cuts off on purpose.
+
+    These are found by running the program with the forwards of its Functions as plain ops: if
+    autograd's gradient is not that of finite differences even there, nobody's backward is wrong.
+    """
+    if subject.function is not None or not trial.is_differentiated or _is_passed(space):
+        return trial
+    cut = [
+        place
+        for place, need in enumerate(trial.needs)
+        if need and _is_cut(subject, trial, space, place)
+    ]
+    left_out = {f"the gradient of `{trial.names[place]}`" for place in cut}
+    known = trial.recorded
+    return replace(
+        trial,
+        needs=tuple(need and place not in cut for place, need in enumerate(trial.needs)),
+        recorded=None if known is None else {k: v for k, v in known.items() if k not in left_out},
+        silent=(*trial.silent, *((trial.names[place], CUT) for place in cut)),
+    )
+
+
+def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -> bool:
+    captured = subject.captured
+    count = sum(one.kind == "argument" for one in captured.inputs)
+    if place >= count:
+        return False  # a tensor from around the program, which cannot be moved here
+
+    def plain(moved: Tensor) -> Any:
+        row = [moved if i == place else x for i, x in enumerate(given)]
+        seed_torch(0)
+        with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
+            return tuple(tensors_in(subject.run(row)))
+
+    with _aside():
+        made = list(space["inputs"]()[:count])
+        own = [_leaf(x, like.dtype) for x, like in zip(made, trial.likes, strict=False)]
+        for given, how in ((made, trial), (own, replace(trial, is_double=False))):
+            try:
+                plain(given[place])
+            except Exception:  # a tensor from around it is in another dtype
+                continue
+            try:
+                _gradcheck(plain, (given[place],), how)
+            except Exception:
+                return True
+            return False
+    return False  # it does not run by plain ops: nothing is known
+
+
+def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in another dtype, still a leaf.
+
+    All inputs require grad: an output that none of them reaches is not looked at by `gradcheck`.
+    """
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)

@@ -1,0 +1,236 @@
+"""Python: one module that imports only torch, and tests itself.
+
+It holds the Function (the user's own class where that can stand alone, else the text of its graphs;
+several of them and the function that runs them, where a program is in several nodes), what is saved
+for backward and why, and a self-test with numbers that were recorded from the program. Only where
+that draws random numbers, `reference` computes the same in plain PyTorch for comparison.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pullback.capture.names import identifier
+from pullback.derive.agreement import Agreement, Difference
+from pullback.derive.plain import forward_of
+from pullback.derive.source import differing, function_source, loaded
+from pullback.emit.python.choice import chosen, fault_of
+from pullback.emit.python.trial import Trial
+from pullback.emit.python.twin import OwnText, own_text
+from pullback.emit.subject import Subject
+from pullback.errors import CaptureError
+from pullback.graph.copies import copy_of
+from pullback.graph.text import Text, text_of
+from pullback.graph.text_lines import wrapped
+
+TESTED = "tested"
+RESERVED = frozenset(
+    {
+        *("torch", "reference", "spread", "inputs", "called", "same", "self_test", TESTED),
+        *("RECORDED", "few", "cotangent"),
+    }
+)
+"""The names that the module itself needs."""
+
+WIDTH = 88
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The texts of a module before `reference`: imports besides torch, and blocks.
+
+    `call` is the expression of what takes the tensors of the capture. `names` are those that the
+    blocks bind. `held` are the inputs of the capture that are among them: they are not passed.
+    """
+
+    imports: tuple[str, ...]
+    blocks: tuple[str, ...]
+    call: str
+    names: frozenset[str]
+    held: frozenset[str]
+
+
+def emit_python(subject: Subject) -> dict[str, str]:
+    """The module of a subject, by the name of its file.
+
+    It is run and compared with the program, as a whole: what differs is not handed out.
+    """
+    file, found = f"{snake(subject.name)}.py", None
+    agreement = Agreement(subject.captured, subject.program, subject.likes)
+    for pieces in _pieces(subject):
+        write = functools.partial(_module, subject, pieces, file)
+        reference = reference_of(subject, pieces.held)
+        text = write(chosen(subject, pieces.call, pieces.held, write, reference))
+        found = _difference(agreement, pieces, text)
+        if found is None:
+            return {file: text}
+    raise differing(subject.captured.name, found)
+
+
+def _difference(agreement: Agreement, pieces: Pieces, text: str) -> Difference | None:
+    """What is wrong with a module: it differs from the program, or from what was recorded.
+
+    A self-test that fails by finite differences is right: so does the user's own backward.
+    """
+    space = loaded(text)
+    function = eval(pieces.call, space)
+    found = agreement.difference(agreement.of_function(function, pieces.held))
+    fault = fault_of(space)
+    if found is None and isinstance(fault, AssertionError):
+        return Difference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
+    return found
+
+
+def snake(name: str) -> str:
+    """The name of a module for a class: `my_relu` for `MyReLU`.
+
+    >>> snake("MyReLU"), snake("SineSquared"), snake("ROIAlign")
+    ('my_relu', 'sine_squared', 'roi_align')
+    """
+    parted = re.sub(r"(?<=[A-Za-z0-9])(?=[A-Z][a-z])", "_", name).lower()
+    return f"{parted}_" if keyword.iskeyword(parted) or parted in RESERVED else parted
+
+
+# ---- the module ----
+
+
+def _module(subject: Subject, pieces: Pieces, file: str, trial: Trial) -> str:
+    reference = [] if trial.recorded is not None else [reference_of(subject, pieces.held)]
+    future = [line for line in pieces.imports if "__future__" in line]
+    rest = [line for line in pieces.imports if line not in future]
+    before = [line for line in rest if not _is_torch(line)]
+    after = [line for line in rest if _is_torch(line)]
+    head = [_docstring(subject, trial), "", *future, *([""] if future else [])]
+    head += [*before, *([""] if before else []), "import torch", *after]
+    text = "\n\n\n".join(["\n".join(head), *pieces.blocks, *reference])
+    return f"{text}\n{trial.text(subject.name, file)}"
+
+
+def _is_torch(line: str) -> bool:
+    return line.split()[1].split(".")[0] == "torch"
+
+
+def _docstring(subject: Subject, trial: Trial) -> str:
+    said = subject.doc.replace("\\", "\\\\").replace('"""', "'''")
+    first = f"`{subject.name}`: {said}" if said else f"`{subject.name}`."
+    came = f"`{subject.captured.name.removesuffix('.apply')}`"
+    lines = textwrap.wrap(first, WIDTH - 3)
+    lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
+    against = "`reference`" if trial.recorded is None else f"what {came} gave"
+    lines += [f"Run it to test it: outputs against {against}, gradients against differences."]
+    for why in dict.fromkeys(why for _, why in trial.silent):
+        left = ", ".join(f"`{name}`" for name, reason in trial.silent if reason == why)
+        lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", WIDTH)
+    return '"""' + "\n".join(lines) + '\n"""'
+
+
+def reference_of(subject: Subject, held: frozenset[str]) -> str:
+    """The forward of a subject as a plain function."""
+    text = forward_text(subject)
+    lines = [f'"""What `{subject.name}` computes, in plain PyTorch: for comparison."""']
+    lines += [line for statement in text.statements for line in statement.splitlines()]
+    lines.append(f"return {', '.join(text.returned)}")
+    given = [
+        name
+        for name, one in zip(text.parameters, subject.captured.inputs, strict=True)
+        if one.name not in held
+    ]
+    return "\n".join([wrapped("def reference", given, ":"), *(f"    {line}" for line in lines)])
+
+
+def forward_text(subject: Subject) -> Text:
+    """The forward graph alone, with what the program returns."""
+    parts, captured = subject.parts, subject.captured
+    graph, _ = copy_of(parts.forward)
+    returned: Any = graph.output_node().args[0]
+    places = [o.index for o in captured.outputs if o.returned and o.index is not None]
+    graph.output_node().args = (tuple(returned[place] for place in places),)
+    return text_of(graph, parts.names)
+
+
+# ---- the Function ----
+
+
+def _pieces(subject: Subject) -> Iterator[Pieces]:
+    """The ways to write a subject, the one that reads best first."""
+    if subject.flow is None:
+        yield function_pieces(subject)
+        return
+    from pullback.emit.python.steps import steps_of  # it needs what stands here
+
+    steps = steps_of(subject)
+    if steps is not None:
+        yield steps
+    yield graph_pieces(subject, subject.name)
+
+
+def function_pieces(subject: Subject) -> Pieces:
+    """The Function: the user's own text if it can stand alone, else that of its graphs."""
+    own = own_text(subject) if subject.function is not None else None
+    around = {one.name for one in subject.captured.closures}
+    if own is not None and not own.names & RESERVED and around <= own.names:
+        return _own_pieces(subject, own)
+    if subject.captured.mutated:
+        names = ", ".join(
+            subject.captured.inputs[place].name for place, _ in subject.captured.mutated
+        )
+        raise CaptureError(
+            f"`{subject.name}` must stand alone to be emitted, since it changes an input in place",
+            expected="torch, the standard library, and things of its own module",
+            got=f"`{names}` changed in place, by a class that needs something else",
+            fix="work on a clone, and return it",
+        )
+    return graph_pieces(subject, subject.name)
+
+
+def graph_pieces(subject: Subject, name: str) -> Pieces:
+    """The Function as the text of its graphs, under a name."""
+    source = function_source(
+        subject.captured,
+        subject.save,
+        name,
+        subject.program,
+        subject.likes,
+        said=None if subject.function is None else forward_of(subject.function),
+    )
+    constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
+    block = ["\n".join(source.constants)] if source.constants else []
+    held = frozenset(constants)
+    blocks = (*block, "\n".join(source.lines))
+    return Pieces((), blocks, f"{name}.apply", held | {name}, held)
+
+
+def _own_pieces(subject: Subject, own: OwnText) -> Pieces:
+    """The user's own class, and a function that calls it with tensors alone where it takes more."""
+    captured, name = subject.captured, subject.name
+    names = [identifier(one.name) for one in captured.inputs if one.kind == "argument"]
+    held = frozenset(one.name for one in captured.inputs if one.kind != "argument")
+    changed = {place for place, _ in captured.mutated}
+    given = [f"{one}.clone()" if i in changed else one for i, one in enumerate(names)]
+    shown: list[Any] = [Shown(one) for one in given]
+    arguments = [repr(leaf) for leaf in captured.fill(shown)]
+    if arguments == names:
+        return Pieces(own.imports, own.statements, f"{name}.apply", own.names, held)
+    call = [
+        f"def {TESTED}({', '.join(names)}):",
+        f'    """`{name}` with the plain arguments that this was written for."""',
+        f"    return {name}.apply({', '.join(arguments)})",
+    ]
+    blocks = (*own.statements, "\n".join(call))
+    return Pieces(own.imports, blocks, TESTED, own.names, held)
+
+
+class Shown:
+    """A name, which is written as it is, in the place of a tensor."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name

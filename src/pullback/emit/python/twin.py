@@ -1,0 +1,114 @@
+"""The user's own class in a text of its own, which is taken only if it does what the class does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.trees import tensors_in
+from pullback.derive.agreement import Agreement
+from pullback.derive.likes import drawn
+from pullback.emit.python.own import Own, own_source
+from pullback.emit.subject import Subject
+from pullback.function.listening import ListeningContext
+from pullback.function.signature import has_setup_context
+
+WHY = {
+    "input": "an input, which costs nothing to keep",
+    "output": "an output, which the caller keeps anyway",
+    "other": "computed in forward",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnText:
+    """Imports besides torch, the statements with the class last, and the names that they bind."""
+
+    imports: tuple[str, ...]
+    statements: tuple[str, ...]
+    names: frozenset[str]
+
+
+def own_text(subject: Subject) -> OwnText | None:
+    """The text of the user's class, what it saves explained; None where it does not stand alone.
+
+    It is run beside the class: outputs, gradients and second derivatives must be the same, or be
+    refused by both.
+    """
+    own = own_source(subject.function)
+    if own is None:
+        return None
+    twin = _loaded(own, subject.name)
+    if twin is None or not _agree(subject, twin):
+        return None
+    *before, last = own.statements
+    rows = _saved(subject, own)
+    return OwnText(own.imports, (*before, "\n".join([*rows, last])), own.names)
+
+
+def _loaded(own: Own, name: str) -> Any:
+    """The class that the text makes, or None."""
+    text = "\n\n".join([*own.imports, "import torch", *own.statements])
+    space: dict[str, Any] = {"__name__": "emitted"}
+    try:
+        exec(compile(text, f"<{name}>", "exec", dont_inherit=True), space)
+    except Exception:  # it needs something that is not there
+        return None
+    return space.get(name)
+
+
+def _agree(subject: Subject, twin: Any) -> bool:
+    """Whether the class and its twin give the same, as far as two derivatives tell."""
+    agreement = Agreement(subject.captured, subject.program, subject.likes)
+    call = agreement.of_arguments(twin.apply)
+    return agreement.difference(call) is None and agreement.is_same_twice(call, may_raise=True)
+
+
+# ---- what is saved ----
+
+
+def _saved(subject: Subject, own: Own) -> list[str]:
+    """Comment lines that say what the class saves, and why that is cheap or not."""
+    kinds = _kinds(subject)
+    if kinds is None:
+        return []
+    names = (
+        own.saved if len(own.saved) == len(kinds) else [f"tensor {i}" for i in range(len(kinds))]
+    )
+    width = max(map(len, names), default=0)
+    rows = [f"#     {name:<{width}}  {WHY[kind]}" for name, kind in zip(names, kinds, strict=True)]
+    return ["# Saved for backward:", *(rows or ["#     nothing"])]
+
+
+def _kinds(subject: Subject) -> list[str] | None:
+    """For each tensor that the class saves, what it is; None where that cannot be seen."""
+    cls, captured = subject.function, subject.captured
+    inputs = [
+        drawn(like, seed)
+        for seed, (like, one) in enumerate(zip(subject.likes, captured.inputs, strict=True))
+        if one.kind == "argument"
+    ]
+    args = captured.fill(inputs)
+    flags = tuple(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args)
+    plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
+    ctx = ListeningContext(flags, plain)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(()):
+            if has_setup_context(cls):
+                output = cls.forward(*args)
+                cls.setup_context(ctx, args, output)
+            else:
+                output = cls.forward(ctx, *args)
+    except Exception:  # a class that looks closely at its context
+        return None
+    return [_kind(one, inputs, tensors_in(output)) for one in ctx._pb_saved if one is not None]
+
+
+def _kind(tensor: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
+    if any(tensor is one for one in inputs):
+        return "input"
+    return "output" if any(tensor is one for one in outputs) else "other"
