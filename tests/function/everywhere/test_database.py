@@ -68,15 +68,8 @@ def fails(check: str, name: str) -> bool:
     return any(name == operator and check in checks for operator, checks in FAILING)
 
 
-def cases(failing: bool) -> list:
-    """Each check of each operator; of every second operator in the slow tests alone."""
-    marks = {name: pytest.mark.slow if place % 2 else () for place, name in enumerate(NAMES)}
-    return [
-        pytest.param(check, name, marks=marks[name])
-        for check in CHECKS
-        for name in NAMES
-        if fails(check, name) is failing
-    ]
+def cases(failing: bool) -> list[tuple[str, str]]:
+    return [(check, name) for check in CHECKS for name in NAMES if fails(check, name) is failing]
 
 
 def test_database_has_fourteen_operators():
