@@ -1033,6 +1033,10 @@ def domain_adversary(x, w):
 
 EVERY = list(CASES)
 COMMON = [name for name, each in CASES.items() if each.common]
+MANY_THEN_EVERY = [
+    pytest.param(name, marks=() if each.common or place % 3 == 0 else pytest.mark.slow)
+    for place, (name, each) in enumerate(CASES.items())
+]
 COMMON_THEN_EVERY = [
     pytest.param(name, marks=() if each.common else pytest.mark.slow)
     for name, each in CASES.items()

@@ -20,9 +20,9 @@ from tests.derive.functions import (
     CASES,
     COMMON,
     COMMON_THEN_EVERY,
-    EVERY,
     FEW_THEN_EVERY,
     GAIN,
+    MANY_THEN_EVERY,
     OFFSET,
     derived,
     differences,
@@ -32,7 +32,7 @@ from tests.derive.functions import (
     weights_for,
 )
 
-each = pytest.mark.parametrize("name", EVERY)
+each = pytest.mark.parametrize("name", MANY_THEN_EVERY)
 few_then_each = pytest.mark.parametrize("name", FEW_THEN_EVERY)
 common_then_each = pytest.mark.parametrize("name", COMMON_THEN_EVERY)
 

@@ -119,7 +119,7 @@ def chain(seed):
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 40))]
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))]
 )
 def test_chain_of_moves_is_as_written(seed):
     given = inputs()

@@ -27,11 +27,11 @@ EAGER = {"PULLBACK_BACKENDS": "eager"}
 NOT_PROGRAMS = {"__init__", "compare"}
 
 
-SLOW = {"demo", "planned"}  # `make demo` runs the one, and the other measures
+QUICK = {"combined", "hybrid", "my_relu", "roi_align"}
 
 
 @pytest.mark.parametrize(
-    "module", [pytest.param(m, marks=pytest.mark.slow if m in SLOW else ()) for m in LINES]
+    "module", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in LINES]
 )
 def test_module_runs_as_a_program(module):
     run = subprocess.run(

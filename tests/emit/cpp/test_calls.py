@@ -116,7 +116,7 @@ def ops(tmp_path_factory):
     return build(file, cache=folder / "cache", flags=["-O0"])
 
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.slow]
 
 
 # ---- defaults ----
