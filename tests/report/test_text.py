@@ -71,7 +71,7 @@ def test_markup_in_words_is_text(monkeypatch):
 
 
 def test_reasons_to_look_at_are_told_once():
-    skips = tuple(Skip(rule, "it refuses aloud: ValueError") for rule in (SAVED, LAYOUT))
+    skips = tuple(Skip.refused(rule, "it refuses aloud: ValueError") for rule in (SAVED, LAYOUT))
     lines = str(replace(REPORT, skips=skips)).splitlines()
 
     assert (
@@ -82,7 +82,7 @@ def test_reasons_to_look_at_are_told_once():
 
 def test_rules_beyond_the_first_are_counted():
     rules = [replace(SAVED, name=f"rule-{i}", code=f"R{i}") for i in range(9)]
-    report = replace(REPORT, skips=tuple(Skip(rule, "backward fails") for rule in rules))
+    report = replace(REPORT, skips=tuple(Skip.refused(rule, "backward fails") for rule in rules))
 
     assert (
         "  not tried: rule-0 (R0), rule-1 (R1), rule-2 (R2) and 6 more: backward fails"
@@ -94,7 +94,7 @@ def test_error_of_finding_is_told_once():
     error = "RuntimeError: shape '[4, 8]' is invalid"
     finding = replace(REPORT.findings[0], got=error)
     skips = tuple(
-        Skip(rule, f"{words}: {error}") for rule, words in ((SAVED, "one"), (LAYOUT, "two"))
+        Skip.refused(rule, f"{words}: {error}") for rule, words in ((SAVED, "one"), (LAYOUT, "two"))
     )
     lines = str(replace(REPORT, findings=(finding,), skips=skips)).splitlines()
 

@@ -101,10 +101,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A rule that was not tried, or not to its end, and why."""
+    """A rule that was not tried, or not to its end, and why.
+
+    `is_refusal` says that something was tried, and was refused or went wrong, which a person should
+    see; otherwise there was nothing for the rule to look at.
+    """
 
     rule: Rule
     reason: str
+    is_refusal: bool = False
+
+    @classmethod
+    def refused(cls, rule: Rule, reason: str) -> Skip:
+        """What was tried, and was refused or went wrong."""
+        return cls(rule, reason, is_refusal=True)
 
     def __str__(self) -> str:
         return f"{self.rule.code} {self.rule.name}: {self.reason}"

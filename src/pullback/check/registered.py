@@ -83,6 +83,6 @@ def _broken(point: EntryPoint, fault: str) -> Registered:
     )
 
     def check(subject: Any) -> Iterator[Finding | Skip]:
-        yield Skip(rule, reason)
+        yield Skip.refused(rule, reason)
 
     return Registered(rule, check, f"{rule.sentence}.\n\nWhy\n    {reason}", point.value)

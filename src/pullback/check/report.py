@@ -16,8 +16,6 @@ BLIND = (
     "races between kernels that did not show in the repeats",
 )
 
-# Reasons that a person should see: something was tried, and was refused or went wrong.
-REFUSED = re.compile(r"refuse|raise|fail|lost|too long|from run to run|same twice|[A-Z]\w+Error")
 RAISED = re.compile(r"[A-Za-z_.]*(?:Error|Exception)\b")
 ABOVE = "the error above comes first"
 MOST = 3  # examples that are told, and rules of those that were not tried
@@ -86,7 +84,7 @@ class Report:
             lines += [f"  inputs: {example}" for example in self.examples[:MOST]]
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  not tried: {who}: {why}" for why, who in self._refusals().items()]
-        routine = dict.fromkeys(s.rule.name for s in self.skips if not _is_refusal(s))
+        routine = dict.fromkeys(s.rule.name for s in self.skips if not s.is_refusal)
         if routine:
             lines.append(f"  not applicable: {', '.join(routine)}")
         if self.interrupted:
@@ -98,7 +96,7 @@ class Report:
         found: dict[str, list[str]] = {}
         raised = [f.got for f in self.findings if RAISED.match(f.got)]
         for skip in self.skips:
-            if _is_refusal(skip):
+            if skip.is_refusal:
                 why = ABOVE if any(error in skip.reason for error in raised) else skip.reason
                 found.setdefault(why, []).append(f"{skip.rule.name} ({skip.rule.code})")
         return {why: _first(names) for why, names in found.items()}
@@ -108,11 +106,6 @@ def _first(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = len(names) - MOST
     return ", ".join(names) if more < 2 else f"{', '.join(names[:MOST])} and {more} more"
-
-
-def _is_refusal(skip: Skip) -> bool:
-    """Whether something went wrong, and it is not merely that the rule has nothing to look at."""
-    return REFUSED.search(skip.reason) is not None
 
 
 @dataclass(frozen=True, slots=True)

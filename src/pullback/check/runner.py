@@ -154,14 +154,16 @@ class _Collected:
         target = self.job.target
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
         if rule.group == "compile" and "did not end" in death.how:
-            self.results.append(Skip(rule, f"the compiler takes too long: {death.how}"))
+            self.results.append(Skip.refused(rule, f"the compiler takes too long: {death.how}"))
             return
         if rule.wraps:
             reason = f"tensors without memory of their own cannot be read: {death.how}"
-            self.results.append(Skip(rule, reason))
+            self.results.append(Skip.refused(rule, reason))
             return
         if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
-            self.results.append(Skip(rule, f"the process was lost here as well: {death.how}"))
+            self.results.append(
+                Skip.refused(rule, f"the process was lost here as well: {death.how}")
+            )
             return
         cause = Cause() if death.is_hang or is_here else cause_of(self.job, self.current)
         first = self.job.examples[0]

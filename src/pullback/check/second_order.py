@@ -50,6 +50,7 @@ class Outcome:
 
     defects: tuple[Defect, ...] = ()
     skip: str = ""
+    is_refusal: bool = False
 
 
 def second_order(subject: Subject) -> Outcome:
@@ -69,7 +70,8 @@ def _looked_at(subject: Subject) -> Outcome:
     if target.intent.nondeterministic:
         return Outcome(skip="it is declared to be nondeterministic")
     if subject.fails_at_base:
-        return Outcome(skip=f"backward fails at the example: {subject.fails_at_base}")
+        reason = f"backward fails at the example: {subject.fails_at_base}"
+        return Outcome(skip=reason, is_refusal=True)
     if subject.wrong_names:
         return Outcome(skip="the first derivative is wrong already")
     found: dict[str, Defect] = {}
@@ -87,7 +89,7 @@ def _looked_at(subject: Subject) -> Outcome:
                 break
         if found:
             break
-    return Outcome(tuple(found.values()), skip)
+    return Outcome(tuple(found.values()), skip, is_refusal=bool(skip))
 
 
 def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:

@@ -139,11 +139,11 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
             for result in registered.check(subject):
                 results.append(_completed(result, registered, subject))
     except (ForwardRefusedError, BackwardFailedError) as error:
-        results.append(Skip(rule, f"the function raised: {error}"))
+        results.append(Skip.refused(rule, f"the function raised: {error}"))
     except Exception as error:
         is_theirs = _is_of_function(error, registered, subject.target)
         who = "the function raised" if is_theirs else "the check itself failed"
-        results.append(Skip(rule, f"{who}: {told(error)}"))
+        results.append(Skip.refused(rule, f"{who}: {told(error)}"))
     return results
 
 
@@ -160,6 +160,6 @@ def _is_of_function(error: BaseException, registered: Registered, target: Target
 def _completed(result: Finding | Skip, registered: Registered, subject: Subject) -> Finding | Skip:
     """The result with the whole rule in it, and the subject's name and place."""
     if isinstance(result, Skip):
-        return Skip(registered.rule, result.reason)
+        return replace(result, rule=registered.rule)
     place = subject.target.place("backward", "vjp", "forward")
     return replace(result, rule=registered.rule).of(subject.target.name, place)

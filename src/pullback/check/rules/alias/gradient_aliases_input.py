@@ -55,7 +55,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             grads = run.pull(cotangents, retain_graph=True)
         except BackwardFailedError as failure:
-            yield Skip(RULE, f"backward fails: {failure}")
+            yield Skip.refused(RULE, f"backward fails: {failure}")
             return
         real = {name: g for name, g in grads.items() if g is not None}
         kept: list[tuple[str, Tensor]] = [

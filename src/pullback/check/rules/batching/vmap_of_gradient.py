@@ -51,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         wanted = _looped(target.call, subject, samples)
     except Exception as error:
-        yield Skip(RULE, f"the gradient of one sample is refused: {told(error)}")
+        yield Skip.refused(RULE, f"the gradient of one sample is refused: {told(error)}")
         return
     try:
         got = _batched(target.call, subject, samples)
@@ -59,7 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             _batched(subject.reference.program, subject, samples)
         except Exception:
-            yield Skip(RULE, f"PyTorch cannot batch this gradient either: {told(error)}")
+            yield Skip.refused(RULE, f"PyTorch cannot batch this gradient either: {told(error)}")
             return
         yield _finding(subject, "the gradients", "those of a loop", told(error), Severity.FRAGILE)
         return

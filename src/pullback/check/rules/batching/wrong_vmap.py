@@ -77,7 +77,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield _finding(subject, in_dims, where, f"{expected}, as by a loop", have)
             return
     if refusals:
-        yield Skip(RULE, f"not every batch could be tried: {refusals[0]}")
+        yield Skip.refused(RULE, f"not every batch could be tried: {refusals[0]}")
 
 
 def _calls_batched_op(subject: Subject) -> bool:

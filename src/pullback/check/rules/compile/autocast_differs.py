@@ -56,10 +56,14 @@ CASTS = {"to", "type", "type_as", "float", "half", "bfloat16"}
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward fails or is far off."""
     if subject.fails_at_base or subject.target.intent.nondeterministic:
-        yield Skip(RULE, subject.fails_at_base or "declared to be nondeterministic")
+        yield Skip(
+            RULE,
+            subject.fails_at_base or "declared to be nondeterministic",
+            is_refusal=bool(subject.fails_at_base),
+        )
         return
     if not is_repeatable(subject):
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     example = subject.small_given.to(torch.float32)
     try:
@@ -67,7 +71,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         called = _cast(subject.target.call)
         run(called, example, subject.names, through_clone=subject.writes_inputs)
     except (ForwardRefusedError, BackwardFailedError) as refusal:
-        yield Skip(RULE, f"it refuses float32 or autocast: {refusal}")
+        yield Skip.refused(RULE, f"it refuses float32 or autocast: {refusal}")
         return
     plain = _plain(subject, example)
     eager = _plain(subject, example, cast=True)
@@ -78,7 +82,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         got = results_of(subject, example, called)
     except BackwardFailedError as failure:
         if not _is_promised(subject, example, failure):
-            yield Skip(RULE, f"backward refuses what autocast gives: {failure}")
+            yield Skip.refused(RULE, f"backward refuses what autocast gives: {failure}")
             return
         yield subject.finding(
             RULE,

@@ -53,7 +53,11 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first way in which a checkpointed call differs."""
     if subject.fails_at_base or subject.writes_inputs:
-        yield Skip(RULE, subject.fails_at_base or "forward changes its inputs")
+        yield Skip(
+            RULE,
+            subject.fails_at_base or "forward changes its inputs",
+            is_refusal=bool(subject.fails_at_base),
+        )
         return
     if subject.target.intent.nondeterministic:
         yield Skip(RULE, "declared to be nondeterministic")
@@ -67,7 +71,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             got = _checkpointed(subject, twice, reentrant)
         except (ForwardRefusedError, BackwardFailedError) as failure:
-            yield Skip(RULE, f"torch.utils.checkpoint refuses it: {failure}")
+            yield Skip.refused(RULE, f"torch.utils.checkpoint refuses it: {failure}")
             continue
         apart = twice.difference() or difference(got, usual)
         if apart is not None:

@@ -85,7 +85,7 @@ def prepare() -> None:
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, which a compiler may draw in another order")
@@ -94,7 +94,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "forward writes into its input, which PyTorch's compiler mistraces")
         return
     if _operators(subject) > MANY:
-        yield Skip(RULE, "so many operators in a row take the compiler too long")
+        yield Skip.refused(RULE, "so many operators in a row take the compiler too long")
         return
     results = list(_compared(subject, "aot_eager", dynamic=True))
     if any(isinstance(result, Skip) for result in results):  # symbolic sizes may be refused
@@ -125,7 +125,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
             apart = difference(got, usual)
             if apart is not None:
                 if difference(results_of(subject, example), usual) is not None:
-                    yield Skip(RULE, "eager mode itself does not give the same twice")
+                    yield Skip.refused(RULE, "eager mode itself does not give the same twice")
                     return
                 where, expected, have = apart
                 yield subject.finding(
@@ -138,7 +138,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                 )
                 return
     except (ForwardRefusedError, BackwardFailedError) as refusal:
-        yield Skip(RULE, f"{backend} refuses it: {refusal}")
+        yield Skip.refused(RULE, f"{backend} refuses it: {refusal}")
     finally:
         torch.compiler.reset()
 

@@ -38,7 +38,11 @@ RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
     if subject.fails_at_base or subject.writes_inputs:
-        yield Skip(RULE, subject.fails_at_base or "forward changes its inputs")
+        yield Skip(
+            RULE,
+            subject.fails_at_base or "forward changes its inputs",
+            is_refusal=bool(subject.fails_at_base),
+        )
         return
     if not (subject.target.has_setup_context or subject.target.is_ours):
         yield Skip(RULE, "torch.func takes no Function without setup_context")
@@ -52,7 +56,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         got = _by_func(subject, cotangents)
     except Exception as error:
-        yield Skip(RULE, f"torch.func refuses it: {told(error)}")
+        yield Skip.refused(RULE, f"torch.func refuses it: {told(error)}")
         return
     apart = difference(got, usual)
     if apart is not None:

@@ -48,10 +48,10 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input that is not followed."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if not is_repeatable(subject):
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     if subject.writes_inputs:
         yield Skip(RULE, "forward itself changes its inputs")

@@ -46,7 +46,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             used = _leaves(tensors_in(subject.reference.program(*_cloned(args))))
             connected = _leaves(tensors_in(subject.target.call(*_cloned(args))))
     except Exception as error:
-        yield Skip(RULE, f"forward cannot be looked into: {told(error)}")
+        yield Skip.refused(RULE, f"forward cannot be looked into: {told(error)}")
         return
     direct = {id(arg) for arg in args if isinstance(arg, Tensor)}
     for leaf in used.values():

@@ -49,10 +49,10 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield a finding when hooks change the gradients, or make backward fail."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if not is_repeatable(subject):
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     usual = subject.pull()
     with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):

@@ -54,10 +54,14 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per gradient that is wrong."""
     if subject.fails_at_base or subject.writes_inputs:
-        yield Skip(RULE, subject.fails_at_base or "forward changes its inputs")
+        yield Skip(
+            RULE,
+            subject.fails_at_base or "forward changes its inputs",
+            is_refusal=bool(subject.fails_at_base),
+        )
         return
     if not is_repeatable(subject):
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     plain = subject.run(subject.small)
     usual = plain.pull(subject.cotangents(plain))
@@ -68,7 +72,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         called = subject.run_with(subject.small, args)
     except ForwardRefusedError as refusal:
-        yield Skip(RULE, f"forward refuses a wrapper subclass: {refusal}")
+        yield Skip.refused(RULE, f"forward refuses a wrapper subclass: {refusal}")
         return
     if not all(isinstance(called.outputs[i], Box) for i in called.live) or not called.live:
         yield Skip(RULE, "forward gives plain tensors for wrapped ones")
@@ -77,7 +81,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         grads = called.pull(cotangents)
     except BackwardFailedError as failure:
-        yield Skip(RULE, f"backward refuses a wrapper subclass: {failure}")
+        yield Skip.refused(RULE, f"backward refuses a wrapper subclass: {failure}")
         return
     for name, got in grads.items():
         expected = usual.get(name)

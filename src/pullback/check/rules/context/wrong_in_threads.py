@@ -51,13 +51,13 @@ THREADS = 3
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a thread gives other gradients than a single call."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
         return
     if not is_repeatable(subject):
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     found = _moved(subject)
     if found is None:

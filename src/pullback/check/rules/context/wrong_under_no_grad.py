@@ -57,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first mode in which forward differs or fails."""
     usual, again = ([o.detach().clone() for o in subject.run().outputs] for _ in range(2))
     if not all(_same(one, two) for one, two in zip(usual, again, strict=False)):
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     for words, mode in MODES.items():
         needs = subject.base.needs if "no_grad" in words else frozenset[int]()
@@ -65,7 +65,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             outputs = _outputs(subject, mode, needs)
         except ForwardRefusedError as refusal:
             if "inference" in words and any(text in str(refusal.error) for text in NO_GRAPH):
-                yield Skip(RULE, "it records a graph of its own, which inference mode refuses")
+                yield Skip.refused(
+                    RULE, "it records a graph of its own, which inference mode refuses"
+                )
                 continue
             yield subject.finding(
                 RULE,

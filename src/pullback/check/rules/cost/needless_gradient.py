@@ -57,7 +57,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is computed whether or not it is asked for."""
     needs = subject.small.needs
     if subject.fails_at_base or len(needs) < 2:
-        yield Skip(RULE, subject.fails_at_base or "fewer than two inputs require grad")
+        yield Skip(
+            RULE,
+            subject.fails_at_base or "fewer than two inputs require grad",
+            is_refusal=bool(subject.fails_at_base),
+        )
         return
     call = subject.target.call
     body = body_of(subject.target.thing) if subject.target.is_op else None
@@ -90,7 +94,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
             )
     except (ForwardRefusedError, BackwardFailedError) as refusal:
-        yield Skip(RULE, f"not every subset of the inputs is accepted: {refusal}")
+        yield Skip.refused(RULE, f"not every subset of the inputs is accepted: {refusal}")
 
 
 def _wasted(now: int, least: int, usual: int, forward: int) -> int:

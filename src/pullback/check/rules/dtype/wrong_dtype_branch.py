@@ -56,7 +56,7 @@ ABSENT = "not implemented for '"  # PyTorch has no kernel of an operator for tha
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong in a dtype."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     yield from _single(subject)
     for dtype in each(LOW, subject):

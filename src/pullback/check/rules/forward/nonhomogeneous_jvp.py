@@ -51,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         first, second = tangents_of(example, 0), tangents_of(example, 1)
         both = pushed(subject, example, {i: first[i] + second[i] for i in first})
     except Exception as error:
-        yield Skip(RULE, f"forward mode refuses it: {told(error)}")
+        yield Skip.refused(RULE, f"forward mode refuses it: {told(error)}")
         return
     want = [None if a is None or b is None else a + b for a, b in zip(one, other, strict=True)]
     found = _compared(subject, both, want, "for the sum of two tangents")

@@ -47,7 +47,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 (f for only in _groups(tangents) if (f := _judged(subject, only, draw))), None
             )
         except Exception as error:
-            yield Skip(RULE, f"forward mode refuses it: {told(error)}")
+            yield Skip.refused(RULE, f"forward mode refuses it: {told(error)}")
             return
         if found is not None:
             if _is_homogeneous(subject):  # else it is not linear, which another rule says

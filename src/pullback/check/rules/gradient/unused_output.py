@@ -45,7 +45,7 @@ MOST = 24
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong for a subset of the outputs."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     done: set[str] = set(subject.wrong_names)
     for words, used in each(_subsets(subject.run().live), subject):

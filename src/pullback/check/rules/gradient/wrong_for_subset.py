@@ -46,7 +46,7 @@ MOST = 5
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding for forward and one per gradient."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     needs = tuple(sorted(subject.base.needs))
     raised: set[str] = set()

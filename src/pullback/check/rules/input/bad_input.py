@@ -55,7 +55,11 @@ BEYOND = "compare the indices with the size in forward, and raise where they are
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first misfit that forward lets through."""
     if subject.fails_at_base or subject.wrong_names:
-        yield Skip(RULE, subject.fails_at_base or "the gradient is wrong at the example already")
+        yield Skip(
+            RULE,
+            subject.fails_at_base or "the gradient is wrong at the example already",
+            is_refusal=bool(subject.fails_at_base),
+        )
         return
     for trial in trials(subject, "misfits", _misfits(subject.small)):
         wrong = trial.mismatches[0] if trial.mismatches else None

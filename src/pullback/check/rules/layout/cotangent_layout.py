@@ -60,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = run.pull(copies_of(plain))
     except BackwardFailedError as failure:
-        yield Skip(RULE, f"backward fails at the example: {told(failure.error)}")
+        yield Skip.refused(RULE, f"backward fails at the example: {told(failure.error)}")
         return
     if not _is_steady(subject, plain, first):
         yield Skip(RULE, "two runs with one and the same cotangent differ")

@@ -74,7 +74,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     start = subject.small_given
     once, again = _result(subject, start), _result(subject, start)
     if once.refusal or once.failure:
-        yield Skip(RULE, f"the example itself fails: {once.refusal or once.failure}")
+        yield Skip.refused(RULE, f"the example itself fails: {once.refusal or once.failure}")
         return
     if any(not is_close(once.values[key], again.values.get(key)) for key in once.values):
         yield Skip(RULE, "two runs on the same inputs differ")

@@ -52,7 +52,7 @@ VALUES = {"infinite": math.inf, "NaN": math.nan}
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if subject.target.intent.has_surrogate:
         yield Skip(RULE, "the gradients are declared to be others than forward's")

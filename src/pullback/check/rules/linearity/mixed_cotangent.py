@@ -52,7 +52,9 @@ FIX = "sum what belongs to an entry, in place of subtracting from a total what d
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient loses small entries."""
     if subject.fails_at_base or not subject.is_steady:
-        yield Skip(RULE, subject.fails_at_base or "the gradients differ from run to run")
+        yield Skip(
+            RULE, subject.fails_at_base or "the gradients differ from run to run", is_refusal=True
+        )
         return
     single = in_dtype(subject.small, torch.float32)
     if single is None or dtype_of(subject.small) != torch.float64:

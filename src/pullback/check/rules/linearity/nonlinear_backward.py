@@ -47,10 +47,10 @@ COARSER = 2e-2  # where the gradient is wrong at the example already, be it by i
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is not linear."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if not subject.is_steady:
-        yield Skip(RULE, "the gradients differ from run to run")
+        yield Skip.refused(RULE, "the gradients differ from run to run")
         return
     done = {name for name in subject.names if subject.target.intent.is_surrogate(name)}
     for scale in SCALES:

@@ -48,10 +48,10 @@ COARSE = 1e-3  # the relative error that is allowed: how exact a gradient is, ot
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient does not keep up with the cotangent."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if not subject.is_steady:
-        yield Skip(RULE, "the gradients differ from run to run")
+        yield Skip.refused(RULE, "the gradients differ from run to run")
         return
     usual = subject.pull()
     done = {name for group, name in subject.blamed if group == RULE.group}

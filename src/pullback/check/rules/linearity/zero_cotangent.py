@@ -37,7 +37,7 @@ RESIDUE = 1e-6  # of the gradient for an ordinary cotangent: an iterative solver
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is not zero, or one when backward fails."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     usual = subject.pull()
     run = subject.run()

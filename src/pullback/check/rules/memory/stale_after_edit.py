@@ -41,13 +41,13 @@ RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor whose change goes unnoticed."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if subject.writes_inputs:
         yield Skip(RULE, "forward itself changes its inputs")
         return
     if not subject.is_steady:
-        yield Skip(RULE, "the gradients differ from run to run")
+        yield Skip.refused(RULE, "the gradients differ from run to run")
         return
     usual = subject.pull()
     for what in _editable(subject.run()):

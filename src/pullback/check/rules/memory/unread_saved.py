@@ -56,7 +56,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if not subject.target.is_function or subject.fails_at_base:
         return
     if not subject.is_steady:
-        yield Skip(RULE, "the gradients differ from run to run")
+        yield Skip.refused(RULE, "the gradients differ from run to run")
         return
     for example in (subject.base.need(frozenset(subject.base.differentiable)), subject.base):
         try:

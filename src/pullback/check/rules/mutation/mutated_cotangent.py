@@ -37,7 +37,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             run.pull(cotangents)
         except BackwardFailedError as failure:
-            yield Skip(RULE, f"backward fails: {failure}")
+            yield Skip.refused(RULE, f"backward fails: {failure}")
             return
         found = list(snapshot.changes())
         for change in found:

@@ -44,7 +44,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             try:
                 found = written_inputs(subject, example, needs)
             except ForwardRefusedError as refusal:
-                yield Skip(RULE, f"forward refuses: {refusal}")
+                yield Skip.refused(RULE, f"forward refuses: {refusal}")
                 return
             for written in found:
                 if written.is_returned or written.change.name in told:

@@ -55,7 +55,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = run.pull(subject.cotangents(run, 4), retain_graph=True)
     except BackwardFailedError as failure:
-        yield Skip(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, f"backward fails: {failure}")
         return
     found = list(snapshot.changes())
     for change in found:

@@ -45,7 +45,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             run.pull(subject.cotangents(run))
         except BackwardFailedError as failure:
-            yield Skip(RULE, f"backward fails: {failure}")
+            yield Skip.refused(RULE, f"backward fails: {failure}")
             return
         found = [name for name, tensor in watched.items() if not _same(tensor.grad, before[name])]
         for name in found:

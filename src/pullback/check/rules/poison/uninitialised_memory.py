@@ -56,12 +56,12 @@ ORDINARY = 1.0
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that changes."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     with Fill(ORDINARY):
         one, two = (results_of(subject, subject.base) for _ in range(2))
     if difference(one, two) is not None:
-        yield Skip(RULE, "the same call does not give the same twice")
+        yield Skip.refused(RULE, "the same call does not give the same twice")
         return
     for example in each(_examples(subject), subject):
         try:

@@ -39,7 +39,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per variable that the gradient is cut off from."""
     outcome = second_order(subject)
     if outcome.skip and not outcome.defects:
-        yield Skip(RULE, outcome.skip)
+        yield Skip(RULE, outcome.skip, is_refusal=outcome.is_refusal)
     for defect in outcome.defects:
         if not defect.is_cut:
             continue

@@ -46,7 +46,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     outcome = second_order(subject)
     if outcome.skip or outcome.defects:
         if outcome.skip:
-            yield Skip(RULE, outcome.skip)
+            yield Skip(RULE, outcome.skip, is_refusal=outcome.is_refusal)
         return
     for pair in range(PAIRS):
         called = subject.run(subject.small)
@@ -55,7 +55,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             along_u, along_v = (_product(subject, called, direction) for direction in (u, v))
         except RuntimeError as error:
-            yield Skip(RULE, f"it refuses aloud: {told(error)}")
+            yield Skip.refused(RULE, f"it refuses aloud: {told(error)}")
             return
         if along_u is None or along_v is None:
             return

@@ -50,7 +50,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per variable whose second derivative has wrong numbers."""
     outcome = second_order(subject)
     if outcome.skip and not outcome.defects:
-        yield Skip(RULE, outcome.skip)
+        yield Skip(RULE, outcome.skip, is_refusal=outcome.is_refusal)
     for defect in outcome.defects:
         if defect.is_cut:
             continue

@@ -72,7 +72,7 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding, for the first shape at which backward fails."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     families = USUAL | UNUSUAL
     is_told = any(group == RULE.group for group, _ in subject.blamed)

@@ -57,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if subject.target.intent.nondeterministic:
         yield Skip(RULE, "declared to be nondeterministic")

@@ -57,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = _copied(usual.pull(subject.cotangents(usual)))
     except BackwardFailedError as failure:
-        yield Skip(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, f"backward fails: {failure}")
         return
     between = (subject.given, other_values(subject.base))
     for repeat in range(REPEATS):

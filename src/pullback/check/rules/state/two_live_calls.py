@@ -48,10 +48,10 @@ FIX = "keep what backward needs on ctx, not on the class or in a global"
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a call changes what another one gives."""
     if subject.fails_at_base:
-        yield Skip(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
         return
     if subject.target.intent.nondeterministic or not subject.is_steady:
-        yield Skip(RULE, "the gradients differ from run to run")
+        yield Skip.refused(RULE, "the gradients differ from run to run")
         return
     one, two = subject.base, other_values(subject.base)
     if not subject.accepts(two):
@@ -60,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         alone = [_alone(subject, example, draw) for draw, example in enumerate((one, two))]
     except BackwardFailedError as failure:
-        yield Skip(RULE, f"backward fails with other values: {failure}")
+        yield Skip.refused(RULE, f"backward fails with other values: {failure}")
         return
     for order, third in (((0, 1), two), ((1, 0), two), ((0, 1), last)):
         runs = [subject.run(example) for example in (one, two)]
