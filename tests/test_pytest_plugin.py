@@ -143,6 +143,7 @@ def test_unknown_rule_fails_the_run(run_pytest):
     assert "0 Functions audited, 0 with findings; not all could be audited" in text
 
 
+@pytest.mark.slow
 def test_sound_function_passes_the_audit(run_pytest):
     code, text = run_pytest(TESTS, "--pullback", factor=2)
 

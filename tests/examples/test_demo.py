@@ -152,6 +152,7 @@ def test_copying_function_fails_the_in_place_part(monkeypatch):
     assert demo.show_in_place(Console(file=io.StringIO())) is False
 
 
+@pytest.mark.slow
 def test_right_backwards_are_derived(shown):
     _, text = shown
 

@@ -48,6 +48,7 @@ def test_best_computes_what_the_program_does(planned):
     assert same(planned.best, square_sine, leaf(5), leaf(5))
 
 
+@pytest.mark.slow
 def test_every_grouping_is_in_the_table(planned):
     table = planned.table()
 

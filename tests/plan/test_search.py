@@ -143,6 +143,7 @@ def test_policy_far_from_the_best_is_not_searched(monkeypatch):
     assert any('save "auto"' in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_factors_are_kept_where_there_are_products():
     pairs = (PAIR, ("eager", "auto"), ("eager", "factors"))
     x, w = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)

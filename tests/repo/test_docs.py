@@ -46,8 +46,8 @@ def modules():
 
 
 def documents_or_slow():
-    """The documents; one that builds C++ takes its time."""
-    slow = {"emit.md": pytest.mark.slow}
+    """The documents; those that build C++ and measure take their time."""
+    slow = dict.fromkeys(("emit.md", "plan.md"), pytest.mark.slow)
     return [pytest.param(p, id=p.name, marks=slow.get(p.name, ())) for p in documents_with_code()]
 
 
