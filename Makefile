@@ -33,11 +33,12 @@ test: $(STAMP) compiler  ## run the tests, but for the slow ones
 test-all: $(STAMP) compiler  ## run every test
 	$(PYTEST) -m "" $(ARGS)
 
-lint: $(STAMP)  ## check style, types and who imports whom
+lint: $(STAMP)  ## check style, types and who imports whom; print the size of it all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.repo.figures
 
 bench: $(STAMP) compiler  ## measure every claim in benchmarks/
 	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do \

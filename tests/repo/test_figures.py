@@ -1,0 +1,37 @@
+"""The figures of the package count what they say."""
+
+import ast
+
+from tests.repo import figures
+
+
+def test_parameters_are_counted_without_self():
+    tree = ast.parse(
+        "def few(a, b, c, d): ...\n"
+        "def many(a, b, *, c, d, e): ...\n"
+        "class A:\n"
+        "    def method(self, a, b, c, d): ...\n"
+    )
+
+    assert figures.functions_with_many(tree) == 1
+
+
+def test_private_names_and_agreed_ones_are_not_public():
+    tree = ast.parse("def check(): ...\ndef _own(): ...\nclass Shown: ...\nx = 1\n")
+
+    assert list(figures.public_names(tree)) == ["Shown"]
+
+
+def test_chain_of_imports_is_as_long_as_it_is():
+    assert figures.depth_of("pullback.errors") == 1
+    assert figures.depth_of("pullback.capture.joint") > figures.depth_of("pullback.graph.parts")
+    assert "pullback.errors" in figures.imports_of(figures.trees()["pullback.derive.returned"])
+
+
+def test_table_has_a_row_for_each_folder(capsys):
+    figures.main()
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    folders = {path.name for path in figures.PACKAGE.iterdir() if (path / "__init__.py").exists()}
+
+    assert folders <= set(rows)
+    assert "all" in rows
