@@ -65,16 +65,20 @@ def test_pipelines_pass_on_other_sizes(name):
     assert len({shape for shape in shapes if "s" not in shape}) == 3
 
 
-def test_double_precision_is_tried():
+def test_double_precision_is_tried_where_rounding_may_hide_something():
     dtypes = []
 
-    def program(x):
+    def program(x, weight=1.0):
         dtypes.append(x.dtype)
-        return x.sin()
+        return x.sin() * weight
 
-    verify(capture(program, (normal(3),)), program, (normal(3),))
-
+    captured = capture(program, (normal(3),))
+    verify(captured, lambda x: program(x, 1 + 2e-7), (normal(3),))
     assert dtypes.count(torch.float64) == 2  # captured, then compared
+
+    dtypes.clear()
+    verify(captured, program, (normal(3),))
+    assert dtypes.count(torch.float64) == 0  # equal to the last bit
 
 
 def test_large_example_is_compared_once():
@@ -89,9 +93,9 @@ def test_large_example_is_compared_once():
     sizes.clear()
     verify(captured, program, (x, x.detach()))
 
-    assert len(sizes) == 6  # as it is, drawn, of two other sizes, and captured and run in double
-    assert sizes.count(x.numel()) == 2
-    assert sorted(sizes)[3] < x.numel() / 10
+    assert len(sizes) == 4  # as it is, drawn, and of two other sizes
+    assert sizes.count(x.numel()) == 1
+    assert sorted(sizes)[2] < x.numel() / 10
 
 
 def test_single_precision_only_is_fine():
