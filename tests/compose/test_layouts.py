@@ -320,3 +320,20 @@ def test_module_that_runs_as_written_says_so_once():
 
     assert len(first) + len(second) <= 1  # said when it was combined, or at its first call
     assert "hook" in fast.explain()
+
+
+def halved(x):
+    half = x.chunk(2, 0)[1] * -0.75
+    return half.sum(), half
+
+
+def test_backward_that_saves_no_input_gets_code_for_expanded_cotangents():
+    """The size of the input, which it needs, is not that of anything that it is given."""
+    x = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+    combined = pb.combine(halved, x, backend="inductor")
+    cotangents = [torch.tensor(2.0, dtype=torch.float64), torch.ones(1, 1).double().expand(3, 6)]
+    got, expected = (
+        torch.autograd.grad(call(x), x, cotangents) for call in (combined.apply, halved)
+    )
+
+    torch.testing.assert_close(got, expected)
