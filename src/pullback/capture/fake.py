@@ -289,10 +289,10 @@ def is_open(size: Any) -> bool:
 
 
 def size_with(size: Any, values: dict[Any, int]) -> int:
-    """A size for these values of the symbols in it; that of the example if one is not among them."""
+    """A size for these values of the symbols in it; that of the example if one is missing."""
     if not isinstance(size, torch.SymInt):
         return int(size)
-    found = size.node.expr.xreplace(values)
+    found = sympy.sympify(size.node.expr.xreplace(values))
     return int(size.node.hint if found.free_symbols else found)
 
 
