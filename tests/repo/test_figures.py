@@ -5,13 +5,16 @@ import ast
 from tests.repo import figures
 
 
+PLANTED = """
+def few(a, b, c, d): ...
+def many(a, b, *, c, d, e): ...
+class Some:
+    def method(self, a, b, c, d): ...
+"""
+
+
 def test_parameters_are_counted_without_self():
-    tree = ast.parse(
-        "def few(a, b, c, d): ...\n"
-        "def many(a, b, *, c, d, e): ...\n"
-        "class A:\n"
-        "    def method(self, a, b, c, d): ...\n"
-    )
+    tree = ast.parse(PLANTED)
 
     assert figures.functions_with_many(tree) == 1
 
