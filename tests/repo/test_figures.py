@@ -4,7 +4,6 @@ import ast
 
 from tests.repo import figures
 
-
 PLANTED = """
 def few(a, b, c, d): ...
 def many(a, b, *, c, d, e): ...
