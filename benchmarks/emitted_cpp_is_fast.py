@@ -37,8 +37,8 @@ import pullback as pb
 from benchmarks.timing import Timing, interleave
 from examples import my_activation, my_relu, nested
 from pullback.emit.compiled import has_compiler
-from pullback.emit.cpp.op import function_of
 from pullback.emit.cpp.library import library_text
+from pullback.emit.cpp.op import function_of
 from pullback.emit.python.module import snake
 from pullback.emit.subject import subject_of
 
