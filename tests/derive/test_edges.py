@@ -197,3 +197,11 @@ def test_text_whose_kernel_needs_contiguous_inputs_says_so():
     with pytest.raises(ValueError, match="must be contiguous"):
         space[D.__name__].apply(turned)
     assert torch.equal(D.apply(turned), torch.nn.functional.pdist(turned))
+
+
+def test_ties_of_repeated_numbers_are_sorted_as_they_lie():
+    """An unstable sort of equal numbers goes by their strides: both sides must have the same."""
+    x = torch.ones(1, dtype=torch.float64).expand(8000).detach().requires_grad_()
+    D = pb.derive(torch.sort, torch.randn(8000, dtype=torch.float64, requires_grad=True))
+
+    assert torch.equal(D.apply(x)[1], torch.sort(x)[1])

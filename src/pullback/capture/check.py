@@ -178,7 +178,7 @@ class _Check:
     def _call(self, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor], list[Tensor]]:
         """Call the program: what it returns, the leaves, and what it was given of them."""
         pairs = list(zip(tensors, self.captured.inputs, strict=False))
-        own = [in_order_of(tensor, tensor).requires_grad_(i.needs) for tensor, i in pairs]
+        own = [copy_of(tensor).requires_grad_(i.needs) for tensor, i in pairs]
         with torch.enable_grad():
             given = [
                 leaf if i.free or not i.needs else leaf.view_as(leaf) if i.offset else leaf.clone()
