@@ -38,7 +38,8 @@ OPS = (
 
 
 def assert_right(rows, program):
-    """Require that nothing is wrong; a refusal in words is no wrong result."""
+    """Require that something was asked, and that nothing is wrong; a refusal is no wrong result."""
+    assert any(row["said"] != "not asked" for row in rows)
     wrong = table.text(row for row in rows if row["status"] not in ("right", "refused"))
     assert wrong == "", f"{wrong}\n\n{program}"
 
