@@ -21,7 +21,7 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import copy_of, in_order_of, like_given, near, normal
+from pullback.capture.seeds import in_order_of, like_given, near, normal, strided_copy
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 from pullback.function.isolation import seed_torch
@@ -164,7 +164,7 @@ class _Check:
                     raise
                 return False
         with _seeded(seed):
-            got = run_joint(self.captured, list(map(copy_of, tensors)), cotangents)
+            got = run_joint(self.captured, list(map(strided_copy, tensors)), cotangents)
         self._require_same(expected, got)
         return True
 
@@ -178,7 +178,7 @@ class _Check:
     def _call(self, tensors: Sequence[Tensor]) -> tuple[Any, list[Tensor], list[Tensor]]:
         """Call the program: what it returns, the leaves, and what it was given of them."""
         pairs = list(zip(tensors, self.captured.inputs, strict=False))
-        own = [copy_of(tensor).requires_grad_(i.needs) for tensor, i in pairs]
+        own = [strided_copy(tensor).requires_grad_(i.needs) for tensor, i in pairs]
         with torch.enable_grad():
             given = [
                 leaf if i.free or not i.needs else leaf.view_as(leaf) if i.offset else leaf.clone()

@@ -79,7 +79,7 @@ def in_order_of(like: Tensor, values: Tensor) -> Tensor:
     return empty.copy_(values.detach())
 
 
-def copy_of(tensor: Tensor) -> Tensor:
+def strided_copy(tensor: Tensor) -> Tensor:
     """A copy in the order of the original, which repeats its numbers (`expand`) where that does."""
     once = tensor.detach()
     for dim, stride in enumerate(tensor.stride()):

@@ -179,7 +179,7 @@ class Agreement:
     def _turned(self) -> Row:
         """The example with its dimensions in the other order in memory."""
         tensors = tuple(
-            t if one.tensor is not None else t.permute(_turned(t)).contiguous().permute(_turned(t))
+            t if one.tensor is not None else _turned_round(t)
             for t, one in zip(self.rows[0].tensors, self.captured.inputs, strict=True)
         )
         return replace(self.rows[0], tensors=tensors, what="inputs with other strides")
@@ -335,8 +335,10 @@ class Agreement:
 # ---- running ----
 
 
-def _turned(tensor: Tensor) -> list[int]:
-    return list(reversed(range(tensor.dim())))
+def _turned_round(tensor: Tensor) -> Tensor:
+    """The same numbers, with the dimensions in memory in the other order."""
+    order = list(reversed(range(tensor.dim())))
+    return tensor.permute(order).contiguous().permute(order)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ cotangents alone is left out; it is linear in them, as all of a backward is that
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -15,7 +16,7 @@ from torch import Tensor, fx
 from pullback.graph.copies import copy_of
 from pullback.graph.cost import op_name
 from pullback.graph.dead import erase_dead
-from pullback.graph.values import leaves_of, same_kind, value_of
+from pullback.graph.values import flat_leaves, same_kind, value_of
 
 aten = torch.ops.aten
 
@@ -56,14 +57,15 @@ def _carries(node: fx.Node) -> bool:
     """Whether a node holds numbers that a cotangent can go through."""
     if node.op == "output" or op_name(node) in FRESH:
         return False
-    leaves = [leaf for leaf in leaves_of(value_of(node)) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in flat_leaves(value_of(node)) if isinstance(leaf, Tensor)]
     return any(leaf.is_floating_point() or leaf.is_complex() for leaf in leaves)
 
 
 def _leave_out(graph: fx.Graph, node: fx.Node, lost: Collection[fx.Node]) -> None:
     """Let a node that is kept do without what is lost: a sum is its other term, else zeros do."""
     if node.op == "output":
-        node.args = (tuple(None if g in lost else g for g in node.args[0]),)  # type: ignore[union-attr]
+        gradients: Any = node.args[0]
+        node.args = (tuple(None if one in lost else one for one in gradients),)
         return
     terms = node.args[:2] if op_name(node) == "add" and not node.kwargs else ()
     rest = [one for one in terms if isinstance(one, fx.Node) and one not in lost]

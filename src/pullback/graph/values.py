@@ -90,7 +90,7 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def guardless(arguments: Any) -> AbstractContextManager[Any]:
     """A block in which ops on the fake tensors among `arguments` add no guard to their sizes."""
-    for value in leaves_of(arguments):
+    for value in flat_leaves(arguments):
         mode = getattr(value, "fake_mode", None)
         if mode is not None and mode.shape_env is not None:
             block: AbstractContextManager[Any] = mode.shape_env.suppress_guards()
@@ -105,12 +105,12 @@ def outcome_of(target: Any, args: Any, kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
 
-def leaves_of(value: Any) -> list[Any]:
+def flat_leaves(value: Any) -> list[Any]:
     """What a value holds, however deep in lists and dicts."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in leaves_of(item)]
+        return [leaf for item in value for leaf in flat_leaves(item)]
     return [value]
 
 
