@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import pullback as pb
+from pullback.derive import recipe
 from pullback.errors import DifferingTextError, UncompiledWarning
+from pullback.graph.absent import without_absent
 
 X = [0.0, 1.0, 4.0]
 
@@ -67,3 +69,27 @@ def test_text_that_would_give_nan_is_refused():
 
     with pytest.raises(DifferingTextError, match="output 1 alone"):
         made.source()
+
+
+@pytest.mark.parametrize("some", [(0,), (1,)], ids=str)
+def test_backward_that_leaves_out_too_much_is_not_used(some, monkeypatch):
+    """A pass that also drops what was asked for: seen at the first call, and zeros do instead."""
+
+    def spoiled(backward, count, absent):
+        graph = without_absent(backward, count, absent)
+        (end,) = graph.find_nodes(op="output")
+        (gradient,) = end.args[0]
+        with graph.inserting_before(end):
+            half = graph.call_function(torch.ops.aten.mul.Tensor, (gradient, 0.5))
+        half.meta = dict(gradient.meta)
+        end.args = ((half,),)
+        return graph
+
+    monkeypatch.setattr(recipe, "without_absent", spoiled)
+    x = torch.tensor([1.0, 4.0], dtype=torch.float64, requires_grad=True)
+    made = pb.derive(root_and_double, x)
+
+    outputs, expected = made(x), root_and_double(x)
+
+    got = torch.autograd.grad(outputs[some[0]].sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(expected[some[0]].sum(), x))

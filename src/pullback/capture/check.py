@@ -255,8 +255,7 @@ class _Check:
         if equal(expected, got):
             return
         self.is_exact = False
-        apart = _distance(expected.detach(), got)
-        far = apart > _allowed(expected.detach())
+        apart, far = _apart(expected.detach(), got)
         if bool(far.any()):
             worst = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
             raise self._fault(
@@ -287,6 +286,17 @@ def _kind(value: Any) -> str:
 def _written(value: Tensor) -> str:
     number = value.item()
     return f"{number:.6g}" if isinstance(number, (float, complex)) else f"{number}"
+
+
+def is_close(expected: Tensor, got: Tensor) -> bool:
+    """Whether two tensors of one kind differ by rounding alone."""
+    return equal(expected, got) or not bool(_apart(expected, got)[1].any())
+
+
+def _apart(expected: Tensor, got: Tensor) -> tuple[Tensor, Tensor]:
+    """How far apart two tensors are, element by element, and where that is more than rounding."""
+    apart = _distance(expected, got)
+    return apart, apart > _allowed(expected)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

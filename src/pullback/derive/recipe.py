@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.check import is_close
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
 from pullback.errors import InternalError
+from pullback.function.slots import is_ordinary_moment
 from pullback.graph.absent import without_absent
 from pullback.graph.cost import is_random
 from pullback.graph.cut import cut
@@ -105,7 +107,7 @@ class Recipe:
         """One gradient per input of the capture; None where it needs or has none.
 
         `wanted` says for each input whether its gradient is asked for; by default all are. `absent`
-        are the places of cotangents that nobody gave: in their places is anything of their kind.
+        are the places of cotangents that nobody gave: in their places are zeros.
         """
         laid = [laid_out(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]
@@ -113,22 +115,37 @@ class Recipe:
         mask = tuple(ask for ask, need in zip(asked, needs, strict=True) if need)
         if not any(mask):
             return [None] * len(needs)
-        pulled = iter(_row(self._backward(mask, absent)(*saved, *numbers, *laid), len(mask)))
+        given = (*saved, *numbers, *laid)
+        pulled = iter(_row(self._backward(mask, absent, given)(*given), len(mask)))
         return [next(pulled) if needed else None for needed in needs]
 
-    def _backward(self, mask: tuple[bool, ...], absent: frozenset[int]) -> Callable[..., Any]:
-        """The backward that computes the gradients of `mask`, and nothing for the others."""
+    def _backward(
+        self, mask: tuple[bool, ...], absent: frozenset[int], given: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The backward that computes the gradients of `mask`, and nothing for the others.
+
+        One that leaves out what leads to absent cotangents is compared at its first call with the
+        one that gets zeros for them, which takes its place if they differ.
+        """
         key = mask, absent
         if key not in self.backwards:
-            parts = self.parts
-            needed = tuple(place for place, wanted in enumerate(mask) if wanted)
-            graph = parts.backward
-            if not all(mask):
-                graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
+            graph = self._backward_graph(mask)
             if absent:
-                graph = without_absent(graph, len(parts.joint.cotangents), absent)
-            self.backwards[key] = compiled(graph, "backward", self.captured.name, parts.names)
+                graph = without_absent(graph, len(self.parts.joint.cotangents), absent)
+            run = compiled(graph, "backward", self.captured.name, self.parts.names)
+            if absent and not _can_compare():
+                return run
+            if absent:
+                whole = self._backward(mask, frozenset(), given)
+                run = run if _agree(run, whole, given, len(mask)) else whole
+            self.backwards[key] = run
         return self.backwards[key]
+
+    def _backward_graph(self, mask: tuple[bool, ...]) -> fx.Graph:
+        if all(mask):
+            return self.parts.backward
+        needed = tuple(place for place, wanted in enumerate(mask) if wanted)
+        return split(self.parts.joint, replace(self.parts.cut, needed=needed))[1]
 
     @functools.cached_property
     def orders(self) -> list[list[int]]:
@@ -174,6 +191,28 @@ def recipe_of(
     parts = parts_of(captured, save)
     forward = compiled(parts.forward, "forward", captured.name, parts.names)
     return Recipe(captured, parts, forward, program, state, autocast_now())
+
+
+def _agree(
+    run: Callable[..., Any], whole: Callable[..., Any], given: Sequence[Any], count: int
+) -> bool:
+    """Whether two backwards give the same, but where zeros made NaN or infinity of a gradient."""
+    row = [one.detach() if isinstance(one, Tensor) else one for one in given]
+    with torch.no_grad():
+        pairs = zip(_row(run(*row), count), _row(whole(*row), count), strict=True)
+        return all(_is_same(got, expected) for got, expected in pairs)
+
+
+def _is_same(got: Tensor | None, expected: Tensor | None) -> bool:
+    if got is None or expected is None:
+        return expected is None or not bool(expected[expected.isfinite()].any())
+    return is_close(torch.where(expected.isfinite(), expected, got), got)
+
+
+def _can_compare() -> bool:
+    """Whether numbers can be looked at now: no transform, no CUDA graph that is being recorded."""
+    is_recorded = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return is_ordinary_moment() and not is_recorded
 
 
 def _row(value: Any, count: int) -> tuple[Any, ...]:
