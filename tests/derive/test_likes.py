@@ -66,6 +66,14 @@ def test_integers_of_another_shape_are_cropped_or_repeated():
 
     assert again.tolist() == [[5, 7], [1, 2], [5, 7]]
     assert drawn(replace(like, shape=(2,), values=None)).tolist() == [5, 5]
+    assert drawn(replace(like, shape=(), values=None)).item() == 5
+
+
+@pytest.mark.parametrize("shape", [(), (2, 1)], ids=str)
+def test_integers_of_an_empty_example_are_zeros_elsewhere(shape):
+    like = replace(like_of(torch.empty(0, 3, dtype=torch.int64)), shape=shape, values=None)
+
+    assert not drawn(like).any()
 
 
 def test_seed_decides_what_is_drawn():

@@ -108,12 +108,14 @@ def fitted(like: Like, shape: Sequence[int], seed: int = 0) -> Tensor:
 
 
 def _cropped(sample: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers in a shape, cropped or repeated: no others than there were."""
+    """Numbers in a shape, cropped or repeated: no others than there were; zeros if none were."""
+    if not sample.numel():
+        return sample.new_zeros(tuple(shape))
     for dim, size in enumerate(shape if sample.dim() == len(shape) else ()):
         if sample.shape[dim] != size:
             places = torch.arange(size, device=sample.device) % sample.shape[dim]
             sample = sample.index_select(dim, places)
-    return sample if sample.shape == tuple(shape) else sample.flatten()[:1].expand(tuple(shape))
+    return sample if sample.shape == tuple(shape) else sample.flatten()[0].expand(tuple(shape))
 
 
 def _narrowed(tensor: Tensor, low: float, high: float) -> Tensor:
