@@ -677,6 +677,7 @@ def test_another_backend_serves_while_the_node_is_built(monkeypatch, caplog):
 
     native.extension()  # so that nothing has to be built in truth
     monkeypatch.setattr(native, "_state", native._State())
+    monkeypatch.setattr(native, "PATIENCE", 0.1)
     monkeypatch.setattr(building, "is_built", lambda library: False)
     monkeypatch.setattr(building, "build", slowly)
     monkeypatch.setenv("PULLBACK_BACKENDS", "inductor,native")
@@ -699,6 +700,7 @@ def test_build_ends_with_the_process(tmp_path):
     script = tmp_path / "begin.py"
     script.write_text(
         "from pullback.run import native\n"
+        "native.PATIENCE = 0.1\n"
         "class Told:\n"
         "    def tell(self): pass\n"
         "told = Told()\n"

@@ -34,6 +34,7 @@ from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
 
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
+PATIENCE = 10.0  # seconds before a build begins: the first calls have the machine to themselves
 _lock = threading.Lock()
 _failure: list[str] = []  # why the extension could not be built, in one line
 
@@ -78,7 +79,8 @@ def is_ready(tell: Callable[[], Any]) -> bool:
                 "building the native node in the background (about half a minute, once for this "
                 'torch); until then, nodes run with backend "inductor"'
             )
-            _state.thread = threading.Thread(target=_build, name="pullback-build", daemon=True)
+            _state.thread = threading.Timer(PATIENCE, _build)
+            _state.thread.name, _state.thread.daemon = "pullback-build", True
             _state.thread.start()
         if not _state.is_ready:
             _state.waiting.append(weakref.WeakMethod(tell))
