@@ -202,6 +202,38 @@ def test_what_inductor_gets_wrong_runs_eagerly():
     torch.testing.assert_close(got, gradients(conv_pools, args, cotangents))
 
 
+# ---- first calls that tell nothing ----
+
+
+def relu_products(x, w):
+    return torch.relu(x) * w.sum(), (x * w).sum(1)
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", COMPILING)
+@pytest.mark.parametrize("first", [0.0, -1.0, float("nan")])
+def test_fault_that_the_first_call_hides_is_caught(monkeypatch, backend, first):
+    """The gradient of `w` is zero, or NaN, at such a first call, whatever is wrong with it."""
+    use(monkeypatch, backend, halve_second_gradient)
+    x = torch.full((4, 5), first, requires_grad=True)
+    args = (x if first else torch.zeros(4, 5, requires_grad=True)), leaf(5, seed=1)
+    with pytest.warns(WrongCodeWarning, match="the gradient of `w`"):
+        pb.combine(relu_products, *args, backend=backend).apply(*args)
+
+
+@pytest.mark.needs_compiler
+def test_first_call_with_zeros_is_no_fault():
+    def gathered(x, w):
+        return w[(x * 3).long()] * x, x.log().clamp(max=2.0)
+
+    args = torch.zeros(6, requires_grad=True), leaf(4, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WrongCodeWarning)
+        combined = pb.combine(gathered, *args, backend="inductor")
+        outputs = combined.apply(*args)
+    assert all(map(torch.equal, outputs, gathered(*args)))
+
+
 # ---- right code is not suspected ----
 
 SOUND = {

@@ -1,9 +1,11 @@
 """Compiled code against the eager recipe that it was made from, before anyone uses it.
 
 A compiled node is run beside its recipe on the inputs of the call that it was made for: outputs,
-and the gradients of all cotangents together and of each alone. How far the two may be apart is
-measured (`closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of
-the process stay as they are.
+and the gradients of all cotangents together and of each alone. Where one of them is all zeros, or
+not finite, those inputs tell nothing of it (a first call with zeros, or one behind a `relu`), and
+the two are compared once more on drawn numbers. How far they may be apart is measured
+(`closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of the
+process stay as they are.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import apart, size_with
+from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
 from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, laid_out
+from pullback.graph.cost import op_of
 from pullback.graph.parts import calls
-from pullback.graph.values import narrowed_to
+from pullback.graph.values import CASTS, flat_leaves, narrowed_to, value_of
 from pullback.run.closeness import Difference, Measures, compared
 from pullback.run.node import MISS
 
@@ -38,17 +42,27 @@ def node_difference(
 
     Where the node does not take the row, there is nothing to compare.
     """
-    captured = recipe.captured
+    return _first_difference(
+        lambda given: _node_differs(node, recipe, given), recipe.captured.joint.graph, row
+    )
+
+
+def _node_differs(
+    node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
+) -> tuple[Difference | None, bool]:
+    """The difference on one row, and whether the row would show one in every value."""
+    captured, is_telling = recipe.captured, True
     live = [o.index for o in captured.outputs if o.differentiable and o.index is not None]
     with apart(Watcher), autocast_off(), torch.enable_grad():
         given = [x.detach().requires_grad_(x.requires_grad) for x in row]
         made = node(*given)
         if made is MISS:
-            return None
+            return None, True
         outputs = [made] if isinstance(made, Tensor) else list(made)
         needing = [x for x, one in zip(given, captured.inputs, strict=True) if one.needs]
         names = [*_output_names(len(outputs)), *_gradient_names(recipe)]
-        for cotangents in _patterns(recipe, [outputs[place].detach() for place in live]):
+        patterns = _patterns(recipe, [outputs[place].detach() for place in live])
+        for number, cotangents in enumerate(patterns):
             gradients = torch.autograd.grad(
                 [outputs[place] for place in live],
                 needing,
@@ -61,8 +75,10 @@ def node_difference(
             )
             found = trial.difference([*outputs, *gradients], names)
             if found is not None:
-                return found
-    return None
+                return found, True
+            if number == 0:  # all cotangents together
+                is_telling = all(map(_is_telling, trial.values))
+    return None, is_telling
 
 
 def graph_difference(
@@ -73,9 +89,73 @@ def graph_difference(
     names: Sequence[str],
 ) -> Difference | None:
     """How a compiled graph differs from its text on one row of arguments."""
-    with apart(Watcher), autocast_off(), torch.no_grad():
-        got = compiled(list(row))
-        return Trial(graph, lambda row: text(list(row)), tuple(row)).difference(got, names)
+
+    def differs(row: Sequence[Any]) -> tuple[Difference | None, bool]:
+        with apart(Watcher), autocast_off(), torch.no_grad():
+            got = compiled(list(row))
+            trial = Trial(graph, lambda row: text(list(row)), tuple(row))
+            found = trial.difference(got, names)
+            return found, found is not None or all(map(_is_telling, trial.values))
+
+    return _first_difference(differs, graph, row)
+
+
+def _first_difference(
+    differs: Callable[[Sequence[Any]], tuple[Difference | None, bool]],
+    graph: fx.Graph,
+    row: Sequence[Any],
+) -> Difference | None:
+    """The difference on `row`; where it tells nothing of a value, on drawn numbers too."""
+    found, is_telling = differs(row)
+    for draw in (_any_number, _positive) if not is_telling and _may_draw(graph) else ():
+        found, is_telling = differs([_drawn(x, seed, draw) for seed, x in enumerate(row)])
+        if found is not None or is_telling:
+            break
+    return found
+
+
+def _is_telling(value: Any) -> bool:
+    """Whether code that is wrong could show in this value: something in it is finite, not zero."""
+    if not _is_smooth(value) or not value.numel():
+        return True
+    return bool((value.isfinite() & (value != 0)).any())
+
+
+def _may_draw(graph: fx.Graph) -> bool:
+    """Whether any numbers will do.
+
+    Not where some become integers, which may point somewhere, nor for kernels that are not
+    PyTorch's, which may trust them.
+    """
+    drawn = {node for node in graph.find_nodes(op="placeholder") if _is_smooth(value_of(node))}
+    for node in calls(graph):
+        has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(value_of(node)))  # no sizes
+        if has_numbers and not drawn.isdisjoint(node.all_input_nodes):
+            if _is_foreign(node) or (node.target in CASTS and is_index(value_of(node))):
+                return False
+            drawn.add(node)
+    return True
+
+
+def _is_foreign(node: fx.Node) -> bool:
+    op = op_of(node)
+    return op is not None and op.namespace not in ("aten", "prims")
+
+
+def _drawn(x: Any, seed: int, draw: Callable[[Tensor], Tensor]) -> Any:
+    """Other numbers in the layout of `x`; `x` itself where it holds no such, or repeats some."""
+    if not _is_smooth(x) or _overlaps(x):
+        return x
+    laid = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return laid.copy_(draw(_normal(x, seed))).requires_grad_(x.requires_grad)
+
+
+def _any_number(drawn: Tensor) -> Tensor:
+    return drawn
+
+
+def _positive(drawn: Tensor) -> Tensor:
+    return drawn.abs() + 0.5
 
 
 def _run_of(recipe: Recipe) -> Callable[[Sequence[Any]], Sequence[Any]]:
