@@ -1,12 +1,15 @@
 """`state_around` is another value as soon as something changes that a program reads."""
 
+import array
 import collections
+import ctypes
 import functools
 import math
 import os
 import random
 import threading
 import types
+import weakref
 from contextvars import ContextVar
 
 import numpy as np
@@ -196,6 +199,18 @@ class Slotted:
         self.gain = 2.0
 
 
+class Answering:
+    def __getattr__(self, name):
+        return STORE[-1]
+
+    def __float__(self):
+        return STORE[-1]
+
+
+STORE = [2.0]
+REFERRED = Settings()
+
+
 def by_class(x):
     return x * Settings.gain
 
@@ -215,6 +230,16 @@ CHANGES = {
     "slot": (Slotted(), lambda s: s.gain, lambda s: setattr(s, "gain", 3.0)),
     "deque": (collections.deque([1.0]), lambda d: d[0], lambda d: d.append(2.0)),
     "array": (np.ones(3), lambda a: float(a[0]), lambda a: a.fill(3)),
+    "array of Python": (array.array("d", [2.0]), lambda a: a[0], lambda a: a.append(3.0)),
+    "number of C": (ctypes.c_double(2.0), lambda c: c.value, lambda c: setattr(c, "value", 3.0)),
+    "row of C": ((ctypes.c_double * 2)(1, 2), lambda c: c[1], lambda c: c.__setitem__(1, 3.0)),
+    "weak reference": (
+        weakref.ref(REFERRED),
+        lambda r: r().gain,
+        lambda r: setattr(r(), "gain", 3.0),
+    ),
+    "attribute by `__getattr__`": (Answering(), lambda a: a.any, lambda a: STORE.append(3.0)),
+    "operator": (Answering(), lambda a: float(a), lambda a: STORE.append(3.0)),
 }
 
 
@@ -308,9 +333,25 @@ def test_what_can_change_unseen_is_not_whole(program):
     assert not state_around(program).is_whole
 
 
-@pytest.mark.parametrize("program", [by_generator, by_file])
-def test_what_no_look_can_compare_is_named(program):
-    assert "an iterator" in state_around(program).unseen
+def by_eval(x):
+    return x * eval("STORE")[-1]
+
+
+def by_globals(x):
+    return x * globals()["STORE"][-1]
+
+
+@pytest.mark.parametrize(
+    ("program", "unseen"),
+    [
+        (by_generator, "an iterator"),
+        (by_file, "an iterator"),
+        (by_eval, "whatever `eval` reads"),
+        (by_globals, "whatever `globals` reads"),
+    ],
+)
+def test_what_no_look_can_compare_is_named(program, unseen):
+    assert unseen in state_around(program).unseen
 
 
 def nested(depth):

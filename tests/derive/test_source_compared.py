@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pullback.compose import combine
 from pullback.derive import agreement, recipe
 from pullback.derive.backward import derive
 from pullback.emit import emit
@@ -354,6 +355,28 @@ def test_row_of_one_stays_one_in_a_module(run_python, tmp_path):
     assert ", None" in text
 
 
+SMALL = {
+    "slice": (lambda x: x[:2].sin(), 1),
+    "slice from the end": (lambda x: x[-2:].sin(), 1),
+    "variance": (lambda x: x.var(0, correction=0), 1),
+    "sum of an empty row": (lambda x: x.cumsum(0) * 2, 0),
+    "product of an empty row": (lambda x: x @ x.T, 0),
+    "mean of an empty row": (lambda x: x.mean(0), 0),
+    "chunk": (lambda x: x.chunk(2)[0].sin(), 2),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_example_of_few_rows_is_no_rule_for_many(name):
+    """A capture of size 0 or 1 is of that size alone: the text says so."""
+    program, rows = SMALL[name]
+    function, _ = printed(program, leaf(rows, 3))
+    for many in {1, 2, 4, 5} - {rows}:
+        with pytest.raises(ValueError, match=rf"x.shape\[0\] must be {rows}, got {many}"):
+            function.apply(leaf(many, 3))
+    assert_same(program, function, leaf(rows, 3))
+
+
 def test_every_size_of_a_text_that_holds_numbers_is_checked():
     """Sizes of two inputs that are equal by chance are told apart."""
     x, y = leaf(2, 3), leaf(3, 2, seed=1)
@@ -528,3 +551,34 @@ def test_integers_are_those_of_the_example():
     derived.source()
 
     assert seen == {7, 2, 5}
+
+
+# ---- outputs without a gradient ----
+
+DETACHED = {
+    "a view of an input": lambda x: (x * x, x.detach()[0]),
+    "a view of an output": lambda x: ((y := x * x), y.detach().view(-1)),
+    "transposed": lambda x: ((y := x * x), y.detach().t(), x.detach().t()),
+    "expanded": lambda x: (x * x, x.detach().expand(2, 3, 4)),
+    "nothing else": lambda x: x.detach().view(-1),
+    "itself": lambda x: (x.detach(), x * 2),
+    "a part": lambda x: (x.detach().split(2)[0], x.sin()),
+    "integers": lambda x: (x.max(1).indices, x.max(1).values),
+}
+
+
+@pytest.mark.parametrize("name", DETACHED)
+def test_detached_view_requires_no_grad(name):
+    program, x = DETACHED[name], leaf(3, 4)
+
+    assert_same(program, printed(program, x)[0], x)
+    assert_same(program, derive(program, x), x)
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", ["inductor", "native"])
+@pytest.mark.parametrize("name", ["a view of an input", "a view of an output"])
+def test_detached_view_of_a_compiled_node_requires_no_grad(name, backend):
+    program, x = DETACHED[name], leaf(3, 4)
+
+    assert_same(program, combine(program, x, backend=backend), x)

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextvars import ContextVar
@@ -37,6 +39,7 @@ from pullback.capture.found import (
     PURE,
     Same,
     atom,
+    buffer_of,
     bytes_of,
     contents,
     globals_in,
@@ -63,8 +66,15 @@ _BYTES = 1 << 24  # of an array of another library, which counts by its values
 _ROWS = (list, tuple, set, frozenset, deque)
 _TENSORS = ("_parameters", "_buffers")  # of a module
 _FIXED = (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range)
-# Attributes that a call reads without naming them.
-_CALLED = ("forward", "setup_context", "__call__")
+# Attributes that code reads without naming them: by a call, an operator, a conversion.
+_OPERATORS = tuple(name for name in dir(operator) if name.startswith("__"))
+_CALLED = (
+    *("forward", "setup_context", "__call__", "__getattr__", "__getattribute__", "__get__"),
+    *("__iter__", "__next__", "__len__", "__bool__", "__int__", "__float__", "__complex__"),
+    *("__hash__", "__missing__", "__enter__", "__exit__", *_OPERATORS),
+    *(f"__r{name.removeprefix('__')}" for name in _OPERATORS),
+)
+_HIDDEN = ("eval", "exec", "globals")  # built-in functions that read what no code names
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +280,14 @@ class _Look:
             yield values_of(value)
         elif size is not None:
             self._miss(f"an array of {size >> 20} MiB (`{kind.__name__}`)", depth)
+        elif isinstance(value, weakref.ReferenceType):
+            self.places.is_told = False  # what it refers to may be gone
+            self._add(depth + 1, value())
+        elif (memory := buffer_of(value)) is not None and memory.nbytes <= _BYTES:
+            self.places.is_told = False
+            yield memory.tobytes()
+        elif memory is not None:
+            self._miss(f"memory of {memory.nbytes >> 20} MiB (`{kind.__name__}`)", depth)
         else:
             yield from self._of_plain_object(value, depth)
 
@@ -377,6 +395,10 @@ class _Look:
         self.places.items(function.__kwdefaults__ or {})
         self._add_variables(function, depth)
         names = names_in(function.__code__)
+        hidden = [name for name in _HIDDEN if name in globals_in(function.__code__)]
+        for name in hidden if depth > _DEPTH else ():
+            if name not in function.__globals__:
+                self._miss(f"whatever `{name}` reads", depth)
         (self.names if depth > _DEPTH else self.far_names).update(names)
         for name in names:
             value = named(name, function.__globals__)

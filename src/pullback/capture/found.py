@@ -108,6 +108,14 @@ def bytes_of(value: Any) -> int | None:
         return None
 
 
+def buffer_of(value: Any) -> memoryview | None:
+    """The memory that an object of C shows (`array`, `ctypes`); None for other things."""
+    try:
+        return memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
 def values_of(value: Any) -> tuple[Any, bytes]:
     """The shape of an array, and its values as a digest."""
     return getattr(value, "shape", None), hashlib.sha256(value.tobytes()).digest()

@@ -289,11 +289,18 @@ def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Any]:
 
 
 def _take_apart(captured: Capture, outputs: list[Any]) -> None:
-    """Let a tensor that is returned both with a gradient and without be two, as in the program."""
+    """Let an output without a gradient be a tensor of its own, as after `detach`.
+
+    It may be returned with a gradient as well, or be a view of what has one, which PyTorch would
+    not take for marked.
+    """
     live = {id(y) for y in _differentiable(captured, outputs)}
     for o in captured.outputs:
-        if o.index is not None and not o.differentiable and id(outputs[o.index]) in live:
-            outputs[o.index] = outputs[o.index].detach()
+        if o.index is None or o.kind != "tensor" or o.differentiable:
+            continue
+        y = outputs[o.index]
+        if id(y) in live or y._is_view():
+            outputs[o.index] = y.detach()
 
 
 def _differentiable(captured: Capture, values: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from torch import fx
 from pullback.capture.joint import Capture
 from pullback.derive.agreement import Agreement
 from pullback.derive.recipe import Parts
-from pullback.graph.cost import base_of, op_name
+from pullback.graph.cost import base_of, is_view, op_name
 from pullback.graph.parts import calls
 from pullback.graph.values import is_smooth
 
@@ -85,12 +85,17 @@ def without_history(agreement: Agreement, returned: Sequence[str]) -> list[str]:
 
 
 def taken_apart(captured: Capture, parts: Parts, returned: list[str]) -> Iterator[str]:
-    """Let a tensor that is returned both with a gradient and without be two, as in the program."""
+    """Let an output without a gradient be a tensor of its own, as after `detach`.
+
+    It may be returned with a gradient as well, or be a view of what has one.
+    """
     tensors = [o for o in captured.outputs if o.index is not None and o.kind == "tensor"]
     live = {returned[o.index] for o in tensors if o.differentiable and o.index is not None}
     taken = {*parts.names.values(), *returned}
     for o in tensors:
-        if o.index is not None and not o.differentiable and returned[o.index] in live:
+        if o.index is None or o.differentiable:
+            continue
+        if returned[o.index] in live or is_view(parts.joint.outputs[o.index]):
             old, number = returned[o.index], 0
             while (new := f"{old}_detached{number or ''}") in taken:
                 number += 1

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pullback.capture.decided import decided, fixed
-from pullback.capture.fake import clause_in_words, in_words, symbol_of
+from pullback.capture.fake import clause_in_words, in_words, is_open, numbers_of, symbol_of
 from pullback.capture.joint import Capture
 from pullback.derive.agreement import Agreement, Call
-from pullback.derive.trial_rows import is_unchecked
+from pullback.derive.trial_rows import Row, is_unchecked
 from pullback.graph.text_lines import WIDTH
 
 _SHAPE = re.compile(r"\b[^\W\d]\w*\.shape\[\d+\]")
@@ -105,25 +106,57 @@ def needed_sizes(
 ) -> list[SizeCheck]:
     """The checks besides `checks` without which a text is wrong for sizes it was not written for.
 
-    Of the assumptions of the capture, those that keep out most of what is wrong and least of what
-    is right, above all of what somebody may mean.
+    Of the assumptions of the capture, and of its sizes that are numbers, those that keep out most
+    of what is wrong and least of what is right, above all of what somebody may mean.
     """
     wrong, right = agreement.misled(call)
     wrong = [row for row in wrong if all(check.holds(names, row.tensors) for check in checks)]
-    stage, found = agreement.captured.stage, list[SizeCheck]()
-    texts = {c: t for c in agreement.captured.clauses if (t := clause_in_words(c, names))}
+    found, wrong = _chosen(dict(_assumptions(agreement.captured, names)), wrong, right)
+    fixed, _ = _chosen(dict(_numbers(agreement.captured, names)), wrong, [])
+    return found + fixed
+
+
+Tests = dict[str, Callable[[Sequence[Tensor]], bool]]
+
+
+def _chosen(
+    tests: Tests, wrong: list[Row], right: Sequence[Row]
+) -> tuple[list[SizeCheck], list[Row]]:
+    """The best of some tests, as checks, and the wrong rows that none of them keeps out."""
+    found = list[SizeCheck]()
     while wrong:
-        kept_out = {c: [row for row in wrong if not stage.meets(c, row.tensors)] for c in texts}
+        kept_out = {t: [r for r in wrong if not holds(r.tensors)] for t, holds in tests.items()}
         lost = {
-            c: sum(1 if row.is_odd else 3 for row in right if not stage.meets(c, row.tensors))
-            for c in texts
+            text: sum(1 if row.is_odd else 3 for row in right if not holds(row.tensors))
+            for text, holds in tests.items()
         }
-        best = max(texts, key=lambda c: (len(kept_out[c]) - lost[c], -len(c)), default="")
+        best = max(tests, key=lambda t: (len(kept_out[t]) - lost[t], -len(t)), default="")
         if not kept_out.get(best):
             break
-        found.append(SizeCheck(texts[best]))
+        found.append(SizeCheck(best))
         wrong = [row for row in wrong if row not in kept_out[best]]
-    return found
+    return found, wrong
+
+
+def _assumptions(
+    captured: Capture, names: Sequence[str]
+) -> Iterator[tuple[str, Callable[[Sequence[Tensor]], bool]]]:
+    """What a capture goes by in sizes, as Python, each with its test on tensors."""
+    yield from _numbers(captured, names, is_fixed=True)
+    for clause in captured.clauses:
+        if text := clause_in_words(clause, names):
+            yield text, partial(captured.stage.meets, clause)
+
+
+def _numbers(
+    captured: Capture, names: Sequence[str], *, is_fixed: bool = False
+) -> Iterator[tuple[str, Callable[[Sequence[Tensor]], bool]]]:
+    """That sizes are those of the example: all, or those that are numbers in the capture."""
+    for name, node in zip(names, captured.joint.inputs, strict=True):
+        for dim, size in enumerate(node.meta["val"].shape):
+            if not (is_fixed and is_open(size)):
+                check = SizeCheck(f"{name}.shape[{dim}] == {int(numbers_of([size])[0])}")
+                yield check.condition, partial(check.holds, names)
 
 
 def gathered(

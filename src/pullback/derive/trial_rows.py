@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pullback.capture.fake import is_open, numbers_of, resized
 from pullback.capture.joint import Capture
+from pullback.capture.seeds import near
 from pullback.derive.likes import Like, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
@@ -175,6 +176,8 @@ def _row(captured: Capture, likes: Sequence[Like], shapes: Shapes, what: str) ->
             tensors.append(one.tensor)
         else:
             made = fitted(like, shapes[place], seed=place)
+            if any(new > old <= 1 for old, new in zip(like.shape, shapes[place], strict=True)):
+                made = near(made, seed=place)  # copies of one row hide what depends on the others
             tensors.append(_laid_out(made, numbers_of(node.meta["val"].stride())))
     own = [t for t, one in zip(tensors, captured.inputs, strict=True) if one.tensor is None]
     return Row(tuple(tensors), what, is_served=captured.serves(own))
@@ -209,7 +212,8 @@ def _grown(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     numbers = {size for shape in base for size in shape}
     yield _resized(captured, lambda n: n + 1, base)
     yield _resized(captured, lambda n: 2 * n, base)
-    yield tuple(tuple(2 if size == 1 else size for size in shape) for shape in base)
+    for old, new in ((1, 2), (1, 5), (0, 3)):
+        yield tuple(tuple(new if size == old else size for size in shape) for shape in base)
     for other in (lambda n: n + 1, lambda n: 1, lambda n: 2 * n, lambda n: 3 * n + 1):
         for number in sorted(numbers):
             yield _resized(captured, lambda n, m=number, f=other: f(n) if n == m else n, base)  # type: ignore[misc]
@@ -244,18 +248,26 @@ def _alone(captured: Capture, base: Shapes) -> Iterator[Shapes]:
     """Shapes with another number in one place that is fixed, which may equal others by chance."""
     if is_unchecked(captured):
         return
-    for place, flags in enumerate(_fixed(captured)):
-        for dim, flag in enumerate(flags):
-            if flag:
+    for place, sizes in enumerate(_sizes(captured)):
+        for dim, size in enumerate(sizes):
+            if not is_open(size):
                 shape = base[place]
-                changed = (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])
+                other = _LARGER.get(shape[dim], shape[dim] + 1)
+                changed = (*shape[:dim], other, *shape[dim + 1 :])
                 yield (*base[:place], changed, *base[place + 1 :])
+
+
+_LARGER = {0: 3, 1: 5}  # larger than what a slice or a chunk of such an example leaves out
 
 
 def _fixed(captured: Capture) -> list[list[bool]]:
     """For each size of each argument, whether it is a number in the capture, and not 0 or 1."""
-    shapes = [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
-    return [[not is_open(size) and size > 1 for size in shape] for shape in shapes]
+    return [[not is_open(size) and size > 1 for size in shape] for shape in _sizes(captured)]
+
+
+def _sizes(captured: Capture) -> list[Sequence[int]]:
+    """The sizes of each argument: numbers, or symbols."""
+    return [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
 
 
 def _replaced(base: Shapes, fixed: Sequence[Sequence[bool]], number: int, new: int) -> Shapes:

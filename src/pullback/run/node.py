@@ -265,8 +265,10 @@ def _forward(spec: NodeSpec) -> list[str]:
     later = [_value(one) for one in spec.numbers if isinstance(one, Source)]
     lines += [f"    ctx.numbers = {_tuple(later)}"] if later else []
     outputs = [_value(one) for one in spec.outputs]
-    for place in spec.shadows:
-        lines.append(f"    shadow{place} = {outputs[place]}.detach()")
+    for place in spec.silent:
+        out, is_shadow = outputs[place], place in spec.shadows
+        own = f"{out}.detach()" if is_shadow else f"{out}.detach() if {out}._is_view() else {out}"
+        lines.append(f"    shadow{place} = {own}")
         outputs[place] = f"shadow{place}"
     silent = [outputs[place] for place in spec.silent]
     lines += [f"    silence(ctx, {_tuple(silent)})"] if silent else []

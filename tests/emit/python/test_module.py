@@ -409,6 +409,23 @@ def test_constants_of_several_nodes_stay_apart():
     torch.testing.assert_close(space["two_nodes"](x), two_nodes(x))
 
 
+def with_dead_end(x, y):
+    a = x.sin()
+    b = y.cos()
+    c = b * 2  # noqa: F841
+    return a * 2
+
+
+@pytest.mark.parametrize("groups", [[], [(1, 2)], [(0, 3)], [(0, 1, 2, 3)]], ids=str)
+def test_units_that_nobody_uses_are_left_out(groups):
+    x, y = torch.tensor([0.3, -0.2]).requires_grad_(), torch.ones(2).requires_grad_()
+    hybrid = pb.hybrid(with_dead_end, x, y, groups=groups, backend="eager")
+    space = loaded(pb.emit(hybrid, examples=(x, y)))
+
+    space["self_test"]()
+    torch.testing.assert_close(space["with_dead_end"](x, y), with_dead_end(x, y))
+
+
 def named(x):
     return x.sin().max(0)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,7 @@ class _Steps:
         self._name_values()
         self.values = flow.program.values(_inputs(subject))
         self.lines: list[str] = []
+        self.written: Counter[bool] = Counter()  # by whether it is a node
 
     def pieces(self) -> Pieces:
         """All of it."""
@@ -74,8 +76,7 @@ class _Steps:
         every = program.outputs
         row = [self.names[o.number] if isinstance(o, Ref) else literal_of(o) for o in every]
         returned = [text for text in row if text is not None]
-        nodes = len(self.flow.nodes)
-        rest = sum(len(group) for group in self.flow.groups if group not in self.flow.nodes)
+        nodes, rest = self.written[True], self.written[False]
         inputs = self.subject.captured.inputs
         given = [name for one, name in zip(inputs, self.inputs, strict=True) if one.is_given]
         held = frozenset(one.name for one in inputs if one.kind == "constant")
@@ -123,6 +124,9 @@ class _Steps:
     def add_node(self, group: tuple[int, ...]) -> None:
         """A group that is one node; nodes that are written alike share one class."""
         part, cls = self.flow.parts[group], self.flow.nodes[group]
+        if not part.outputs:  # nobody uses what it makes
+            return
+        self.written[True] += 1
         if cls not in self.classes:
             sub = self._named(subject_of(cls))
             self.classes[cls] = self.add_class(sub, cls.__name__)
@@ -159,6 +163,7 @@ class _Steps:
 
     def add_function(self, unit: Unit) -> None:
         """A unit that is a Function: its class, and a call of it."""
+        self.written[False] += 1
         values = self.values
         args = map_leaves(
             lambda leaf: values[leaf.number].detach() if isinstance(leaf, Ref) else leaf, unit.args
@@ -181,6 +186,9 @@ class _Steps:
     def add_op(self, unit: Unit) -> None:
         """A unit that is an op: an expression, or a function of its own if it needs lines."""
         part = part_of(self.flow.program, (unit.number,))
+        if not part.outputs:
+            return
+        self.written[False] += 1
         examples = [self.values[number] for number in part.inputs]
         captured = capture(part.call, examples, needs=[t.requires_grad for t in examples])
         text = _forward(captured, [self.names[number] for number in part.inputs])

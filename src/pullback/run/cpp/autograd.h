@@ -88,8 +88,11 @@ variable_list Compiled::forward(
       ctx->saved_data[std::to_string(i)] = made.number(~program.number_sources[i]);
   for (Source source : program.outputs) outputs.push_back(value(source));
   for (size_t place : program.shadows) outputs[place] = outputs[place].detach();
-  for (size_t i = 0; i < outputs.size(); ++i)
-    if (!program.is_live[i]) silent.push_back(outputs[i]);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (program.is_live[i]) continue;
+    if (outputs[i].is_view()) outputs[i] = outputs[i].detach();  // else it would require grad
+    silent.push_back(outputs[i]);
+  }
   if (!silent.empty()) ctx->mark_non_differentiable(silent);
   return outputs;
 }
