@@ -93,3 +93,19 @@ def test_backward_that_leaves_out_too_much_is_not_used(some, monkeypatch):
 
     got = torch.autograd.grad(outputs[some[0]].sum(), x)
     torch.testing.assert_close(got, torch.autograd.grad(expected[some[0]].sum(), x))
+
+
+@pytest.mark.needs_compiler
+def test_unused_output_at_a_size_that_shares_code_is_told_as_such():
+    def program(x):
+        return x.sin(), x.cos().cumsum(0)
+
+    combined = pb.combine(program, torch.randn(5, 5, requires_grad=True), backend="inductor")
+    with pytest.warns(UncompiledWarning, match="an output has no gradient, at a size that shares"):
+        for size in (5, 7):
+            x = torch.randn(size, size, requires_grad=True)
+            for place in (0, 1):
+                c = torch.randn_like(x)
+                got = torch.autograd.grad(combined(x)[place], x, c)
+                torch.testing.assert_close(got, torch.autograd.grad(program(x)[place], x, c))
+    assert "hooks" not in combined.explain()

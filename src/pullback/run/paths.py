@@ -51,6 +51,10 @@ ABSENT = Reason(
     "an output of a program with a hand-written backward has no gradient",
     "return only what is used, or compose the part that is used by itself",
 )
+OPEN = Reason(
+    "an output has no gradient, at a size that shares its code with others",
+    "return only what is used, or compose the part that is used by itself",
+)
 INFINITE = Reason(
     "an output with an infinite slope has no gradient, and zeros in its place would give NaN",
     "return only what is used, or compose the part that is used by itself",

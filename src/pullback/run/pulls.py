@@ -21,7 +21,7 @@ from pullback.run.choosing import quickest
 from pullback.run.graphs import compiled, text_of
 from pullback.run.lean import lean
 from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, Source
-from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, TWICE, Reason
+from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, Reason
 from pullback.run.verify import graph_difference
 
 if TYPE_CHECKING:
@@ -184,11 +184,12 @@ class General:
             return TWICE
         if any(map(is_batched, (*kept, *present))):
             return BATCHED
+        is_absent = len(present) < len(cotangents)
+        if is_absent and self.demands != EXACT:
+            return OPEN
         if self.demands != EXACT or not self._are_as_saved(kept):
             return HOOKED
-        if len(present) < len(cotangents) and self.spec.recipe.captured.is_handwritten:
-            return ABSENT
-        return None
+        return ABSENT if is_absent and self.spec.recipe.captured.is_handwritten else None
 
     def _are_as_saved(self, kept: Sequence[Any]) -> bool:
         pairs = zip(kept, self.spec.kept, strict=False)
