@@ -44,6 +44,18 @@ def test_file_is_found_by_its_path(tmp_path, monkeypatch):
     sys.modules.pop("ops_by_file")
 
 
+def test_file_that_imports_relatively_is_a_part_of_its_package(folder, monkeypatch):
+    inner = folder / "acme_ops" / "inner"
+    inner.mkdir(parents=True)
+    for package in (inner.parent, inner):
+        (package / "__init__.py").touch()
+    (inner.parent / "base.py").write_text("value = 4\n", encoding="utf-8")
+    (inner / "three.py").write_text("from ..base import value\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    assert load("acme_ops/inner/three.py:value") == 4
+
+
 def test_op_is_named_that_was_meant():
     with pytest.raises(TargetError, match=r"`torch\.ops\.aten\.sigmoi` must be an op") as caught:
         load("torch.ops.aten.sigmoi")

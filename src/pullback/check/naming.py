@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -74,10 +75,31 @@ def _of_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise TargetError(f"`{path}` must be a Python file", got="a file that is none")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
+    top, name = _in_package(path.resolve())
+    if name != path.stem and _imports_relatively(path):
+        _look_in(str(top), os.getcwd())
+        return _executed(str(path), lambda: importlib.import_module(name))
     sys.modules[path.stem] = module
     _look_in(str(path.parent.resolve()), os.getcwd())
     _executed(str(path), lambda: loader.exec_module(module))
     return module
+
+
+def _in_package(path: Path) -> tuple[Path, str]:
+    """The folder above the packages that a file lies in, and its name as a module from there."""
+    folder, names = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        folder, names = folder.parent, [folder.name, *names]
+    return folder, ".".join(names)
+
+
+def _imports_relatively(path: Path) -> bool:
+    """Whether a file can only be imported as a part of its package."""
+    try:
+        body = ast.walk(ast.parse(path.read_bytes()))
+    except (SyntaxError, ValueError):
+        return False  # which Python says when the file is run
+    return any(isinstance(node, ast.ImportFrom) and node.level for node in body)
 
 
 def _look_in(*folders: str) -> None:
