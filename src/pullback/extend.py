@@ -161,6 +161,6 @@ from pullback.check.writes import Written as Written
 from pullback.check.writes import written_inputs as written_inputs
 from pullback.errors import CaptureError as CaptureError
 from pullback.errors import PullbackError as PullbackError
-from pullback.function.slots import DispatchMode as DispatchMode
+from pullback.function.modes import DispatchMode as DispatchMode
 from pullback.run.node import Compiled as Compiled
 from pullback.run.node import NodeSpec as NodeSpec

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+import pullback as pb
 from pullback.check.dispatch import Fill, Work, in_turns, poisoned
 
 
@@ -86,3 +87,23 @@ def test_lock_does_not_stop_the_turns():
         return float(x)
 
     assert in_turns([job, job]) == [51.0, 51.0]
+
+
+class Chosen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.where(x.sum() > 0, x.cos(), -x.sin())
+
+
+def test_function_that_compiles_itself_is_left_whole():
+    """Dynamo, met under a dispatch mode, would refuse every `torch.cond` from then on."""
+    report = pb.check(Chosen, (torch.tensor([1.0, 2.0], dtype=torch.float64).requires_grad_(),))
+
+    assert report.ok, str(report)
+    assert sum(skip.is_refusal for skip in report.skips) <= 3, str(report)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pullback.function.isolation import isolated, uncompiled
+from pullback.function.isolation import isolated
+from pullback.function.modes import uncompiled
 
 
 def draws(generator):

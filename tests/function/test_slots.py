@@ -531,7 +531,7 @@ def test_tensor_under_vmap_is_batched():
 def test_dispatch_mode_sees_every_op():
     seen = []
 
-    class Noting(slots.DispatchMode):
+    class Noting(slots.PlainDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(func)
             return func(*args, **(kwargs or {}))

@@ -29,7 +29,8 @@ from torch.utils import _python_dispatch
 from torch.utils._sympy.printers import PythonPrinter
 
 from pullback.capture.places import place_at
-from pullback.function.slots import DispatchMode, no_torch_function
+from pullback.function.modes import DispatchMode
+from pullback.function.slots import no_torch_function
 
 # What a fake tensor raises where a real one would have given a value.
 ValueNeeded = fake_tensor.DataDependentOutputException
@@ -235,7 +236,7 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
-class Overhearing(DispatchMode):  # type: ignore[misc]
+class Overhearing(DispatchMode):
     """Tell `listener` of each op that is run, with the user's place."""
 
     def __init__(self, listener: Callable[[Any, str], None]) -> None:

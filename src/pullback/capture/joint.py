@@ -23,7 +23,7 @@ from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
 from pullback.capture.trees import Spec, literal_of, unflatten
 from pullback.capture.watch import Watcher
-from pullback.function.isolation import uncompiled
+from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
 
 ONE_AT_A_TIME = threading.RLock()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pullback.check.example import copy_of, mapped, tensors_in
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 # Operators that give another view of memory which is there already.
 _VIEWS_OF_NOTHING = ("detach", "alias", "lift_fresh")
@@ -19,7 +19,7 @@ _VIEWS_OF_NOTHING = ("detach", "alias", "lift_fresh")
 _OWN = ("aten", "prim", "prims")  # PyTorch's own operators
 
 
-class Work(DispatchMode):  # type: ignore[misc]
+class Work(DispatchMode):
     """Counts the operators of a program, the numbers that they write, and those of products.
 
     `products` counts multiplications of matrix products and convolutions, where the work is far
@@ -86,7 +86,7 @@ def foreign_calls(call: Callable[..., Any], args: Sequence[Any]) -> list[Foreign
     return list(calls.seen.values())
 
 
-class _Calls(DispatchMode):  # type: ignore[misc]
+class _Calls(DispatchMode):
     def __init__(self) -> None:
         DispatchMode.__init__(self)
         self.seen: dict[Any, Foreign] = {}
@@ -109,7 +109,7 @@ def _written(func: Any, args: Sequence[Any], before: Sequence[Any]) -> str:
     return ""
 
 
-class Turns(DispatchMode):  # type: ignore[misc]
+class Turns(DispatchMode):
     """Lets two threads go on in turns, one operator each, so that every race shows at once.
 
     A thread that waits for a lock cannot give its turn back: after `PATIENCE` all go on freely, and
@@ -198,7 +198,7 @@ def in_turns(jobs: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-class Fill(DispatchMode):  # type: ignore[misc]
+class Fill(DispatchMode):
     """Fresh memory holds one number, instead of what was there."""
 
     MAKERS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")

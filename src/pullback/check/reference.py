@@ -25,13 +25,13 @@ from pullback.check.target import Target
 from pullback.check.trail import is_followed
 from pullback.derive.plain import program_of
 from pullback.diagnose.slopes import inner
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 STEP = 1e-2
 FINEST = torch.finfo(torch.float64).eps
 
 
-class Precision(DispatchMode):  # type: ignore[misc]
+class Precision(DispatchMode):
     """Sees the coarsest floating dtype that went into each tensor of a program."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pullback.check.example import mapped, tensors_in
 from pullback.check.run import seeded
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 NATIVE = "torch::autograd::CppNode<"  # how the node of a C++ Function is called
 PLAIN = ("aten", "prims")  # ops whose derivatives are PyTorch's own
@@ -35,7 +35,7 @@ class _Step:
     result: Any
 
 
-class _Tape(DispatchMode):  # type: ignore[misc]
+class _Tape(DispatchMode):
     """Writes down each op that reaches the dispatcher."""
 
     def __init__(self) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pullback.check.example import tensors_in
 from pullback.check.run import seeded
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 
-class _Trail(DispatchMode):  # type: ignore[misc]
+class _Trail(DispatchMode):
     """Knows the memory of what was made of some tensors."""
 
     def __init__(self, start: list[Tensor]) -> None:

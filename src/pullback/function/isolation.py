@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode, uncompiled
 
 
 class RandomState:
@@ -75,36 +74,7 @@ def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
         yield
 
 
-_uncompiled = threading.Lock()
-_depth = 0
-_stance: Any = None
-
-
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
-    """Inside, what `torch.compile` made runs as written.
-
-    `torch.cond`, `while_loop` and `scan` compile themselves. Dynamo gives up for good on code that
-    it meets under a dispatch mode: after that, every `torch.cond` of the process would raise.
-    The stance is one for all threads; the last one to leave puts it back.
-    """
-    global _depth, _stance
-    with _uncompiled:
-        _depth += 1
-        if _depth == 1 and "torch._dynamo" in sys.modules:
-            with contextlib.suppress(RuntimeError):  # inside of what is being compiled
-                _stance = torch.compiler.set_stance("force_eager")
-    try:
-        yield
-    finally:
-        with _uncompiled:
-            _depth -= 1
-            if _depth == 0 and _stance is not None:
-                _stance.__exit__(None, None, None)
-                _stance = None
-
-
-class _NoChange(DispatchMode):  # type: ignore[misc]
+class _NoChange(DispatchMode):
     """Refuses ops that change a tensor which was there before."""
 
     supports_higher_order_operators = True

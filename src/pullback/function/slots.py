@@ -41,7 +41,7 @@ no_jvp: Any = TorchFunction.jvp
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _top_transform: Any = torch._C._functorch.peek_interpreter_stack
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-DispatchMode: Any = _python_dispatch.TorchDispatchMode
+PlainDispatchMode: Any = _python_dispatch.TorchDispatchMode
 below_ad_guard: Any = torch._C._AutoDispatchBelowADInplaceOrView
 no_torch_function: Any = torch._C.DisableTorchFunction
 

@@ -15,9 +15,9 @@ from torch import Tag, Tensor, is_grad_enabled
 
 from pullback.errors import InternalError, MissingBackwardError, PullbackError
 from pullback.function.listening import ListeningContext
+from pullback.function.modes import DispatchMode
 from pullback.function.signature import codes_of, has_setup_context, place_of, unwrapped
 from pullback.function.slots import (
-    DispatchMode,
     get_needs,
     has_tangent,
     no_backward,
@@ -223,7 +223,7 @@ def filled(result: Sequence[Any], gradients: Mapping[int, Any]) -> tuple[Any, ..
     return tuple([gradients.get(i) if g is derived else g for i, g in enumerate(result)])
 
 
-class NoDraws(DispatchMode):  # type: ignore[misc]
+class NoDraws(DispatchMode):
     """Refuses random ops: run again, they would draw other numbers than forward saw."""
 
     def __torch_dispatch__(

@@ -38,7 +38,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 RULE = Rule(
     code="C003", name="repeated-work", group="cost", severity=Severity.WASTEFUL, profile="quick"
@@ -50,7 +50,7 @@ CURVES = ("exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "_softmax", "_lo
 COSTLY = (*PRODUCTS, *CURVES, "sort", "topk", "cumsum")
 
 
-class Repeats(DispatchMode):  # type: ignore[misc]
+class Repeats(DispatchMode):
     """Counts the calls of each costly operator on the same tensors, as they then were."""
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 RULE = Rule(code="D504", name="half-range", group="dtype", profile="standard")
 
@@ -123,7 +123,7 @@ def _most(subject: Subject, which: int, total: int, seconds: float) -> float:
     return 0.0
 
 
-class _Widest(DispatchMode):  # type: ignore[misc]
+class _Widest(DispatchMode):
     """Sees whether anything is computed wider than in float16."""
 
     is_wide = False

@@ -43,7 +43,7 @@ from pullback.check.subject import (
     worst_of,
 )
 from pullback.check.trials import is_new
-from pullback.function.slots import DispatchMode
+from pullback.function.modes import DispatchMode
 
 RULE = Rule(code="D505", name="mixed-dtypes", group="dtype", profile="quick")
 
@@ -137,7 +137,7 @@ def _raised(
         )
 
 
-class _Casts(DispatchMode):  # type: ignore[misc]
+class _Casts(DispatchMode):
     """Sees whether one of some tensors is cast to another dtype."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
