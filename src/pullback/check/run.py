@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, copy_of, tensors_in
+from pullback.check.facts import Raised
 from pullback.function.isolation import seed_torch
 
 SEED = 20_250_101
@@ -41,12 +42,12 @@ class BackwardFailedError(Exception):
         self.error = error
 
 
-def told(error: BaseException) -> str:
+def told(error: BaseException) -> Raised:
     """An error in one line."""
     text = str(error).strip().splitlines()
     first = text[0].partition(PLEA)[0].rstrip() if text else ""
     first = first if len(first) <= 160 else f"{first[:157]}..."
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return Raised(type(error).__name__, first)
 
 
 @dataclass(slots=True)

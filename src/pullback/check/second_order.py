@@ -36,7 +36,7 @@ class Defect:
     """
 
     name: str
-    of: str
+    of: Thing
     index: tuple[int, ...]
     expected: str
     got: str

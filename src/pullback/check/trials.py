@@ -14,6 +14,7 @@ from itertools import islice
 import torch
 
 from pullback.check.example import Example
+from pullback.check.facts import Raised
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.mismatch import Mismatch
 from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, told
@@ -29,7 +30,7 @@ class Trial:
 
     example: Example
     mismatches: tuple[Mismatch, ...] = ()
-    failure: str = ""
+    failure: Raised | None = None
 
 
 def trials(subject: Subject, family: str, variants: Iterable[Example]) -> list[Trial]:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
     BackwardFailedError,
@@ -75,7 +76,7 @@ def _finding(subject: Subject, name: str, where: str) -> Finding:
     return subject.finding(
         RULE,
         example=subject.base,
-        at=f"gradient of `{name}`",
+        at=At(Gradient(name)),
         expected="memory of its own",
         got=f"the memory of {where}",
         fix="return a new tensor, by `.clone()` if need be",

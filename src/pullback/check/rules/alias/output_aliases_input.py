@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.check.facts import At, Output
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
@@ -41,7 +42,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=subject.base,
-                    at=f"output {i}",
+                    at=At(Output(i)),
                     expected=f"memory of its own, or a view of `{name}` that autograd tracks",
                     got=f"the memory of `{name}`",
                     fix=f"return a clone, or `{name}.view_as({name})`",

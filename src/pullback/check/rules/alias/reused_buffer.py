@@ -89,7 +89,7 @@ def _finding(subject: Subject, example: Example, what: str, now: Tensor, was: Te
         RULE,
         example=example,
         at=f"{what} at {list(index)}, looked at again after the next call",
-        expected=f"{want}, as it was",
-        got=f"{have}: the next call has written into it",
+        expected=want.then(", as it was"),
+        got=have.then(": the next call has written into it"),
         fix=FIX,
     )

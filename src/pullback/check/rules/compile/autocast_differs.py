@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from pullback.check.elsewhere import Results, is_repeatable, results_of
 from pullback.check.example import Example
+from pullback.check.facts import At, Gradient
 from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -90,7 +91,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             severity=Severity.FRAGILE,
             at="backward, after a forward under autocast",
             expected="gradients near those of an ordinary call",
-            got=str(failure),
+            got=told(failure.error),
             fix="decorate both forward and backward: torch.amp.custom_fwd and custom_bwd",
         )
         return
@@ -109,7 +110,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}, after a forward under autocast",
+            at=At(Gradient(name), index, rest=", after a forward under autocast"),
             expected=f"near {want}, as without autocast",
             got=have,
             fix="let backward do the same whether or not autocast is on while it runs",

@@ -80,7 +80,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 RULE,
                 example=subject.base,
                 at=f"{where}, under checkpoint(use_reentrant={reentrant})",
-                expected=f"{expected}, as in the first run",
+                expected=expected.then(", as in the first run"),
                 got=have,
                 fix="draw with PyTorch's generators, which checkpoint replays, and keep no state",
             )

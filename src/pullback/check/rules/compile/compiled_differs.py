@@ -132,7 +132,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                     RULE,
                     example=example,
                     at=f"{where}, under torch.compile(backend={backend!r})",
-                    expected=f"{expected}, as in eager mode",
+                    expected=expected.then(", as in eager mode"),
                     got=have,
                     fix="let the result depend on the arguments alone, not on who calls",
                 )

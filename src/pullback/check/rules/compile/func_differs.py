@@ -65,7 +65,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             RULE,
             example=example,
             at=f"{where}, under torch.func.vjp",
-            expected=f"{expected}, as by autograd",
+            expected=expected.then(", as by autograd"),
             got=have,
             fix="let setup_context save its own arguments only",
         )

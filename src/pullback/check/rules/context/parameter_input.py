@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pullback.check.facts import At, Gradient
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -84,8 +85,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}, with parameters as inputs",
-            expected=f"{expected}, as for plain tensors",
+            at=At(Gradient(name), index, rest=", with parameters as inputs"),
+            expected=expected.then(", as for plain tensors"),
             got=have,
             fix=FIX,
         )

@@ -32,6 +32,7 @@ from pullback.check.dispatch import in_turns
 from pullback.check.draws import draws
 from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import Example, tensors_in
+from pullback.check.facts import At, Gradient
 from pullback.check.subject import (
     Finding,
     Rule,
@@ -155,7 +156,7 @@ def _compared(
         return subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}, {words}",
+            at=At(Gradient(name), index, rest=f", {words}"),
             expected=want,
             got=have,
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",

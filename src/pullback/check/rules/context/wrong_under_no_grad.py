@@ -75,7 +75,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 severity=Severity.FRAGILE,
                 at=f"forward, {words}",
                 expected="the outputs of an ordinary call",
-                got=str(refusal),
+                got=told(refusal.error),
                 fix="let forward do the same whether or not a gradient will be asked for",
             )
             return

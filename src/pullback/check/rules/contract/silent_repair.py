@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ
+from pullback.check.facts import At, Gradient
 from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -76,7 +77,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                         RULE,
                         example=example,
                         severity=Severity.WRONG if loses else Severity.WASTEFUL,
-                        at=f"gradient of `{name}`, as backward returns it",
+                        at=At(Gradient(name), rest=", as backward returns it"),
                         expected=expected,
                         got=got,
                         fix=fix,

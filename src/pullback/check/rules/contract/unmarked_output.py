@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, tensors_in
+from pullback.check.facts import At, Output
 from pullback.check.others import other_values
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
@@ -58,7 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"output {i}",
+            at=At(Output(i)),
             expected="not to require grad: forward has no path for a gradient to it",
             got="it requires grad, though no small step of an input changes it",
             fix=f"call ctx.mark_non_differentiable on output {i}, or return it as integers",

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Gradient
 from pullback.check.others import other_values
 from pullback.check.reference import FINEST
 from pullback.check.run import Run
@@ -67,7 +68,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=start,
-                at=f"gradient of `{name}` at {list(index)}",
+                at=At(Gradient(name), index),
                 expected=f"{want:.15g}",
                 got=f"{have:.15g}",
                 why="the digits are those of float32",

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.run import run
 from pullback.check.spy import spy_on
@@ -74,7 +75,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=low,
-                at=f"gradient of `{name}`, as backward returns it",
+                at=At(Gradient(name), rest=", as backward returns it"),
                 expected="bfloat16, as the input and the outputs",
                 got=f"{name_of(dtype)}, and whatever else is PyTorch's default dtype",
                 fix="make new tensors from those given, as torch.full_like(grad, ...) does",

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 import torch
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.inputs.shapes import fits, resized, symbols_of
-from pullback.check.mismatch import number
 from pullback.check.precision import precisions
 from pullback.check.run import Run
 from pullback.check.subject import (
@@ -74,9 +74,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=f"gradient of `{found.name}` at {list(found.index)}",
-                    expected=f"{number(found.expected)}, as in float64",
-                    got=f"{number(found.got)}, in bfloat16",
+                    at=At(Gradient(found.name), found.index),
+                    expected=Number(found.expected, ", as in float64"),
+                    got=Number(found.got, ", in bfloat16"),
                     why="a running sum in bfloat16 stops growing at 256 times its addends",
                     fix="accumulate in float32 and round once at the end",
                 )

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
 from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -111,9 +112,9 @@ def _rounded(
         yield subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}",
-            expected=f"{expected}, with the digits of float32",
-            got=f"{have}, and every entry could be written in {name_of(dtype)}",
+            at=At(Gradient(name), index),
+            expected=expected.then(", with the digits of float32"),
+            got=have.then(f", and every entry could be written in {name_of(dtype)}"),
             fix="compute in the widest dtype of the inputs, and cast each gradient once at the end",
         )
 
@@ -132,7 +133,7 @@ def _raised(
             severity=Severity.FRAGILE,
             at="backward, for inputs of several dtypes",
             expected="gradients, since forward takes these dtypes",
-            got=str(failure),
+            got=told(failure.error),
             fix="cast to one dtype in backward as forward does, or refuse the mixture in forward",
         )
 

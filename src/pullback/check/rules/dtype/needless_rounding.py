@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
 from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
@@ -81,9 +82,9 @@ def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"gradient of `{name}` at {list(index)}",
-                expected=f"{want}, with the digits of {name_of(got.dtype)}",
-                got=f"{have}, and every entry could be written in {dtype}",
+                at=At(Gradient(name), index),
+                expected=want.then(f", with the digits of {name_of(got.dtype)}"),
+                got=have.then(f", and every entry could be written in {dtype}"),
                 fix=f"compute in {name_of(got.dtype)} or finer, and round once at the end",
             )
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
@@ -113,7 +114,7 @@ def _compared(
             yield subject.finding(
                 RULE,
                 example=start,
-                at=f"gradient of `{name}`, as {what} changes in its last digits",
+                at=At(Gradient(name), rest=f", as {what} changes in its last digits"),
                 expected="other numbers, as PyTorch's own gradient gives",
                 got=f"the same to the last bit: {what} is read in a coarser dtype than {dtype}",
                 fix=FIX,

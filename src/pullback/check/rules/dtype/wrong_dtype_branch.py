@@ -26,8 +26,8 @@ from collections.abc import Iterator
 import torch
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
-from pullback.check.mismatch import number
 from pullback.check.precision import precisions
 from pullback.check.subject import (
     BackwardFailedError,
@@ -99,9 +99,9 @@ def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"gradient of `{found.name}` at {list(found.index)}",
-                expected=f"{number(found.expected)}, as in float64",
-                got=f"{number(found.got)}, in {name_of(dtype)}",
+                at=At(Gradient(found.name), found.index),
+                expected=Number(found.expected, ", as in float64"),
+                got=Number(found.got, f", in {name_of(dtype)}"),
                 fix=FIX,
             )
 

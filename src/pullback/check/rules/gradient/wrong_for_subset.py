@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from pullback.check.example import tensors_in
+from pullback.check.facts import At, Gradient, Output
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -91,7 +92,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=subject.base,
-                    at=f"gradient of `{name}` at {list(index)}, when only {words} needs one",
+                    at=At(Gradient(name), index, rest=f", when only {words} needs one"),
                     expected=want,
                     got=have,
                     fix="let needs_input_grad[i] decide about the gradient of argument i",
@@ -120,7 +121,7 @@ def _without_any(subject: Subject) -> Iterator[Finding]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"output {i} at {list(index)}, when no input requires grad",
+                at=At(Output(i), index, rest=", when no input requires grad"),
                 expected=want,
                 got=have,
                 fix="let forward compute the same whether or not a gradient is needed",

@@ -27,8 +27,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
-from pullback.check.mismatch import index_of, number
+from pullback.check.mismatch import index_of
 from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -86,9 +87,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=single,
-                at=f"gradient of `{name}` at {list(index)}, for a cotangent large at its {side}",
-                expected=number(want),
-                got=number(have),
+                at=At(Gradient(name), index, rest=f", for a cotangent large at its {side}"),
+                expected=Number(want),
+                got=Number(have),
                 fix=FIX,
             )
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -84,9 +85,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}",
-                expected=f"{want}, from 2 backward(u) - 3 backward(v)",
-                got=f"{have}, from backward(2u - 3v)",
+                at=At(Gradient(name), index),
+                expected=want.then(", from 2 backward(u) - 3 backward(v)"),
+                got=have.then(", from backward(2u - 3v)"),
                 fix="let each gradient be a product with the cotangent, with nothing that bends it",
             )
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import wide_of
+from pullback.check.facts import At, Gradient
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -83,9 +84,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}, for cotangents of size {size:g}",
-                expected=f"{want} times {size:g}",
-                got=f"{have} times {size:g}",
+                at=At(Gradient(name), index, rest=f", for cotangents of size {size:g}"),
+                expected=want.then(f" times {size:g}"),
+                got=have.then(f" times {size:g}"),
                 fix="let each gradient be a product with the cotangent, whatever its size",
             )
 

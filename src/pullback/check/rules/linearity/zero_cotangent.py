@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
 from pullback.check.mismatch import index_of, number
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, told
 
@@ -65,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index_of(worst, got.shape))}, for zero cotangents",
+            at=At(Gradient(name), index_of(worst, got.shape), rest=", for zero cotangents"),
             expected="0",
             got=number(got.detach().flatten()[worst].item()),
             fix="let each gradient be a product with the cotangent: add and divide by nothing else",

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -81,8 +82,8 @@ def _differs(
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index)}, in the second backward over one graph",
-            expected=f"{want}, as in the first",
+            at=At(Gradient(name), index, rest=", in the second backward over one graph"),
+            expected=want.then(", as in the first"),
             got=have,
             fix="let backward change nothing on ctx, and nothing that it will read again",
             severity=Severity.WRONG,

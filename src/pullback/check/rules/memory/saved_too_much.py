@@ -199,7 +199,7 @@ def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator
         example=example,
         at=f"the {len(kept.saved)} saved tensors",
         expected=f"at most the {theirs} bytes that autograd keeps for the same forward",
-        got=f"{mine} bytes",
+        got=mine.then(" bytes"),
         fix="save the inputs, or fewer intermediates, and compute the rest in backward",
     )
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -63,8 +64,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}, after {what} was changed in place",
-                expected=f"{want}, or an error",
+                at=At(Gradient(name), index, rest=f", after {what} was changed in place"),
+                expected=want.then(", or an error"),
                 got=have,
                 why="what backward reads is not watched for changes",
                 fix="keep it with ctx.save_for_backward, not on a ctx attribute or through .data",

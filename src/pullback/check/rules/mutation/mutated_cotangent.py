@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.facts import At, Cotangent
 from pullback.check.snapshot import Snapshot
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 
@@ -32,7 +33,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     for example in (subject.base, subject.given):
         run = subject.run(example)
         cotangents = subject.cotangents(run, 3)
-        named = [(f"{i}", c) for i, c in enumerate(cotangents) if c is not None]
+        named = [(Cotangent(i), c) for i, c in enumerate(cotangents) if c is not None]
         snapshot = Snapshot(named)
         try:
             run.pull(cotangents)
@@ -44,8 +45,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"cotangent of output {change.name} at {list(change.index)}, after backward",
-                expected=f"{change.before}, as before backward",
+                at=At(change.thing, change.index, rest=", after backward"),
+                expected=change.before.then(", as before backward"),
                 got=change.after,
                 fix="compute into a new tensor: `g * y` in the place of `g.mul_(y)`",
             )

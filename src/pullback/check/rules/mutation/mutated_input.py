@@ -28,6 +28,7 @@ from collections.abc import Iterator
 
 from pullback.check.dispatch import foreign_calls
 from pullback.check.example import Example
+from pullback.check.facts import At, Input
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 from pullback.check.writes import Written, written_inputs
 
@@ -79,8 +80,8 @@ def _finding(subject: Subject, example: Example, written: Written) -> Finding:
         RULE,
         example=example,
         severity=Severity.WRONG if is_at_risk or not written.is_seen else Severity.FRAGILE,
-        at=f"input `{change.name}` at {list(change.index)}, after forward",
-        expected=f"{change.before}, as before forward",
+        at=At(Input(change.name), change.index, rest=", after forward"),
+        expected=change.before.then(", as before forward"),
         got=change.after,
         fix=f"work on a clone of `{change.name}`, or {said}",
     )

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.example import tensors_in
+from pullback.check.facts import At, Gradient
 from pullback.check.run import Run
 from pullback.check.snapshot import FREED, Snapshot, share_memory
 from pullback.check.subject import (
@@ -37,6 +38,13 @@ from pullback.check.subject import (
     differing,
 )
 
+class Damage(Enum):
+    """What became of a tensor that was saved, where that is not a number that changed."""
+
+    FREED = "its memory is gone"
+    SEEN_LATER = "a second backward gives other gradients"
+
+
 RULE = Rule(code="M703", name="mutated-saved", group="mutation", profile="quick")
 
 
@@ -44,13 +52,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor that backward changes, or for a second backward that differs."""
     intent = subject.target.intent
     run = subject.run()
-    named: list[tuple[str, Tensor]] = [
-        (f"input `{name}`", tensor)
+    named: list[tuple[Thing, Tensor]] = [
+        (Input(name), tensor)
         for name, arg in zip(subject.names, run.passed, strict=False)
         for tensor in tensors_in(arg)
         if not intent.is_donated(name)
     ]
-    named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
+    named += [(Output(i), output) for i, output in enumerate(run.outputs)]
     snapshot, kept = Snapshot(named), Snapshot(_kept(run))
     try:
         first = run.pull(subject.cotangents(run, 4), retain_graph=True)
@@ -59,14 +67,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     found = list(snapshot.changes())
     for change in found:
-        if change.after == FREED:
-            yield _freed(subject, change.name)
+        if change.is_freed:
+            yield _freed(subject, change.thing)
             continue
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"{change.name} at {list(change.index)}, after backward",
-            expected=f"{change.before}, as before backward",
+            at=At(change.thing, change.index, rest=", after backward"),
+            expected=change.before.then(", as before backward"),
             got=change.after,
             fix="compute into a new tensor, or clone what was saved before writing into it",
         )
@@ -74,17 +82,18 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     changed = next(kept.changes(), None)
     if changed is not None:
-        why = f"{changed.name} was {changed.before} and is {changed.after} after backward"
+        why = f"{changed.thing} was {changed.before} and is {changed.after} after backward"
         yield from _differs(subject, run, first, why)
 
 
-def _freed(subject: Subject, name: str) -> Finding:
+def _freed(subject: Subject, thing: Thing) -> Finding:
     """A tensor whose memory is gone; without a repro, which would read it and end the process."""
-    return Finding(
+    return Finding.made(
         RULE,
-        at=f"the memory of {name}, after backward",
+        at=f"the memory of {thing}, after backward",
         expected="as before backward",
-        got=FREED,
+        got="freed",
+        detail=Damage.FREED,
         inputs=subject.base.words(subject.names),
         fix="free what backward made itself, and leave what was saved",
     )
@@ -103,15 +112,16 @@ def _differs(
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index)}, in a second backward over the same graph",
-            expected=f"{want}, as in the first",
+            at=At(Gradient(name), index, rest=", in a second backward over the same graph"),
+            expected=want.then(", as in the first"),
             got=have,
+            detail=Damage.SEEN_LATER,
             why=why,
             fix="let backward leave what was saved as it is",
         )
 
 
-def _kept(run: Run) -> Iterator[tuple[str, Tensor]]:
+def _kept(run: Run) -> Iterator[tuple[Thing, Tensor]]:
     """What the node of an output holds and neither an input nor an output does, by name."""
     known = [*tensors_in(run.passed), *run.outputs]
     for node in dict.fromkeys(output.grad_fn for output in run.outputs):

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Input
 from pullback.check.others import other_values
 from pullback.check.run import run
 from pullback.check.snapshot import Snapshot
@@ -53,7 +54,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=given,
-            at=f"input `{name}`",
+            at=At(Input(name)),
             expected="to be changed by forward, as it is marked dirty",
             got="never written into",
             fix=f"leave `{name}` out of ctx.mark_dirty, and do not return it for that reason",

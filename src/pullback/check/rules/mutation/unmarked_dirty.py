@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.facts import At, Input
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
 from pullback.check.writes import written_inputs
 
@@ -45,8 +46,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=f"input `{name}` at {list(written.change.index)}, after forward",
-                    expected=f"{written.change.before}, or a mark that says it is changed",
-                    got=f"{written.change.after}, and no mark",
+                    at=At(Input(name), written.change.index, rest=", after forward"),
+                    expected=written.change.before.then(", or a mark that says it is changed"),
+                    got=written.change.after.then(", and no mark"),
                     fix=f"call ctx.mark_dirty({name}) before it is changed",
                 )

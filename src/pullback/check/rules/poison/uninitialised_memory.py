@@ -81,7 +81,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=example,
                 at=f"{words} at {list(index)}, with fresh memory filled with NaN",
                 expected="one number, whatever fresh memory holds",
-                got=f"{have} where it holds NaN, {want} where it holds ones",
+                got=have.then(f" where it holds NaN, {want} where it holds ones"),
                 why="an entry of a tensor made by `empty` is read or returned, and nobody wrote it",
                 fix="make the tensor with `zeros`, or write every entry of it",
             )

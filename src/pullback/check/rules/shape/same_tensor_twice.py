@@ -59,7 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if not all(is_close(parts[name], again[name]) for name in parts):
             continue
         want = _sum(parts.get(names[i]), parts.get(names[j]))
-        at = f"gradient of the tensor that is both `{names[i]}` and `{names[j]}`"
+        at = At(f"gradient of the tensor that is both `{names[i]}` and `{names[j]}`")
         try:
             got = subject.pull(same).get(names[i])
         except ForwardRefusedError:
@@ -70,26 +70,28 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if is_close(got, want):
             continue
         index: tuple[int, ...] = ()
-        have, expected = "None" if got is None else "a gradient", "another one"
+        have: Number | Words = Words("None" if got is None else "a gradient")
+        expected: Number | Words = Words("another one")
         if got is not None and want is not None and got.shape == want.shape:
             index, have, expected = worst_of(got, want)
         yield subject.finding(
             RULE,
             example=same,
-            at=f"{at}, at {list(index)}",
-            expected=f"{expected}, the sum over both slots",
+            at=at.then(f", at {list(index)}"),
+            detail=(names[i], names[j]),
+            expected=expected.then(", the sum over both slots"),
             got=have,
             fix=FIX,
         )
 
 
-def _raised(subject: Subject, example: Example, at: str, text: str) -> Finding:
+def _raised(subject: Subject, example: Example, at: At, raised: Raised) -> Finding:
     return subject.finding(
         RULE,
         example=example,
         at=at,
         expected="the sum over both slots",
-        got=text,
+        got=raised,
         fix=FIX,
         severity=Severity.FRAGILE,
     )

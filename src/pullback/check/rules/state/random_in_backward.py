@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -109,8 +110,8 @@ def _difference(
         return subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index)}, with another state of the generator",
-            expected=f"{want}, as with the first state",
+            at=At(Gradient(name), index, rest=", with another state of the generator"),
+            expected=want.then(", as with the first state"),
             got=have,
             fix=FIX,
         )

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, copy_of
+from pullback.check.facts import At, Output
 from pullback.check.leftovers import leftovers_of, with_leftovers
 from pullback.check.mismatch import Mismatch
 from pullback.check.others import other_values
@@ -133,8 +134,8 @@ def _other(
             return subject.finding(
                 RULE,
                 example=example,
-                at=f"output {i} at {list(index)}, {when}",
-                expected=f"{want}, as without an earlier call",
+                at=At(Output(i), index, rest=f", {when}"),
+                expected=want.then(", as without an earlier call"),
                 got=have,
                 why="what an earlier call left is used in this one",
                 fix="keep nothing from call to call that its key, or a tensor's version, misses",

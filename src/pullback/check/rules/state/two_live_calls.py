@@ -77,14 +77,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=one,
                 at="backward of one call after forward of another",
                 expected="the gradients of a single call",
-                got=str(failure),
+                got=told(failure.error),
                 fix=FIX,
             )
             return
         found = _first_difference(grads, alone)
         if found is not None:
             at, expected, got = found
-            at = f"{at}, with another call between forward and backward"
+            at = at.then(", with another call between forward and backward")
             yield subject.finding(RULE, example=one, at=at, expected=expected, got=got, fix=FIX)
             return
 
@@ -97,7 +97,7 @@ def _alone(subject: Subject, example: Example, draw: int) -> dict[str, Tensor | 
 
 def _first_difference(
     grads: dict[int, dict[str, Tensor | None]], alone: list[dict[str, Tensor | None]]
-) -> tuple[str, str, str] | None:
+) -> tuple[At, Number | Words, Number | Words] | None:
     """Where a gradient is not that of a single call, what it must be, and what it is."""
     for i, found in grads.items():
         for name, got in found.items():
@@ -105,11 +105,11 @@ def _first_difference(
             if is_close(got, expected, 100):
                 continue
             if got is None or expected is None:
-                told = ["None" if g is None else "a gradient" for g in (expected, got)]
-                return f"gradient of `{name}`", told[0], told[1]
+                words = ("None" if g is None else "a gradient" for g in (expected, got))
+                return (At(Gradient(name)), *map(Words, words))
             if got.shape != expected.shape:
-                told = [f"shape {list(g.shape)}" for g in (expected, got)]
-                return f"gradient of `{name}`", told[0], told[1]
+                words = (f"shape {list(g.shape)}" for g in (expected, got))
+                return (At(Gradient(name)), *map(Words, words))
             index, have, want = worst_of(got, expected)
-            return f"gradient of `{name}` at {list(index)}", f"{want}, as in a single call", have
+            return At(Gradient(name), index), want.then(", as in a single call"), have
     return None
