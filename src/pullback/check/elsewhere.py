@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ
-from pullback.check.facts import At, Gradient, Number, Output, Words
+from pullback.check.facts import At, Gradient, Number, Output, Words, shapes
 from pullback.check.run import BackwardFailedError, Run, run
 from pullback.check.subject import Subject, is_close, worst_of
 
@@ -73,8 +73,8 @@ def difference(
 ) -> tuple[At, Fact, Fact] | None:
     """Where two calls differ first: the place, what was expected, what came."""
     if len(got.outputs) != len(usual.outputs):
-        counts = (Words(f"{len(one.outputs)} tensors") for one in (usual, got))
-        return (At("the outputs"), *counts)
+        counts = [Words(f"{len(one.outputs)} tensors") for one in (usual, got)]
+        return At("the outputs"), counts[0], counts[1]
     for i, (one, two) in enumerate(zip(got.outputs, usual.outputs, strict=True)):
         found = _apart(Output(i), one, two, factor)
         if found is not None:
@@ -96,7 +96,7 @@ def _apart(
     where: Output | Gradient, got: Tensor, usual: Tensor, factor: float
 ) -> tuple[At, Fact, Fact] | None:
     if got.shape != usual.shape:
-        return (At(where), *(Words(f"shape {list(t.shape)}") for t in (usual, got)))
+        return At(where), *shapes(usual, got)
     if not can_differ(usual) or not can_differ(got):
         if torch.equal(got, usual):
             return None

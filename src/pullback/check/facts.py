@@ -6,10 +6,13 @@ the folding of what has one cause, and other programs (`Finding.about`) use the 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 Value = complex | float | None
+
+_QUOTED = re.compile(r"`[^`]*`")
 
 
 # ---- things of a call ----
@@ -55,7 +58,36 @@ class Cotangent:
         return f"cotangent of output {self.number}"
 
 
-Thing = Gradient | Input | Output | Cotangent | str  # words, for what is none of these
+@dataclass(frozen=True, slots=True)
+class Both:
+    """The gradient of one tensor that stands in the places of two inputs, by their names."""
+
+    one: str
+    two: str
+
+    def __str__(self) -> str:
+        return f"gradient of the tensor that is both `{self.one}` and `{self.two}`"
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """The second derivative with respect to an input or to a cotangent."""
+
+    of: Input | Cotangent
+    is_only: bool = False  # whether there is but one output, whose number need not be said
+
+    @property
+    def source(self) -> str:
+        """What it is with respect to, in words."""
+        if isinstance(self.of, Input):
+            return f"`{self.of.name}`"
+        return "the cotangent" if self.is_only else f"the {self.of}"
+
+    def __str__(self) -> str:
+        return f"second derivative with respect to {self.source}"
+
+
+Thing = Gradient | Input | Output | Cotangent | Both | Second | str  # words, for anything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +106,16 @@ class At:
     def then(self, rest: str) -> At:
         """The same place, with something said of the circumstances."""
         return replace(self, rest=self.rest + rest)
+
+    @property
+    def brief(self) -> str:
+        """The same in a list of gradients, where each needs no more than its name."""
+        if isinstance(self.thing, Gradient):
+            return str(replace(self, thing=f"`{self.thing.name}`"))
+        if isinstance(self.thing, Both):
+            both = f"the tensor that is both `{self.thing.one}` and `{self.thing.two}`"
+            return str(replace(self, thing=both))
+        return str(self)
 
     def __str__(self) -> str:
         where = f" at {list(self.index)}" if self.index is not None else ""
@@ -131,8 +173,9 @@ class About:
     """What a finding is about, as far as it is data and not words.
 
     `used` are the outputs with a cotangent and `needed` the inputs that required grad, where the
-    finding needs these and no others; None where all do. `detail` is what a rule knows besides, of
-    a type of its own, for its repros and for what it explains.
+    finding needs these and no others; None where all do. `remedy` is the same for findings that
+    one action mends, whatever the names are. `detail` is what a rule knows besides, of a type of
+    its own, for its repros and for what it explains.
     """
 
     at: At | None = None
@@ -140,23 +183,29 @@ class About:
     got: Number | Raised | None = None
     used: tuple[int, ...] | None = None
     needed: tuple[str, ...] | None = None
+    is_explained: bool = False  # whether a reason is known
+    remedy: tuple[str, ...] = ()
     detail: Any = None
+
+    @property
+    def thing(self) -> Thing:
+        """What it is about; empty where that is not told."""
+        return "" if self.at is None else self.at.thing
+
+    @property
+    def raised(self) -> Raised | None:
+        """What the call raised, where that is the defect."""
+        return self.got if isinstance(self.got, Raised) else None
 
     @property
     def name(self) -> str:
         """The input whose gradient is wrong; empty where none is named."""
-        thing = self.at.thing if self.at is not None else None
-        return thing.name if isinstance(thing, Gradient) else ""
+        return self.thing.name if isinstance(self.thing, Gradient) else ""
 
     @property
     def index(self) -> tuple[int, ...] | None:
         """The entry that is named."""
         return None if self.at is None else self.at.index
-
-    @property
-    def raised(self) -> Raised | None:
-        """What was raised where nothing should be."""
-        return self.got if isinstance(self.got, Raised) else None
 
 
 # ---- numbers as text ----
@@ -177,3 +226,13 @@ def numbers(one: Value, two: Value) -> tuple[Number, Number]:
         if number(one, digits) != number(two, digits):
             break
     return Number(one, digits=digits), Number(two, digits=digits)
+
+
+def shapes(one: Any, two: Any) -> tuple[Words, Words]:
+    """The shapes of two tensors, where that is what differs."""
+    return Words(f"shape {list(one.shape)}"), Words(f"shape {list(two.shape)}")
+
+
+def gist(text: str) -> str:
+    """What a sentence says whatever the names and the code in it are."""
+    return _QUOTED.sub("`", text)

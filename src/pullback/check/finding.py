@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from pullback.check.facts import About, At, Number, Raised, Words
+from pullback.check.facts import About, At, Number, Raised, Words, gist
 
 PROFILES = ("quick", "standard", "deep")
 
@@ -88,6 +88,9 @@ class Finding:
         used: tuple[int, ...] | None = None,
         needed: tuple[str, ...] | None = None,
         detail: Any = None,
+        why: str = "",
+        fix: str = "",
+        remedy: str = "",
         **words: Any,
     ) -> Finding:
         """A finding of typed facts, or of words where there is no more to know."""
@@ -97,9 +100,11 @@ class Finding:
             got if isinstance(got, (Number, Raised)) else None,
             used,
             needed,
+            bool(why),
+            (remedy,) if remedy else (gist(why), gist(fix)),
             detail,
         )
-        return cls(rule, str(at), str(expected), str(got), about=about, **words)
+        return cls(rule, str(at), str(expected), str(got), why=why, fix=fix, about=about, **words)
 
     def retold(self, at: At, expected: Number, got: Number) -> Finding:
         """The same finding, told of another entry or of other numbers."""
@@ -138,17 +143,20 @@ class Skip:
     """A rule that was not tried, or not to its end, and why.
 
     `is_refusal` says that something was tried, and was refused or went wrong, which a person should
-    see; otherwise there was nothing for the rule to look at.
+    see; otherwise there was nothing for the rule to look at. `raised` is the error that kept it
+    from being tried, where one did.
     """
 
     rule: Rule
     reason: str
     is_refusal: bool = False
+    raised: Raised | None = None
 
     @classmethod
-    def refused(cls, rule: Rule, reason: str) -> Skip:
-        """What was tried, and was refused or went wrong."""
-        return cls(rule, reason, is_refusal=True)
+    def refused(cls, rule: Rule, reason: str = "", raised: Raised | None = None) -> Skip:
+        """What was tried, and was refused or went wrong, perhaps with an error."""
+        told = [part for part in (reason, str(raised or "")) if part]
+        return cls(rule, ": ".join(told), is_refusal=True, raised=raised)
 
     def __str__(self) -> str:
         return f"{self.rule.code} {self.rule.name}: {self.reason}"

@@ -30,7 +30,8 @@ class ForwardRefusedError(Exception):
     """The user's forward raised: these arguments are outside of what it accepts."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(told(error))
+        self.raised = told(error)
+        super().__init__(str(self.raised))
         self.error = error
 
 
@@ -38,7 +39,8 @@ class BackwardFailedError(Exception):
     """The user's backward raised, after forward had accepted the arguments."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(told(error))
+        self.raised = told(error)
+        super().__init__(str(self.raised))
         self.error = error
 
 

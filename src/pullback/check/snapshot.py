@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Number, Thing, Words
+from pullback.check.facts import Number, Thing, Words, shapes
 from pullback.check.mismatch import index_of
 
 
@@ -42,8 +42,7 @@ class Snapshot:
                 continue
             now = tensor.detach()
             if now.shape != before.shape:
-                shapes = (Words(f"shape {list(t.shape)}") for t in (before, now))
-                yield Change(thing, place, (), *shapes)
+                yield Change(thing, place, (), *shapes(before, now))
                 continue
             differs = now != before
             if now.is_floating_point() or now.is_complex():

@@ -28,7 +28,7 @@ from pullback.check.leftovers import leftovers_of
 from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.patterns import Pattern, factor_of, pattern_of
 from pullback.check.reference import Reference
-from pullback.check.repro import with_repro
+from pullback.check.repro.writing import with_repro
 from pullback.check.run import (
     BackwardFailedError as BackwardFailedError,
 )
@@ -257,9 +257,9 @@ class Subject:
         try:
             self.pull()
         except BackwardFailedError as failure:
-            return told(failure.error)
+            return failure.raised
         except ForwardRefusedError as refusal:
-            return told(refusal.error)
+            return refusal.raised
         return None
 
     @cached_property

@@ -17,7 +17,7 @@ from pullback.check.example import Example
 from pullback.check.facts import Raised
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.mismatch import Mismatch
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, told
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 from pullback.check.subject import Subject
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
@@ -31,6 +31,11 @@ class Trial:
     example: Example
     mismatches: tuple[Mismatch, ...] = ()
     failure: Raised | None = None
+
+    @property
+    def said(self) -> str:
+        """What the exception says, empty where there was none."""
+        return "" if self.failure is None else self.failure.text
 
 
 def trials(subject: Subject, family: str, variants: Iterable[Example]) -> list[Trial]:
@@ -77,7 +82,7 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         wanted = tuple(sorted(example.needs))
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
-        return Trial(example, failure=told(failure.error))
+        return Trial(example, failure=failure.raised)
     return Trial(example, tuple(subject.mismatches(called, cotangents, grads)))
 
 

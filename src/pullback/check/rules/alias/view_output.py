@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.facts import At, Output
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 
@@ -85,3 +86,13 @@ def _refuses_in_place(output: Tensor) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def _whole(scene: Scene) -> str:
+    """The output and the memory that it lies in."""
+    out = scene.code_of(scene.about.thing)
+    own = f"{out}.untyped_storage().nbytes() == {out}.nbytes"
+    return text_of(scene.settings(), scene.done(), f'assert {own}, "a view into more memory"')
+
+
+REPROS = (_whole,)

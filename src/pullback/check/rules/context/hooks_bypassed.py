@@ -50,7 +50,7 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield a finding when hooks change the gradients, or make backward fail."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if not is_repeatable(subject):
         yield Skip.refused(RULE, "the same call does not give the same twice")
@@ -66,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=subject.base,
             at="backward, with saved tensors that come back from other memory",
             expected="the gradients of an ordinary call",
-            got=told(failure.error),
+            got=failure.raised,
             fix="read nothing from a saved tensor but its values",
         )
         return

@@ -30,6 +30,8 @@ from torch import Tensor
 
 from pullback.check.example import can_differ
 from pullback.check.facts import At, Gradient, Output
+from pullback.check.repro.calls import requires_grad
+from pullback.check.repro.gradients import against_slope, along
 from pullback.check.run import Run, cotangents_of, run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -157,3 +159,6 @@ def _are_same(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
         for a, b in pairs
         if isinstance(a, (Tensor, type(None))) and isinstance(b, (Tensor, type(None)))
     )
+
+
+REPROS = (against_slope, requires_grad, along)

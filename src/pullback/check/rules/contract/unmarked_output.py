@@ -29,6 +29,7 @@ from torch import Tensor
 from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Output
 from pullback.check.others import other_values
+from pullback.check.repro.calls import requires_no_grad
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
 RULE = Rule(
@@ -106,3 +107,6 @@ def _stepped(example: Example, step: float) -> Example:
         moved = value + (step * along * (value.abs() + 1e-3)).to(value.dtype)
         example = example.put(i, moved, example.label)
     return example
+
+
+REPROS = (requires_no_grad,)

@@ -32,6 +32,7 @@ from pullback.check.example import Example
 from pullback.check.facts import At, Gradient
 from pullback.check.others import other_values
 from pullback.check.reference import FINEST
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -110,3 +111,6 @@ def _full(run: Run) -> list[Tensor | None]:
         values = torch.randn(output.shape, generator=generator)
         found.append(values.to(output.dtype) if output.requires_grad else None)
     return found
+
+
+REPROS = (by_float64, of_number)

@@ -30,6 +30,7 @@ from torch import Tensor
 from pullback.check.example import Example, name_of
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -97,3 +98,6 @@ def _dtypes(subject: Subject, example: Example) -> dict[str, torch.dtype]:
         for name, gradient in zip(subject.names, call.returned, strict=False)
         if isinstance(gradient, Tensor)
     }
+
+
+REPROS = (by_float64, of_number)

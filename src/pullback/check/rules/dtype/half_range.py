@@ -37,6 +37,7 @@ from pullback.check.inputs.domains import ZERO, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import many_of
 from pullback.check.mismatch import index_of
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import copies_of, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -180,3 +181,6 @@ def _lost(
             flat = int(off.flatten().argmax())
             have = float(got.detach().flatten()[flat])
             yield name, (index_of(flat, got.shape), float(truth.flatten()[flat]), have)
+
+
+REPROS = (by_float64, of_number)

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.explaining import COMPARING, SHARED, Cause
 from pullback.check.facts import At, Cotangent
+from pullback.check.repro.calls import changed_by_backward
 from pullback.check.snapshot import Snapshot
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 
@@ -38,7 +40,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             run.pull(cotangents)
         except BackwardFailedError as failure:
-            yield Skip.refused(RULE, f"backward fails: {failure}")
+            yield Skip.refused(RULE, "backward fails", failure.raised)
             return
         found = list(snapshot.changes())
         for change in found:
@@ -52,3 +54,16 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             )
         if found:
             return
+
+
+REPROS = (changed_by_backward,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING,
+        "what is computed from the cotangent after that is wrong",
+        rank=60,
+        is_partial=True,
+        raising=SHARED,
+    ),
+)

@@ -22,13 +22,16 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 
 from torch import Tensor
 
 from pullback.check.example import tensors_in
-from pullback.check.facts import At, Gradient
+from pullback.check.explaining import ANYTHING, REPEATING, SHARED, Cause, Sign
+from pullback.check.facts import At, Gradient, Input, Output, Thing
+from pullback.check.repro.calls import changed_by_backward
 from pullback.check.run import Run
-from pullback.check.snapshot import FREED, Snapshot, share_memory
+from pullback.check.snapshot import Snapshot, share_memory
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -38,11 +41,11 @@ from pullback.check.subject import (
     differing,
 )
 
+
 class Damage(Enum):
     """What became of a tensor that was saved, where that is not a number that changed."""
 
     FREED = "its memory is gone"
-    SEEN_LATER = "a second backward gives other gradients"
 
 
 RULE = Rule(code="M703", name="mutated-saved", group="mutation", profile="quick")
@@ -63,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = run.pull(subject.cotangents(run, 4), retain_graph=True)
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, "backward fails", failure.raised)
         return
     found = list(snapshot.changes())
     for change in found:
@@ -115,7 +118,7 @@ def _differs(
             at=At(Gradient(name), index, rest=", in a second backward over the same graph"),
             expected=want.then(", as in the first"),
             got=have,
-            detail=Damage.SEEN_LATER,
+            detail=Sign.AGAIN,
             why=why,
             fix="let backward leave what was saved as it is",
         )
@@ -132,3 +135,31 @@ def _kept(run: Run) -> Iterator[tuple[Thing, Tensor]]:
         for name, tensor in named:
             if not any(share_memory(tensor, other) for other in known):
                 yield name, tensor
+
+
+REPROS = (changed_by_backward,)
+
+EXPLAINS = (
+    Cause(
+        REPEATING | {"crash", "gradient-aliases-input", "layout", "same-tensor-twice"},
+        "what is read next from that memory is no longer there",
+        rank=90,
+        holds=lambda finding: finding.about.detail is Damage.FREED,
+        is_partial=True,
+        raising=ANYTHING,
+    ),
+    Cause(
+        REPEATING | {"gradient-aliases-input", "layout", "same-tensor-twice", "reused-buffer"},
+        "the next backward, and whoever shares that memory, sees other numbers",
+        rank=100,
+        holds=lambda finding: finding.about.detail is not Sign.AGAIN,
+        is_partial=True,
+        raising=SHARED,
+    ),
+    Cause(
+        REPEATING - {Sign.AGAIN},
+        "the next backward sees other numbers",
+        rank=120,
+        is_partial=True,
+    ),
+)

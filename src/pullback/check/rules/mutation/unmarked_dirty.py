@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.explaining import COMPARING, IN_PLACE, Cause
 from pullback.check.facts import At, Input
+from pullback.check.repro.calls import changed_by_forward
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
 from pullback.check.writes import written_inputs
 
@@ -36,10 +38,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             try:
                 found = written_inputs(subject, example, needs)
             except ForwardRefusedError as refusal:
-                yield Skip.refused(RULE, f"forward refuses: {refusal}")
+                yield Skip.refused(RULE, "forward refuses", refusal.raised)
                 return
             for written in found:
-                name = written.change.name
+                name = written.name
                 if not written.is_returned or name in told:
                     continue
                 told.add(name)
@@ -51,3 +53,16 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     got=written.change.after.then(", and no mark"),
                     fix=f"call ctx.mark_dirty({name}) before it is changed",
                 )
+
+
+REPROS = (changed_by_forward,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING,
+        "the next use of that input sees other numbers",
+        rank=80,
+        is_partial=True,
+        raising=IN_PLACE,
+    ),
+)

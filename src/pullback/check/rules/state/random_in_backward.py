@@ -24,12 +24,16 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient
+from pullback.check.repro.calls import begun
+from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -47,6 +51,16 @@ RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quic
 START = 987_654_320
 SEEDS = tuple(range(START + 1, START + 17))
 UNEVEN = 0.7310585786
+
+
+class Generator(Enum):
+    """Whose random numbers backward draws."""
+
+    PYTORCH = "PyTorch's generator"
+    PYTHON = "Python's generator"
+    NUMPY = "NumPy's generator"
+
+
 FIX = "draw in forward and save what was drawn, or the generator's state"
 
 
@@ -58,7 +72,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.nondeterministic:
         yield Skip(RULE, "declared to be nondeterministic")
@@ -67,7 +81,7 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     _seed(START)  # an earlier backward may have left the generators where this one will
     before = _states()
     first = run.pull(_uneven(subject, run), retain_graph=True)
-    moved = [name for name, state in _states().items() if state != before[name]]
+    moved = [which for which, state in _states().items() if state != before[which]]
     if not moved:
         return
     kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
@@ -85,7 +99,8 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
         RULE,
         example=subject.base,
         severity=Severity.FRAGILE,
-        at=f"the state of {moved[0]}, after backward",
+        at=f"the state of {moved[0].value}, after backward",
+        detail=moved[0],
         expected="as before backward",
         got="another",
         fix=f"{FIX}, or restore the state after use",
@@ -125,15 +140,15 @@ def _numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-def _states() -> dict[str, Any]:
-    """The state of each generator, by name."""
-    found: dict[str, Any] = {
-        "PyTorch's generator": bytes(torch.get_rng_state().tolist()),
-        "Python's generator": random.getstate(),
+def _states() -> dict[Generator, Any]:
+    """The state of each generator."""
+    found: dict[Generator, Any] = {
+        Generator.PYTORCH: bytes(torch.get_rng_state().tolist()),
+        Generator.PYTHON: random.getstate(),
     }
     if _numpy() is not None:
         state = _numpy().random.get_state()
-        found["NumPy's generator"] = (state[1].tobytes(), state[2])
+        found[Generator.NUMPY] = (state[1].tobytes(), state[2])
     return found
 
 
@@ -156,3 +171,48 @@ def _kept_states() -> Iterator[None]:
         random.setstate(python)
         if numpy is not None:
             _numpy().random.set_state(numpy)
+
+
+# ---- repros ----
+
+
+def _redrawn(scene: Scene) -> str:
+    """Backward must not depend on the state of a generator, nor move it."""
+    moved = scene.about.detail
+    if moved is Generator.PYTORCH:
+        return text_of(
+            begun(scene),
+            "before = torch.get_rng_state()",
+            scene.pull(),
+            'assert torch.equal(torch.get_rng_state(), before), "backward has drawn"',
+        )
+    if moved is not None:
+        return text_of(
+            "import random",
+            "",
+            begun(scene),
+            "before = random.getstate()",
+            scene.pull(),
+            'assert random.getstate() == before, "backward has drawn"',
+        )
+    return text_of(
+        "import random",
+        "",
+        begun(scene),
+        "torch.manual_seed(1), random.seed(1)",
+        f"first = [grad.clone() for grad in {scene.pull(options='retain_graph=True')}]",
+        "torch.manual_seed(2), random.seed(2)",
+        compared(scene.pull(), "first"),
+    )
+
+
+REPROS = (_redrawn,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING | {"uninitialised-memory"},
+        "each backward draws other numbers",
+        rank=20,
+        holds=lambda finding: finding.about.detail is None,
+    ),
+)

@@ -30,7 +30,11 @@ from typing import Any
 from torch import Tensor
 
 from pullback.check.example import can_differ
+from pullback.check.explaining import COMPARING, Cause
+from pullback.check.facts import At, Gradient, Number, Output, Raised, Thing, Words
 from pullback.check.others import other_values
+from pullback.check.repro.retold import of_gradients
+from pullback.check.repro.scene import Program, Scene, compared, indented, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -57,7 +61,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = _copied(usual.pull(subject.cotangents(usual)))
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, "backward fails", failure.raised)
         return
     between = (subject.given, other_values(subject.base))
     for repeat in range(REPEATS):
@@ -68,9 +72,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             now = run.pull(subject.cotangents(run))
         except BackwardFailedError as failure:
-            yield _finding(
-                subject, At("backward"), Words("gradients"), told(failure.error), draws
-            )
+            yield _finding(subject, At("backward"), Words("gradients"), failure.raised, draws)
             return
         for thing, got, expected in _pairs(held, outputs, now, first):
             if _is_same(subject, got, expected):
@@ -151,3 +153,36 @@ def _foreign_states() -> tuple[Any, ...]:
         return (random.getstate(),)
     state = numpy.random.get_state()
     return random.getstate(), state[1].tobytes(), state[2]
+
+
+def _again(scene: Scene) -> Program | str:
+    """The same call again must give the same."""
+    if scene.raised:
+        return text_of(
+            scene.settings(),
+            scene.weights(),
+            scene.pulling(),
+            "for _ in range(6):",
+            f"    pull(g){scene.raised}",
+        )
+    results = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        "",
+        "def results():",
+        indented(
+            [*scene.done(), f"held = [t.detach().clone() for t in [{results}]]"],
+        ),
+        f"    return [*held, *{scene.pull()}]" if scene.used else "    return held",
+        "",
+        "wanted = [t.clone() for t in results()]",
+        "for _ in range(6):",
+        indented(compared("results()", "wanted")),
+    )
+    return Program(text, of_gradients(scene, with_outputs=True))
+
+
+REPROS = (_again,)
+
+EXPLAINS = (Cause(COMPARING | {"uninitialised-memory"}, "no two calls give the same", rank=30),)
