@@ -180,7 +180,7 @@ NEED_A_FORK = (
     "check/test_native.py",
     "check/test_reasons.py",
     "check/test_runner.py",
-    "check/test_speech.py",
+    "check/test_retold.py",
     "cli/test_check.py",
 )
 

@@ -19,8 +19,8 @@ ALSO = "also"  # the label of what is folded into a finding
 
 
 def all_causes() -> list[tuple[str, Cause]]:
-    """The causes with the codes of their rules, in the order in which they are asked."""
-    found = [(code, cause) for code, known in KNOWN.items() for cause in known.explains]
+    """The causes with the names of their rules, in the order in which they are asked."""
+    found = [(known.rule.name, cause) for known in KNOWN.values() for cause in known.explains]
     return sorted(found, key=lambda pair: (pair[1].rank, pair[0]))
 
 
@@ -29,8 +29,8 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
     order = list(Severity)
     left = sorted(findings, key=lambda f: (order.index(f.weight), f.rule.code))
     causes: list[Finding] = []
-    for code, cause in all_causes():
-        own = [f for f in left if f.rule.code == code and cause.holds(f)]
+    for name, cause in all_causes():
+        own = [f for f in left if f.rule.name == name and cause.holds(f)]
         if not own:
             continue
         echoes = [f for f in left if cause.is_behind(own[0], f)]

@@ -182,6 +182,7 @@ class _Case:
         if said is not None and said.element is not None:
             element, wrong, total = said.element, said.wrong, said.total
         is_none = trial.got[place] is None or not is_fit
+        pattern, is_known = self.pattern(evidence)
         return Fault(
             input=self.trials.names[place],
             element=element,
@@ -189,20 +190,21 @@ class _Case:
             got=None if is_none else got[element].item(),
             wrong=wrong,
             total=total,
-            pattern=self.pattern(evidence),
+            pattern=pattern,
+            is_known=is_known,
             edit=cure.edit if cure else None,
             place=self.place(place, cure),
             witness=trial,
         )
 
-    def pattern(self, evidence: Evidence) -> str:
-        """What is the matter, and where."""
+    def pattern(self, evidence: Evidence) -> tuple[str, bool]:
+        """What is the matter, and where; and whether that is known."""
         if evidence.place in self.hidden:
-            return HIDDEN
-        words = self.attempt(lambda: self.kind_of_error(evidence)) or UNKNOWN
+            return HIDDEN, True
+        words = self.attempt(lambda: self.kind_of_error(evidence)) or ""
         is_clear = "factor is missing" in words  # a missing mask says where
         where = "" if is_clear else self.attempt(lambda: self.where(evidence))
-        return words + (where or "")
+        return (words or UNKNOWN) + (where or ""), bool(words)
 
     def kind_of_error(self, evidence: Evidence) -> str:
         """What is the matter: what is sure, then what the edit tells, then what may be."""
@@ -219,7 +221,7 @@ class _Case:
         last = next(
             (text for pattern in LAST if self.in_time() and (text := pattern(evidence))), ""
         )
-        return self.held(evidence) or words or last or UNKNOWN
+        return self.held(evidence) or words or last
 
     def held(self, evidence: Evidence) -> str:
         """What the user's backward takes for a constant."""
