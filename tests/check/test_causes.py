@@ -19,7 +19,10 @@ X = normal(6)
 Function = torch.autograd.Function
 
 
-def finding(name, group="gradient", at=At(Gradient("x"), (0,)), code="", **facts):
+AT = At(Gradient("x"), (0,))
+
+
+def finding(name, group="gradient", at=AT, code="", **facts):
     rule = Rule(code or name[:3].upper(), name, group)
     return Finding.made(rule, at=at, **{"expected": Number(1), "got": Number(2), **facts})
 

@@ -201,27 +201,31 @@ class _Case:
         """What is the matter, and where; and whether that is known."""
         if evidence.place in self.hidden:
             return HIDDEN, True
-        words = self.attempt(lambda: self.kind_of_error(evidence)) or ""
-        is_clear = "factor is missing" in words  # a missing mask says where
+        words, is_clear = self.attempt(lambda: self.kind_of_error(evidence)) or ("", False)
         where = "" if is_clear else self.attempt(lambda: self.where(evidence))
         return (words or UNKNOWN) + (where or ""), bool(words)
 
-    def kind_of_error(self, evidence: Evidence) -> str:
-        """What is the matter: what is sure, then what the edit tells, then what may be."""
+    def kind_of_error(self, evidence: Evidence) -> tuple[str, bool]:
+        """What is the matter, and whether that says where: as a mask does that is missing.
+
+        First comes what is sure, then what the edit tells, then what may be.
+        """
         known = PATTERNS if self.in_time() or not evidence.shown[0].is_large else PATTERNS[:2]
-        sure = next((text for pattern in known if (text := pattern(evidence))), "")
+        found = ((text, pattern) for pattern in known if (text := pattern(evidence)))
+        sure, by = next(found, ("", None))
         cure = self.cures.get(evidence.place)
         words, kind = (cure.pattern, cure.kind) if cure else ("", "")
-        if kind == "op" and " is taken " in words and sure == factor(evidence):
-            return words  # the mean for the sum: more than a factor
-        if kind == "value" and sure == unused_cotangent(evidence):
-            return words  # the other cotangent is used
+        is_clear = kind == "factor"
+        if kind == "reduction" and by is factor:
+            return words, is_clear  # the mean for the sum: more than a factor
+        if kind == "value" and by is unused_cotangent:
+            return words, is_clear  # the other cotangent is used
         if sure or (words and kind != "summand"):
-            return sure or words
+            return sure or words, is_clear and not sure
         last = next(
             (text for pattern in LAST if self.in_time() and (text := pattern(evidence))), ""
         )
-        return self.held(evidence) or words or last
+        return self.held(evidence) or words or last, False
 
     def held(self, evidence: Evidence) -> str:
         """What the user's backward takes for a constant."""
