@@ -1,7 +1,9 @@
 """The door for a stranger's check, backend or emitter: the names that our own are written with.
 
 A check is a module with `RULE`, a `Rule`, and `check(subject)`, which yields `Finding` or `Skip`;
-its docstring is its page. A package names it in the entry-point group `pullback.checks`:
+its docstring is its page. `REPROS` and `RAISING` are forms that show its findings, `EXPLAINS` says
+of which findings of other rules its own are the cause: all three may be left out. A package names
+the module in the entry-point group `pullback.checks`:
 
     [project.entry-points."pullback.checks"]
     not-finite = "acme_checks.not_finite"
@@ -156,7 +158,7 @@ from pullback.check.repro.orders import weights_of as weights_of
 from pullback.check.repro.retold import of_gradients as of_gradients
 from pullback.check.repro.scene import COMPARED as COMPARED
 from pullback.check.repro.scene import Form as Form
-from pullback.check.repro.scene import Program as Program
+from pullback.check.repro.scene import Repro as Repro
 from pullback.check.repro.scene import Scene as Scene
 from pullback.check.repro.scene import compared as compared
 from pullback.check.repro.scene import indented as indented

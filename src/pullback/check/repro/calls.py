@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.check.facts import Gradient, Input
 from pullback.check.repro.retold import of_change
-from pullback.check.repro.scene import Program, Scene, compared, text_of
+from pullback.check.repro.scene import Repro, Scene, compared, text_of
 
 # What is the same for two tensors in one memory.
 MEMORY = "untyped_storage().data_ptr()"
@@ -27,7 +27,7 @@ def second_backward(scene: Scene) -> str:
     )
 
 
-def changed_by_backward(scene: Scene) -> Program | str:
+def changed_by_backward(scene: Scene) -> Repro | str:
     """A tensor that backward must leave as it is; of a gradient, that a second backward gives."""
     if isinstance(scene.about.thing, Gradient):
         return second_backward(scene)
@@ -38,10 +38,10 @@ def changed_by_backward(scene: Scene) -> Program | str:
         scene.pull(),
         f'assert torch.equal({what}, before), f"{{before=}}, after: {{{what}}}"',
     )
-    return Program(text, of_change(what))
+    return Repro(text, of_change(what))
 
 
-def changed_by_forward(scene: Scene, *, is_needless: bool = False) -> Program | str:
+def changed_by_forward(scene: Scene, *, is_needless: bool = False) -> Repro | str:
     """An input that forward changes must be marked, and then becomes an output.
 
     With `is_needless`, one that it marks must be changed.
@@ -63,7 +63,7 @@ def changed_by_forward(scene: Scene, *, is_needless: bool = False) -> Program | 
         scene.done(arguments=", ".join(passed)),
         f'assert {test}, f"{{before=}}, after: {{given}}"',
     )
-    return Program(text, of_change("given"))
+    return Repro(text, of_change("given"))
 
 
 def requires_grad(scene: Scene) -> str:

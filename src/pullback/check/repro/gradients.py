@@ -12,7 +12,7 @@ from torch import Tensor
 from pullback.check.facts import Number, Value
 from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.repro.retold import of_mismatch
-from pullback.check.repro.scene import Program, Scene, indented, index_code, text_of
+from pullback.check.repro.scene import Repro, Scene, indented, index_code, text_of
 from pullback.check.repro.trying import executed
 from pullback.check.run import copies_of
 
@@ -21,7 +21,7 @@ DIRECTIONS = 8
 _SAID = 'f"expected {{{}:.6g}}, got {{got:.6g}}"'  # the digits that a finding has
 
 
-def against_slope(scene: Scene) -> Program | str:
+def against_slope(scene: Scene) -> Repro | str:
     """The gradient against the slope of forward, in float64."""
     mismatch = _mismatch_of(scene)
     if mismatch is None or mismatch.index is None:
@@ -42,7 +42,7 @@ def against_slope(scene: Scene) -> Program | str:
         f"assert abs(got - slope) <= 1e-4 * abs(slope) + 1e-5, {_SAID.format('slope')}",
     )
     found = executed(text, scene)[1].get("slope")
-    return Program(text, of_mismatch(mismatch)) if _is_near(found, mismatch.expected) else ""
+    return Repro(text, of_mismatch(mismatch)) if _is_near(found, mismatch.expected) else ""
 
 
 def along(scene: Scene) -> str:
@@ -75,7 +75,7 @@ def along(scene: Scene) -> str:
     return ""
 
 
-def of_number(scene: Scene) -> Program | str:
+def of_number(scene: Scene) -> Repro | str:
     """The gradient against the number that it must be."""
     mismatch = _mismatch_of(scene)
     if mismatch is None:
@@ -97,7 +97,7 @@ def of_number(scene: Scene) -> Program | str:
         f"expected = {expected:.6g}  # forward, differentiated",
         f"assert abs(got - expected) <= {limit:.1e}, {_SAID.format('expected')}",
     )
-    return Program(text, of_mismatch(mismatch))
+    return Repro(text, of_mismatch(mismatch))
 
 
 def as_told(scene: Scene) -> str:

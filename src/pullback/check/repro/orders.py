@@ -6,12 +6,12 @@ import torch
 
 from pullback.check.facts import Input, Second
 from pullback.check.repro.retold import of_slope
-from pullback.check.repro.scene import Program, Scene, indented, text_of
+from pullback.check.repro.scene import Repro, Scene, indented, text_of
 from pullback.check.run import cotangent_of
 from pullback.check.spelling import spelled
 
 
-def second_slope(scene: Scene) -> Program | str:
+def second_slope(scene: Scene) -> Repro | str:
     """The second derivative against the slope of the first one, in float64."""
     thing = scene.about.thing
     if not isinstance(thing, Second):
@@ -54,7 +54,7 @@ def second_slope(scene: Scene) -> Program | str:
         "assert abs(got - slope) <= 1e-4 * abs(slope) + 1e-5, "
         'f"expected {slope:.6g}, got {got:.6g}"',
     )
-    return Program(text, of_slope)
+    return Repro(text, of_slope)
 
 
 def weights_of(scene: Scene, draw: int = 500) -> list[str]:

@@ -195,8 +195,8 @@ Retell = Callable[[Finding, dict[str, Any]], Finding]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A program, and how its finding is told once it has failed.
+class Repro:
+    """A program that fails, and how its finding is told once it has.
 
     `retell` is given the finding and the names that the program made; None leaves it as it is.
     With `is_loud` any error is the failure: which one comes is chance.
@@ -209,7 +209,7 @@ class Program:
 
 # Writes a program for a scene, or nothing. Where it is text alone, what the program calls `got` and
 # `expected` is what the finding is told of.
-Form = Callable[[Scene], Program | str]
+Form = Callable[[Scene], Repro | str]
 
 COMPARED = '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"'
 

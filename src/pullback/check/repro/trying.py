@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from pullback.check.repro.scene import Program, Scene
+from pullback.check.repro.scene import Repro, Scene
 from pullback.check.run import seeded
 from pullback.check.target import Target
 
 
 def fails(body: str, scene: Scene) -> bool:
     """Whether the program fails, by its assertion or as the finding says."""
-    return is_failure(executed(body, scene)[0], scene, Program(body))
+    return is_failure(executed(body, scene)[0], scene, Repro(body))
 
 
-def is_failure(error: Exception | None, scene: Scene, program: Program) -> bool:
+def is_failure(error: Exception | None, scene: Scene, program: Repro) -> bool:
     """Whether what a program raised is the failure that the finding tells of."""
     if error is None or isinstance(error, AssertionError) or program.is_loud:
         return error is not None

@@ -20,7 +20,7 @@ from pullback.check.repro.gradients import against_slope, along, as_told, of_num
 from pullback.check.repro.modes import frozen, raises
 from pullback.check.repro.naming import with_names
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Form, Program, Scene, scenes
+from pullback.check.repro.scene import Form, Repro, Scene, scenes
 from pullback.check.repro.trying import executed, is_failure
 from pullback.check.spelling import UnspeakableError, imported
 
@@ -75,12 +75,12 @@ def _first(subject: Subject, finding: Finding, example: Example | None) -> Findi
     return finding
 
 
-def _written(form: Form, scene: Scene) -> Program:
+def _written(form: Form, scene: Scene) -> Repro:
     try:
         made = form(scene)
     except UnspeakableError:
-        return Program("")
-    return made if isinstance(made, Program) else Program(made, of_gradients(scene))
+        return Repro("")
+    return made if isinstance(made, Repro) else Repro(made, of_gradients(scene))
 
 
 def _whole(head: str, body: str) -> str:

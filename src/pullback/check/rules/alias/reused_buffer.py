@@ -31,7 +31,7 @@ from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.others import other_values
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Program, Scene, compared, text_of
+from pullback.check.repro.scene import Repro, Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -101,7 +101,7 @@ def _finding(
     )
 
 
-def _kept(scene: Scene) -> Program:
+def _kept(scene: Scene) -> Repro:
     """What a call gave must be the same after the next call."""
     other = [f"{name}.detach() * 0.5" if name in scene.floats else name for name in scene.names]
     again = scene.done(out="other", arguments=", ".join(other[: len(scene.example.args)]))
@@ -109,7 +109,7 @@ def _kept(scene: Scene) -> Program:
     if isinstance(scene.about.thing, Gradient):
         kept = scene.pull()
         again = [*scene.weights("h", draw=1), *scene.done(), scene.pull(g="h")]
-    return Program(
+    return Repro(
         text_of(
             begun(scene),
             f"kept = {kept}",

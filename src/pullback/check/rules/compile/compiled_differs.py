@@ -38,7 +38,7 @@ from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.example import Example
 from pullback.check.inputs.shapes import batches_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Program, Scene, compared, indented, text_of
+from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -184,7 +184,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _compiled(scene: Scene) -> Program:
+def _compiled(scene: Scene) -> Repro:
     """Compiled against eager."""
     is_inductor = scene.about.detail.backend == "inductor"
     way = "torch.compile(call)" if is_inductor else 'torch.compile(call, backend="aot_eager")'
@@ -203,7 +203,7 @@ def _compiled(scene: Scene) -> Program:
         "wanted = results(call)",
         compared(f"results({way})", "wanted"),
     )
-    return Program(text, of_gradients(scene, with_outputs=True))
+    return Repro(text, of_gradients(scene, with_outputs=True))
 
 
 REPROS = (_compiled,)

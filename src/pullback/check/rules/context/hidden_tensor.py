@@ -41,7 +41,7 @@ from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
 RULE = Rule(code="Q002", name="hidden-tensor", group="context", profile="quick")
 
 
-class Place(Enum):
+class Whereabouts(Enum):
     """Where forward finds a tensor."""
 
     ARGUMENT = "a tensor in"
@@ -51,10 +51,10 @@ class Place(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class HiddenTensor:
     """A tensor that forward uses and autograd does not see."""
 
-    place: Place
+    place: Whereabouts
     name: str = ""
 
     def __str__(self) -> str:
@@ -122,21 +122,21 @@ def _leaves(outputs: list[Tensor]) -> dict[int, Tensor]:
     return found
 
 
-def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> Hidden:
+def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> HiddenTensor:
     for name, arg in zip(subject.names, args, strict=False):
         if any(inside is leaf for inside in tensors_in(arg)):
-            return Hidden(Place.ARGUMENT, name)
+            return HiddenTensor(Whereabouts.ARGUMENT, name)
     target = subject.target
     forward = target.function.forward if target.is_function else target.thing
     for name, value in getattr(forward, "__globals__", {}).items():
         if value is leaf:
-            return Hidden(Place.GLOBAL, name)
+            return HiddenTensor(Whereabouts.GLOBAL, name)
     names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
     cells = getattr(forward, "__closure__", None) or ()
     for name, cell in zip(names, cells, strict=False):
         if cell.cell_contents is leaf:
-            return Hidden(Place.CLOSURE, name)
-    return Hidden(Place.ELSEWHERE)
+            return HiddenTensor(Whereabouts.CLOSURE, name)
+    return HiddenTensor(Whereabouts.ELSEWHERE)
 
 
 def _unseen(scene: Scene) -> str:
@@ -144,9 +144,9 @@ def _unseen(scene: Scene) -> str:
     hidden = scene.about.detail
     inside = scene.code_of(Input(hidden.name))
     head = scene.call.removesuffix(".apply")
-    if hidden.place is Place.GLOBAL:
+    if hidden.place is Whereabouts.GLOBAL:
         found = [f'hidden = [vars(sys.modules[{head}.__module__])["{hidden.name}"]]']
-    elif hidden.place is Place.ARGUMENT and inside:
+    elif hidden.place is Whereabouts.ARGUMENT and inside:
         found = [f"hidden = [t.requires_grad_() for t in {inside} if t.is_floating_point()]"]
     else:
         return ""

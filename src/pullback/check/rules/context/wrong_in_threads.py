@@ -35,7 +35,7 @@ from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Program, Scene, compared, indented, text_of
+from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import (
     Finding,
     Rule,
@@ -191,7 +191,7 @@ def _shifted(example: Example, k: int) -> Example:
 # ---- repros ----
 
 
-def _in_threads(scene: Scene) -> Program:
+def _in_threads(scene: Scene) -> Repro:
     """Two threads, each forward before either backward, against one."""
     if scene.about.detail is Way.MOVED:
         text = text_of(
@@ -208,7 +208,7 @@ def _in_threads(scene: Scene) -> Program:
             "assert found",
             compared("found", "wanted"),
         )
-        return Program(text, of_gradients(scene), is_loud=True)
+        return Repro(text, of_gradients(scene), is_loud=True)
     floats = ", ".join(scene.floats)
     body = [
         f"({floats},), barrier = job",
@@ -232,10 +232,10 @@ def _in_threads(scene: Scene) -> Program:
         "for k in range(2):",
         indented(compared("found[k]", "wanted[k]")),
     )
-    return Program(text, of_gradients(scene), is_loud=True)
+    return Repro(text, of_gradients(scene), is_loud=True)
 
 
-def _racing(scene: Scene) -> Program:
+def _racing(scene: Scene) -> Repro:
     """Two threads at once, many times, each turn as short as can be, against one."""
     body = [
         *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
@@ -257,7 +257,7 @@ def _racing(scene: Scene) -> Program:
         "for k, grads in enumerate(found):",
         indented(compared("grads", "wanted[k % 2]")),
     )
-    return Program(text, of_gradients(scene), is_loud=True)
+    return Repro(text, of_gradients(scene), is_loud=True)
 
 
 def _rows(scene: Scene) -> str:

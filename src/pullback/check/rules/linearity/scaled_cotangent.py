@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pullback.check.example import wide_of
 from pullback.check.facts import At, Gradient
-from pullback.check.repro.scene import Program, Scene, text_of
+from pullback.check.repro.scene import Repro, Scene, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -125,14 +125,14 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return is_close(a, b) or bool((apart <= COARSE * b.abs() + COARSE * 1e-2 * scale).all())
 
 
-def _scaled(scene: Scene) -> Program:
+def _scaled(scene: Scene) -> Repro:
     """The pull of a scaled cotangent against the scaled pull."""
     size = f"{scene.about.detail.times:g}"
     larger = scene.each(f"{size} * g", "g")
     begun = [*scene.settings(), *scene.weights(), *scene.pulling()]
     if scene.raised:
-        return Program(text_of(begun, f"pull({larger}){scene.raised}"))
-    return Program(
+        return Repro(text_of(begun, f"pull({larger}){scene.raised}"))
+    return Repro(
         text_of(
             begun,
             f"for got, expected in zip(pull({larger}), pull(g)):",

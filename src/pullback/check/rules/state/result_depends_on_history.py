@@ -34,7 +34,7 @@ from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Raised, Thing, Words
 from pullback.check.others import other_values
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Program, Scene, compared, indented, text_of
+from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -155,7 +155,7 @@ def _foreign_states() -> tuple[Any, ...]:
     return random.getstate(), state[1].tobytes(), state[2]
 
 
-def _again(scene: Scene) -> Program | str:
+def _again(scene: Scene) -> Repro | str:
     """The same call again must give the same."""
     if scene.raised:
         return text_of(
@@ -180,7 +180,7 @@ def _again(scene: Scene) -> Program | str:
         "for _ in range(6):",
         indented(compared("results()", "wanted")),
     )
-    return Program(text, of_gradients(scene, with_outputs=True))
+    return Repro(text, of_gradients(scene, with_outputs=True))
 
 
 REPROS = (_again,)

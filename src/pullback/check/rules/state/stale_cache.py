@@ -36,7 +36,7 @@ from pullback.check.leftovers import leftovers_of, with_leftovers
 from pullback.check.mismatch import Mismatch
 from pullback.check.others import other_values
 from pullback.check.repro.gradients import of_number
-from pullback.check.repro.scene import Program, Scene, rounded, scene_at, text_of
+from pullback.check.repro.scene import Repro, Scene, rounded, scene_at, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -169,7 +169,7 @@ def _judged(subject: Subject, example: Example) -> list[Mismatch] | None:
 def _after_other(scene: Scene) -> str:
     """What an earlier call with other values left must make no difference."""
     shown = of_number(scene)
-    if not isinstance(shown, Program):
+    if not isinstance(shown, Repro):
         return ""
     base = scene.subject.base.map(rounded, "")
     earlier = scene_at(scene, base.need(scene.example.needs))
