@@ -67,7 +67,7 @@ class Scene:
     @property
     def raised(self) -> str:
         """What the call raises, as a comment on the line that does; empty where nothing."""
-        return f"  # {self.finding.got}" if self.about.raised is not None else ""
+        return f"  # {self.about.raised}" if self.about.raised is not None else ""
 
     @property
     def entry(self) -> str:

@@ -57,15 +57,14 @@ RULE = Rule(
     wraps=True,
 )
 
+MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
+
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledBy:
     """What the call was compiled with."""
 
     backend: str
-
-
-MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
 
 
 class _Warm(Function):
@@ -144,7 +143,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                     at=at.then(f", under torch.compile(backend={backend!r})"),
                     expected=expected.then(", as in eager mode"),
                     got=have,
-                    detail=Compiled(backend),
+                    detail=CompiledBy(backend),
                     fix="let the result depend on the arguments alone, not on who calls",
                 )
                 return

@@ -49,6 +49,7 @@ from pullback.check.trials import is_new
 RULE = Rule(code="D503", name="needless-rounding", group="dtype", profile="quick")
 
 DTYPES = (torch.float64, torch.float32, torch.float16)
+FEW = 5  # entries by which chance is ruled out
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,6 @@ class Coarse:
     """The dtype in which every entry could be written, by its name."""
 
     dtype: str
-
-
-FEW = 5  # entries by which chance is ruled out
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -48,6 +48,7 @@ RULE = Rule(code="L204", name="mixed-cotangent", group="linearity", profile="qui
 FACTOR = 2.0**26
 LOST = 1e-2  # the share of an entry that must be lost
 USUAL = 1e-4  # and of which PyTorch's own gradient loses less
+FIX = "sum what belongs to an entry, in place of subtracting from a total what does not"
 
 
 class End(Enum):
@@ -55,9 +56,6 @@ class End(Enum):
 
     START = 0
     END = -1
-
-
-FIX = "sum what belongs to an entry, in place of subtracting from a total what does not"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

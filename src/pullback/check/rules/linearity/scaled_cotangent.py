@@ -44,6 +44,7 @@ from pullback.check.subject import (
 RULE = Rule(code="L203", name="scaled-cotangent", group="linearity", profile="quick")
 
 SIZES = (1e-8, 1e-4, 1e-2, 1e4, 1e8)
+COARSE = 1e-3  # the relative error that is allowed: how exact a gradient is, other rules judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,6 @@ class Size:
     """How many times as large the cotangents are as usual."""
 
     times: float
-
-
-COARSE = 1e-3  # the relative error that is allowed: how exact a gradient is, other rules judge
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

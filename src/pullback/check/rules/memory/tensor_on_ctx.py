@@ -51,6 +51,8 @@ RULE = Rule(
     code="B855", name="tensor-on-ctx", group="memory", severity=Severity.FRAGILE, profile="quick"
 )
 
+FEW = 1  # so many numbers on ctx are a flag or a seed, no matter where they are kept
+
 
 @dataclass(frozen=True, slots=True)
 class OnCtx:
@@ -58,9 +60,6 @@ class OnCtx:
 
     attribute: str
     held: Input | Output | None
-
-
-FEW = 1  # so many numbers on ctx are a flag or a seed, no matter where they are kept
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -51,6 +51,7 @@ RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quic
 START = 987_654_320
 SEEDS = tuple(range(START + 1, START + 17))
 UNEVEN = 0.7310585786
+FIX = "draw in forward and save what was drawn, or the generator's state"
 
 
 class Generator(Enum):
@@ -59,9 +60,6 @@ class Generator(Enum):
     PYTORCH = "PyTorch's generator"
     PYTHON = "Python's generator"
     NUMPY = "NumPy's generator"
-
-
-FIX = "draw in forward and save what was drawn, or the generator's state"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
