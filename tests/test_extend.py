@@ -43,6 +43,11 @@ BROKEN = {
         "def check(subject): return iter(())",
         "its code 'G101' is that of pullback.check.rules.gradient.wrong_gradient",
     ),
+    "explains": (
+        "from pullback.extend import Rule\nRULE = Rule('ACME6', 'all-knowing', 'acme')\n"
+        "def check(subject): return iter(())\nEXPLAINS = ['everything']",
+        "its `EXPLAINS` must hold `pullback.extend.Cause` only",
+    ),
     "profile": (
         "from pullback.extend import Rule\n"
         "RULE = Rule('ACME3', 'no-such', 'acme', profile='slow')\n"

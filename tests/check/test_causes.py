@@ -97,6 +97,15 @@ def test_cause_is_as_bad_as_it_shows():
     assert (found.rule.name, found.weight) == ("tensor-on-ctx", Severity.WRONG)
 
 
+def test_cause_that_cannot_say_is_none():
+    kept = finding("tensor-on-ctx", "memory", "`ctx.y`", code="B855")  # it has no detail
+
+    assert names(by_cause([finding("detached-double-backward", "second"), kept])) == [
+        "tensor-on-ctx",
+        "detached-double-backward",
+    ]
+
+
 def test_one_remedy_for_two_inputs_is_one():
     one = finding("flipped-sign", fix="negate the gradient of `x`")
     at = At(Gradient("res"), (1,))

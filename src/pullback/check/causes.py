@@ -30,7 +30,7 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
     left = sorted(findings, key=lambda f: (order.index(f.weight), f.rule.code))
     causes: list[Finding] = []
     for name, cause in all_causes():
-        own = [f for f in left if f.rule.name == name and cause.holds(f)]
+        own = [f for f in left if f.rule.name == name and _holds(cause, f)]
         if not own:
             continue
         echoes = [f for f in left if cause.is_behind(own[0], f)]
@@ -42,6 +42,14 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
                 own[0] = replace(own[0], severity=worst)
             causes += _grouped([_with(own[0], told), *own[1:]])
     return [*causes, *_grouped(left)]
+
+
+def _holds(cause: Cause, finding: Finding) -> bool:
+    """Whether a cause holds; not where it fails to say, as one of another package may."""
+    try:
+        return cause.holds(finding)
+    except Exception:
+        return False
 
 
 def _grouped(findings: Sequence[Finding]) -> list[Finding]:

@@ -13,11 +13,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pullback.check.explaining import Cause
 from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
 from pullback.check.run import told
 
 if TYPE_CHECKING:
-    from pullback.check.explaining import Cause
     from pullback.check.repro.scene import Form
 
 GROUP = "pullback.checks"
@@ -86,6 +86,8 @@ def _fault(module: Any, known: Sequence[Registered]) -> str:
         return "it has no function `check(subject)`"
     if rule.profile not in PROFILES:
         return f"its profile must be one of {', '.join(PROFILES)}, and is {rule.profile!r}"
+    if not all(isinstance(cause, Cause) for cause in getattr(module, "EXPLAINS", ())):
+        return "its `EXPLAINS` must hold `pullback.extend.Cause` only"
     for other in known:
         for field in ("code", "name"):
             if getattr(rule, field) == getattr(other.rule, field):
