@@ -43,6 +43,11 @@ BROKEN = {
         "def check(subject): return iter(())",
         "its code 'G101' is that of pullback.check.rules.gradient.wrong_gradient",
     ),
+    "explains": (
+        "from pullback.extend import Rule\nRULE = Rule('ACME6', 'all-knowing', 'acme')\n"
+        "def check(subject): return iter(())\nEXPLAINS = ['everything']",
+        "its `EXPLAINS` must hold `pullback.extend.Cause` only",
+    ),
     "profile": (
         "from pullback.extend import Rule\n"
         "RULE = Rule('ACME3', 'no-such', 'acme', profile='slow')\n"
@@ -102,6 +107,41 @@ def test_stranger_check_reports_and_broken_ones_skip(package, run_python):
     assert {name: BROKEN[name][1] in reason for name, reason in reasons.items()} == dict.fromkeys(
         BROKEN, True
     )
+
+
+KNOWING = """
+from pullback.extend import At, Cause, Gradient, Rule, text_of
+
+RULE = Rule("ACME5", "acme-knows", "acme")
+
+
+def check(subject):
+    yield subject.finding(RULE, example=subject.base, at=At(Gradient("x")), got="too much")
+
+
+def shown(scene):
+    return text_of(scene.settings(), scene.done(), f"assert not {scene.outputs()}.numel()")
+
+
+REPROS = (shown,)
+EXPLAINS = (Cause(frozenset({"gradient-not-finite"}), "acme knows why"),)
+"""
+
+
+def test_stranger_check_brings_repros_and_causes(package, run_python):
+    (package / "acme_checks" / "knowing.py").write_text(KNOWING, encoding="utf-8")
+    with (package / "acme_checks-1.0.dist-info" / "entry_points.txt").open("a") as points:
+        points.write("\nknowing = acme_checks.knowing\n")
+    example = ["--example", "torch.tensor([-1.0, 2.0])"]
+
+    run = run_python(
+        "-m", "pullback", "check", "ops.py", "--json", "--select", "acme", *example, folder=package
+    )
+
+    (finding,) = json.loads(run.stdout)["reports"][0]["findings"]
+    assert finding["rule"]["name"] == "acme-knows"
+    assert finding["facts"]["also"] == "seen as gradient-not-finite (ACME1), since acme knows why"
+    assert finding["repro"].endswith("out = Softplus.apply(x)\nassert not out.numel()")
 
 
 def test_page_of_stranger_check_is_explained(package, run_python):

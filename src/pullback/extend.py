@@ -1,7 +1,9 @@
 """The door for a stranger's check, backend or emitter: the names that our own are written with.
 
 A check is a module with `RULE`, a `Rule`, and `check(subject)`, which yields `Finding` or `Skip`;
-its docstring is its page. A package names it in the entry-point group `pullback.checks`:
+its docstring is its page. `REPROS` and `RAISING` are forms that show its findings, `EXPLAINS` says
+of which findings of other rules its own are the cause: all three may be left out. A package names
+the module in the entry-point group `pullback.checks`:
 
     [project.entry-points."pullback.checks"]
     not-finite = "acme_checks.not_finite"
@@ -42,11 +44,32 @@ from pullback.check.example import mapped as mapped
 from pullback.check.example import name_of as name_of
 from pullback.check.example import tensors_in as tensors_in
 from pullback.check.example import wide_of as wide_of
+from pullback.check.explaining import ANYTHING as ANYTHING
+from pullback.check.explaining import COMPARING as COMPARING
+from pullback.check.explaining import IN_PLACE as IN_PLACE
+from pullback.check.explaining import PATTERNS as PATTERNS
+from pullback.check.explaining import REPEATING as REPEATING
+from pullback.check.explaining import SHARED as SHARED
+from pullback.check.explaining import UNWATCHED as UNWATCHED
+from pullback.check.explaining import Cause as Cause
+from pullback.check.explaining import Sign as Sign
 from pullback.check.extremes import value_trials as value_trials
+from pullback.check.facts import At as At
+from pullback.check.facts import Both as Both
+from pullback.check.facts import Cotangent as Cotangent
+from pullback.check.facts import Gradient as Gradient
+from pullback.check.facts import Input as Input
+from pullback.check.facts import Number as Number
+from pullback.check.facts import Output as Output
+from pullback.check.facts import Raised as Raised
+from pullback.check.facts import Thing as Thing
+from pullback.check.facts import Words as Words
+from pullback.check.facts import shapes as shapes
 from pullback.check.finding import PROFILES as PROFILES
 from pullback.check.forward_mode import inner as inner
 from pullback.check.forward_mode import pushed as pushed
 from pullback.check.forward_mode import tangents_of as tangents_of
+from pullback.check.inputs.arguments import Variant as Variant
 from pullback.check.inputs.arguments import arguments_of as arguments_of
 from pullback.check.inputs.arguments import doubled as doubled
 from pullback.check.inputs.arguments import indices_of as indices_of
@@ -100,7 +123,6 @@ from pullback.check.leftovers import leftovers_of as leftovers_of
 from pullback.check.leftovers import with_leftovers as with_leftovers
 from pullback.check.mismatch import Mismatch as Mismatch
 from pullback.check.mismatch import index_of as index_of
-from pullback.check.mismatch import number as number
 from pullback.check.others import other_values as other_values
 from pullback.check.patterns import CUT as CUT
 from pullback.check.patterns import FACTOR as FACTOR
@@ -114,6 +136,37 @@ from pullback.check.reference import Precision as Precision
 from pullback.check.registration import body_of as body_of
 from pullback.check.registration import has_vmap_rule as has_vmap_rule
 from pullback.check.registration import overload_of as overload_of
+from pullback.check.repro.calls import MEMORY as MEMORY
+from pullback.check.repro.calls import begun as begun
+from pullback.check.repro.calls import changed_by_backward as changed_by_backward
+from pullback.check.repro.calls import changed_by_forward as changed_by_forward
+from pullback.check.repro.calls import requires_grad as requires_grad
+from pullback.check.repro.calls import requires_no_grad as requires_no_grad
+from pullback.check.repro.calls import second_backward as second_backward
+from pullback.check.repro.gradients import against_slope as against_slope
+from pullback.check.repro.gradients import along as along
+from pullback.check.repro.gradients import by_float64 as by_float64
+from pullback.check.repro.gradients import gradient_lines as gradient_lines
+from pullback.check.repro.gradients import of_number as of_number
+from pullback.check.repro.modes import Mode as Mode
+from pullback.check.repro.modes import raises as raises
+from pullback.check.repro.modes import without_grad as without_grad
+from pullback.check.repro.orders import drawn_tangent as drawn_tangent
+from pullback.check.repro.orders import push_lines as push_lines
+from pullback.check.repro.orders import second_slope as second_slope
+from pullback.check.repro.orders import weights_of as weights_of
+from pullback.check.repro.retold import of_gradients as of_gradients
+from pullback.check.repro.scene import COMPARED as COMPARED
+from pullback.check.repro.scene import Form as Form
+from pullback.check.repro.scene import Repro as Repro
+from pullback.check.repro.scene import Scene as Scene
+from pullback.check.repro.scene import compared as compared
+from pullback.check.repro.scene import indented as indented
+from pullback.check.repro.scene import laid_code as laid_code
+from pullback.check.repro.scene import rounded as rounded
+from pullback.check.repro.scene import scene_at as scene_at
+from pullback.check.repro.scene import text_of as text_of
+from pullback.check.repro.trying import fails as fails
 from pullback.check.retrial import by_indices as by_indices
 from pullback.check.retrial import by_masks as by_masks
 from pullback.check.retrial import by_shape as by_shape
@@ -129,7 +182,6 @@ from pullback.check.run import run as run
 from pullback.check.run import seeded as seeded
 from pullback.check.saving import saving as saving
 from pullback.check.second_order import second_order as second_order
-from pullback.check.snapshot import FREED as FREED
 from pullback.check.snapshot import Snapshot as Snapshot
 from pullback.check.snapshot import share_memory as share_memory
 from pullback.check.spy import marking_of as marking_of

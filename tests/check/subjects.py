@@ -11,8 +11,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pullback.check.example import example_of
+from pullback.check.rules import all_rules
 from pullback.check.subject import Finding, Skip, Subject
 from pullback.check.target import target_of
+
+all_rules()  # so that the repros of each are known
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

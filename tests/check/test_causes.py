@@ -1,27 +1,36 @@
 """One defect is told once: by its cause, with what else it was seen as."""
 
+import math
+
 import pytest
 import torch
 
 import pullback as pb
-from pullback.check.causes import AGAIN, CAUSES, by_cause
+from pullback.check.causes import all_causes, by_cause
+from pullback.check.explaining import Sign
+from pullback.check.facts import At, Cotangent, Gradient, Input, Number, Raised
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.rules import all_rules, explained
+from pullback.check.rules.memory.tensor_on_ctx import OnCtx
+from pullback.check.rules.mutation.mutated_saved import Damage
 from tests.check.subjects import normal
 
 X = normal(6)
 Function = torch.autograd.Function
 
 
-def finding(name, group="gradient", at="gradient of `x` at [0]", code="", **facts):
+AT = At(Gradient("x"), (0,))
+
+
+def finding(name, group="gradient", at=AT, code="", **facts):
     rule = Rule(code or name[:3].upper(), name, group)
-    return Finding(rule, at=at, **{"expected": "1", "got": "2", **facts})
+    return Finding.made(rule, at=at, **{"expected": Number(1), "got": Number(2), **facts})
 
 
-CHANGED = finding("mutated-cotangent", "mutation", "cotangent of output 0 at [0], after backward")
-POISONED = finding("uninitialised-memory", "poison", got="nan where it holds NaN, 1 where ones")
+CHANGED = finding("mutated-cotangent", "mutation", At(Cotangent(0), (0,), ", after backward"))
+POISONED = finding("uninitialised-memory", "poison", got=Number(math.nan, " where it holds NaN"))
 WRONG = finding("wrong-gradient")
-RAISES = finding("cotangent-layout", "layout", got="RuntimeError: no such view")
+RAISES = finding("cotangent-layout", "layout", got=Raised("RuntimeError", "no such view"))
 SAVED = finding("unread-saved", "memory", "saved tensor 0", severity=Severity.WASTEFUL)
 
 
@@ -31,10 +40,17 @@ def names(findings):
 
 def test_causes_are_rules_that_there_are():
     known = {registered.rule.name for registered in explained()}
-    words = known | {registered.rule.group for registered in all_rules()}
+    words = known | {registered.rule.group for registered in all_rules()} | set(Sign)
 
-    assert {cause.rule for cause in CAUSES} <= known
-    assert {word for cause in CAUSES for word in cause.explains} <= words | {AGAIN}
+    assert len(all_causes()) > 20
+    assert {name for name, _ in all_causes()} <= known
+    assert {word for _, cause in all_causes() for word in cause.explains | cause.even} <= words
+
+
+def test_no_two_causes_have_one_rank():
+    ranks = [cause.rank for _, cause in all_causes()]
+
+    assert len({*ranks}) == len(ranks)
 
 
 @pytest.mark.parametrize("cause", [CHANGED, POISONED], ids=["cotangent", "memory"])
@@ -67,21 +83,33 @@ def test_finding_without_cause_is_untouched():
 
 def test_memory_that_only_differs_is_an_echo():
     history = finding("result-depends-on-history", "state")
-    memory = finding("uninitialised-memory", "poison", got="3 where it holds NaN, 2 where ones")
+    memory = finding("uninitialised-memory", "poison", got=Number(3, " where it holds NaN"))
 
     assert names(by_cause([memory, history])) == ["result-depends-on-history"]
 
 
 def test_cause_is_as_bad_as_it_shows():
-    kept = finding("tensor-on-ctx", "memory", "`ctx.y`", severity=Severity.FRAGILE)
+    kept = finding(
+        "tensor-on-ctx", "memory", "`ctx.y`", severity=Severity.FRAGILE, detail=OnCtx("y", None)
+    )
     (found,) = by_cause([finding("stale-after-edit", "memory"), kept])
 
     assert (found.rule.name, found.weight) == ("tensor-on-ctx", Severity.WRONG)
 
 
+def test_cause_that_cannot_say_is_none():
+    kept = finding("tensor-on-ctx", "memory", "`ctx.y`", code="B855")  # it has no detail
+
+    assert names(by_cause([finding("detached-double-backward", "second"), kept])) == [
+        "tensor-on-ctx",
+        "detached-double-backward",
+    ]
+
+
 def test_one_remedy_for_two_inputs_is_one():
     one = finding("flipped-sign", fix="negate the gradient of `x`")
-    two = finding("flipped-sign", at="gradient of `res` at [1]", fix="negate the gradient of `res`")
+    at = At(Gradient("res"), (1,))
+    two = finding("flipped-sign", at=at, fix="negate the gradient of `res`")
     (found,) = by_cause([one, two])
 
     assert found.at == one.at
@@ -90,7 +118,7 @@ def test_one_remedy_for_two_inputs_is_one():
 
 def test_two_remedies_for_two_inputs_are_two():
     one = finding("wrong-gradient", fix="use `x`", why="the sine is used")
-    two = finding("wrong-gradient", at="gradient of `w`", fix="divide by 2")
+    two = finding("wrong-gradient", at=At(Gradient("w")), fix="divide by 2")
 
     assert len(by_cause([one, two])) == 2
 
@@ -167,16 +195,16 @@ def test_reference_is_not_made_of_overwritten_numbers():
 
 def test_crash_is_echo_of_freed_memory():
     crash = finding("crash", "crash", "while a rule was tried", got="it was ended by SIGSEGV")
-    freed = finding("mutated-saved", "mutation", "the memory of input `x`", got="freed")
-    kept = finding("mutated-saved", "mutation", "input `x` at [0], after backward")
+    freed = finding("mutated-saved", "mutation", "the memory of input `x`", detail=Damage.FREED)
+    kept = finding("mutated-saved", "mutation", At(Input("x"), (0,), ", after backward"))
 
     assert names(by_cause([crash, freed])) == ["mutated-saved"]
     assert sorted(names(by_cause([crash, kept]))) == ["crash", "mutated-saved"]
 
 
 def test_second_backward_is_told_by_what_was_saved():
-    again = finding("backward-twice", "memory", "`x` at [0], in the second backward over one graph")
-    saved = finding("mutated-saved", "mutation", "`x` at [0], in a second backward over the graph")
+    again = finding("backward-twice", "memory")
+    saved = finding("mutated-saved", "mutation", detail=Sign.AGAIN)
 
     assert names(by_cause([again, saved])) == ["mutated-saved"]
     assert names(by_cause([finding("hessian-asymmetry", "second"), again])) == ["backward-twice"]

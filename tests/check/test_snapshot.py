@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pullback.check.facts import Input, Number
 from pullback.check.snapshot import Snapshot, share_memory
 
 BUFFER = torch.arange(24.0).view(4, 6)
@@ -46,12 +47,23 @@ def test_memory_apart_is_not_shared(name):
 
 def test_first_change_is_told():
     x = torch.tensor([1.0, torch.nan, 3.0])
-    snapshot = Snapshot([("x", x), ("y", torch.ones(2))])
+    snapshot = Snapshot([(Input("y"), torch.ones(2)), (Input("x"), x)])
     x[2] = 4
 
     (change,) = snapshot.changes()
 
-    assert (change.name, change.index, change.before, change.after) == ("x", (2,), "3", "4")
+    assert (change.thing, change.place, change.index) == (Input("x"), 1, (2,))
+    assert (change.before, change.after) == (Number(3.0), Number(4.0))
+
+
+def test_freed_memory_is_a_change():
+    x = torch.ones(3)
+    snapshot = Snapshot([(Input("x"), x)])
+    x.untyped_storage().resize_(0)
+
+    (change,) = snapshot.changes()
+
+    assert change.is_freed
 
 
 def test_nan_that_stays_is_no_change():

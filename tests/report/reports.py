@@ -1,5 +1,6 @@
 """A report to render: every field filled, every severity there, and odd characters in the words."""
 
+from pullback.check.facts import At, Gradient, Number, Raised
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.report import Report
 
@@ -7,11 +8,11 @@ VALUES = Rule("G101", "wrong-gradient", "gradient", sentence="Each gradient must
 LAYOUT = Rule("Y401", "cotangent-layout", "layout", Severity.FRAGILE, sentence="Any layout")
 SAVED = Rule("B854", "unread-saved", "memory", Severity.WASTEFUL, sentence="Read what is saved")
 
-WRONG = Finding(
+WRONG = Finding.made(
     VALUES,
-    at="gradient of `x` at [6], wrong in 9 of 9 entries",
-    expected="0.170933",
-    got="-0.0634372",
+    at=At(Gradient("x"), (6,), wrong=9, total=9),
+    expected=Number(0.170933),
+    got=Number(-0.0634372),
     inputs="x: float64[9]",
     why="the saved `sine` is used where the input `x` is needed, in a sentence that is quite long",
     fix="use `x`",
@@ -20,8 +21,10 @@ WRONG = Finding(
     place="my ops,old.py:41",
     facts={"backward": "def backward(ctx, g):\n    return g"},
 )
-FRAGILE = Finding(LAYOUT, at="[bold]backward[/]", got="RuntimeError: 100% wrong", subject="Sine")
-WASTEFUL = Finding(SAVED, at="saved tensor 0", subject="Sine", place="ops.py:3")
+FRAGILE = Finding.made(
+    LAYOUT, at="[bold]backward[/]", got=Raised("RuntimeError", "100% wrong"), subject="Sine"
+)
+WASTEFUL = Finding.made(SAVED, at="saved tensor 0", subject="Sine", place="ops.py:3")
 
 REPORT = Report(
     subject="Sine",

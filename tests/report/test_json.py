@@ -1,12 +1,16 @@
 """The JSON of a report keeps its documented form, and its version."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
+from pullback.check.facts import At, Both, Cotangent, Gradient, Number, Output, Raised, Second
+from pullback.check.finding import Finding
 from pullback.errors import TargetError
 from pullback.report.json import SCHEMA, VERSION, document, render
-from tests.report.reports import CUT, REPORT, SOUND
+from tests.report.reports import CUT, REPORT, SOUND, VALUES
 
 UNFIT = ("ops:x", TargetError("`x` must be something that can be called", got="int"))
 
@@ -15,9 +19,12 @@ def faults_of(value, schema, where="document"):
     """Where a value breaks a schema: the keywords of JSON Schema that ours uses."""
     kinds = {"object": dict, "array": list, "string": str, "boolean": bool}
     kinds |= {"integer": int, "number": (int, float)}
-    kind = kinds.get(schema.get("type"))
-    if kind and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        return [f"{where} is no {schema['type']}"]
+    told = schema.get("type", [])
+    several = told if isinstance(told, list) else [told]
+    if value is None and "null" in several:
+        return []
+    if several and not any(_is(value, kinds.get(one)) for one in several):
+        return [f"{where} is no {told}"]
     found = []
     if "const" in schema and value != schema["const"]:
         found.append(f"{where} is not {schema['const']}")
@@ -36,6 +43,10 @@ def faults_of(value, schema, where="document"):
     for i, item in enumerate(value if "items" in schema else []):
         found += faults_of(item, schema["items"], f"{where}[{i}]")
     return found
+
+
+def _is(value, kind):
+    return kind and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def test_document_keeps_the_schema():
@@ -91,12 +102,43 @@ def test_place_is_split():
     assert (no_place["file"], no_place["line"]) == ("", 0)
 
 
+FACTS = {
+    "number": ((At(Gradient("x"), (6,)), Number(0.5), Number(-2)), {"index": [6], "got": -2}),
+    "infinite": ((At(Output(1)), Number(0.5), Number(math.inf)), {"got": "inf"}),
+    "complex": ((At(Output(1)), Number(1j), Number(0)), {"expected": "0+1j"}),
+    "raised": (
+        ("backward", "", Raised("ValueError", "no")),
+        {"thing": None, "raised": {"type": "ValueError", "text": "no"}},
+    ),
+    "gradient": ((At(Gradient("x")), "", ""), {"thing": {"kind": "gradient", "name": "x"}}),
+    "output": ((At(Output(1)), "", ""), {"thing": {"kind": "output", "number": 1}}),
+    "two slots": ((At(Both("x", "y")), "", ""), {"thing": {"kind": "both", "names": ["x", "y"]}}),
+    "second": (
+        (At(Second(Cotangent(0))), "", ""),
+        {"thing": {"kind": "second", "of": {"kind": "cotangent", "number": 0}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_are_plain_data(name):
+    (at, expected, got), wanted = FACTS[name]
+    found = Finding.made(VALUES, at=at, expected=expected, got=got)
+    text = render([replace(REPORT, findings=(found,))])
+    about = json.loads(text)["reports"][0]["findings"][0]["about"]
+
+    assert faults_of(json.loads(text), SCHEMA) == []
+    assert {key: about[key] for key in wanted} == wanted
+
+
 # ---- the validator itself ----
 
 PLANTED = {
     "missing": ({}, {"required": ["a"]}),
     "other type": ({"a": 1}, {"properties": {"a": {"type": "string"}}}),
     "bool is no number": (True, {"type": "integer"}),
+    "none of two types": ([], {"type": ["number", "null"]}),
+    "no null": (None, {"type": "object"}),
     "wrong item": ([1, "a"], {"items": {"type": "integer"}}),
     "wrong value": ({"b": "c"}, {"type": "object", "additionalProperties": {"type": "integer"}}),
     "none of": ("d", {"enum": ["e"]}),

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from pullback.check.finding import Skip
+from pullback.check.facts import Raised
+from pullback.check.finding import Finding, Skip
 from pullback.report.text import render, show
-from tests.report.reports import CUT, LAYOUT, REPORT, SAVED, SOUND
+from tests.report.reports import CUT, LAYOUT, REPORT, SAVED, SOUND, VALUES
 
 
 def shown(report, monkeypatch, *, width=60, terminal=True, **environment):
@@ -91,10 +92,10 @@ def test_rules_beyond_the_first_are_counted():
 
 
 def test_error_of_finding_is_told_once():
-    error = "RuntimeError: shape '[4, 8]' is invalid"
-    finding = replace(REPORT.findings[0], got=error)
+    error = Raised("RuntimeError", "shape '[4, 8]' is invalid")
+    finding = Finding.made(VALUES, at="backward", got=error)
     skips = tuple(
-        Skip.refused(rule, f"{words}: {error}") for rule, words in ((SAVED, "one"), (LAYOUT, "two"))
+        Skip.refused(rule, words, error) for rule, words in ((SAVED, "one"), (LAYOUT, "two"))
     )
     lines = str(replace(REPORT, findings=(finding,), skips=skips)).splitlines()
 

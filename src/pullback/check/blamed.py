@@ -19,7 +19,7 @@ LONG = 80  # an edit that takes more letters is harder to read than the backward
 def wrong_gradients(rule: Rule, subject: Subject, kind: str) -> Iterator[Finding | Skip]:
     """One finding for each gradient that is wrong at the examples by the pattern `kind`."""
     if subject.fails_at_base:
-        yield Skip.refused(rule, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(rule, "backward fails at the example", subject.fails_at_base)
         return
     for mismatch in subject.base_mismatches:
         pattern = subject.patterns[mismatch.name]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from pullback.check.finding import Finding
 from pullback.check.isolate import Died, answer_of
-from pullback.check.repros.trying import ran
+from pullback.check.repro.trying import ran
 from pullback.check.spelling import imported
 from pullback.check.target import Target
 

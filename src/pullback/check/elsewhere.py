@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ
+from pullback.check.facts import At, Gradient, Number, Output, Words, shapes
 from pullback.check.run import BackwardFailedError, Run, run
 from pullback.check.subject import Subject, is_close, worst_of
 
@@ -64,20 +65,26 @@ def is_repeatable(subject: Subject) -> bool:
     return bool(subject.trials["repeatable"][0])
 
 
-def difference(got: Results, usual: Results, factor: float = 1000.0) -> tuple[str, str, str] | None:
-    """Where two calls differ first: the place in words, what was expected, what came."""
+Fact = Number | Words
+
+
+def difference(
+    got: Results, usual: Results, factor: float = 1000.0
+) -> tuple[At, Fact, Fact] | None:
+    """Where two calls differ first: the place, what was expected, what came."""
     if len(got.outputs) != len(usual.outputs):
-        return "the outputs", f"{len(usual.outputs)} tensors", f"{len(got.outputs)} tensors"
+        counts = [Words(f"{len(one.outputs)} tensors") for one in (usual, got)]
+        return At("the outputs"), counts[0], counts[1]
     for i, (one, two) in enumerate(zip(got.outputs, usual.outputs, strict=True)):
-        found = _apart(f"output {i}", one, two, factor)
+        found = _apart(Output(i), one, two, factor)
         if found is not None:
             return found
     for name, right in usual.grads.items():
         have = got.grads.get(name)
-        where = f"gradient of `{name}`"
+        where = Gradient(name)
         if have is None or right is None:
             if not is_close(have, right):
-                return where, _there(right), _there(have)
+                return At(where), _there(right), _there(have)
             continue
         found = _apart(where, have, right, factor)
         if found is not None:
@@ -85,19 +92,23 @@ def difference(got: Results, usual: Results, factor: float = 1000.0) -> tuple[st
     return None
 
 
-def _apart(where: str, got: Tensor, usual: Tensor, factor: float) -> tuple[str, str, str] | None:
+def _apart(
+    where: Output | Gradient, got: Tensor, usual: Tensor, factor: float
+) -> tuple[At, Fact, Fact] | None:
     if got.shape != usual.shape:
-        return where, f"shape {list(usual.shape)}", f"shape {list(got.shape)}"
+        return At(where), *shapes(usual, got)
     if not can_differ(usual) or not can_differ(got):
-        return None if torch.equal(got, usual) else (where, "the same numbers", "others")
+        if torch.equal(got, usual):
+            return None
+        return At(where), Words("the same numbers"), Words("others")
     if is_close(got, usual, factor):
         return None
     index, have, want = worst_of(got, usual)
-    return f"{where} at {list(index)}", want, have
+    return At(where, index), want, have
 
 
-def _there(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"shape {list(tensor.shape)}"
+def _there(tensor: Tensor | None) -> Words:
+    return Words("none" if tensor is None else f"shape {list(tensor.shape)}")
 
 
 def wrapped(call: Call) -> Call:

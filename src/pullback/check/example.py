@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from torch import Tensor
 class Example:
     """Arguments to call with, in order; `label` says in words how they differ from those given.
 
-    `needs` holds the positions of the arguments that require grad.
+    `needs` holds the positions of the arguments that require grad. `kind` says what was done to
+    them, where a rule asks for that.
     """
 
     args: tuple[Any, ...]
     needs: frozenset[int]
-    label: str = "as given"
+    label: str = ""
+    kind: Enum | None = None
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -54,10 +57,10 @@ class Example:
         args = tuple(mapped(arg, change) for arg in self.args)
         return replace(self, args=args, label=label)
 
-    def put(self, position: int, value: Any, label: str) -> Example:
+    def put(self, position: int, value: Any, label: str, kind: Enum | None = None) -> Example:
         """The example with another argument at `position`."""
         args = (*self.args[:position], value, *self.args[position + 1 :])
-        return replace(self, args=args, label=label)
+        return replace(self, args=args, label=label, kind=kind)
 
     def to(self, dtype: torch.dtype, label: str = "") -> Example:
         """The example with every floating tensor as `dtype` (complex ones in the like width)."""
@@ -67,7 +70,7 @@ class Example:
         """What a conversion started from, in words."""
         dtypes = dict.fromkeys(name_of(t.dtype) for t in tensors_in(self.args) if can_differ(t))
         told = f"given as {' and '.join(dtypes)}"
-        return told if self.label == "as given" else f"{self.label}, {told}"
+        return f"{self.label}, {told}" if self.label else told
 
     def double(self) -> Example:
         """The example in float64, with the same values; itself where it is so already."""
@@ -83,7 +86,7 @@ class Example:
         """The arguments in words: names, shapes, dtypes and layouts, never whole tensors."""
         parts = [f"{name}: {words_of(arg)}" for name, arg in zip(names, self.args, strict=False)]
         told = ", ".join(parts)
-        return told if self.label == "as given" else f"{told} ({self.label})"
+        return f"{told} ({self.label})" if self.label else told
 
 
 def example_of(args: tuple[Any, ...]) -> Example:

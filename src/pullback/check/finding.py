@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
+
+from pullback.check.facts import About, At, Number, Raised, Words, gist
 
 PROFILES = ("quick", "standard", "deep")
 
@@ -52,6 +55,7 @@ class Finding:
     `at` says where (which gradient, which element, and the user's file and line), `expected` and
     `got` stand in the same units, `inputs` is the smallest failing input in words, `why` the reason
     where it is known, `fix` one action, `repro` a program of a few lines that shows it without us.
+    These are words; `about` holds the data that they were made of.
     """
 
     rule: Rule
@@ -65,12 +69,47 @@ class Finding:
     subject: str = ""
     place: str = ""
     severity: Severity | None = None
+    about: About = field(default_factory=About)
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
     def weight(self) -> Severity:
         """The severity of this finding: the rule's, unless the finding has its own."""
         return self.severity or self.rule.severity
+
+    @classmethod
+    def made(
+        cls,
+        rule: Rule,
+        *,
+        at: At | str,
+        expected: Number | Words | str = "",
+        got: Number | Words | Raised | str = "",
+        used: tuple[int, ...] | None = None,
+        needed: tuple[str, ...] | None = None,
+        detail: Any = None,
+        why: str = "",
+        fix: str = "",
+        remedy: str = "",
+        **words: Any,
+    ) -> Finding:
+        """A finding of typed facts, or of words where there is no more to know."""
+        about = About(
+            at if isinstance(at, At) else None,
+            expected if isinstance(expected, Number) else None,
+            got if isinstance(got, (Number, Raised)) else None,
+            used,
+            needed,
+            bool(why),
+            (remedy,) if remedy else (gist(why), gist(fix)),
+            detail,
+        )
+        return cls(rule, str(at), str(expected), str(got), why=why, fix=fix, about=about, **words)
+
+    def retold(self, at: At, expected: Number, got: Number) -> Finding:
+        """The same finding, told of another entry or of other numbers."""
+        about = replace(self.about, at=at, expected=expected, got=got)
+        return replace(self, at=str(at), expected=str(expected), got=str(got), about=about)
 
     def of(self, subject: str, place: str) -> Finding:
         """The same finding, told of `subject`, whose backward stands at `place`."""
@@ -104,17 +143,20 @@ class Skip:
     """A rule that was not tried, or not to its end, and why.
 
     `is_refusal` says that something was tried, and was refused or went wrong, which a person should
-    see; otherwise there was nothing for the rule to look at.
+    see; otherwise there was nothing for the rule to look at. `raised` is the error that kept it
+    from being tried, where one did.
     """
 
     rule: Rule
     reason: str
     is_refusal: bool = False
+    raised: Raised | None = None
 
     @classmethod
-    def refused(cls, rule: Rule, reason: str) -> Skip:
-        """What was tried, and was refused or went wrong."""
-        return cls(rule, reason, is_refusal=True)
+    def refused(cls, rule: Rule, reason: str = "", raised: Raised | None = None) -> Skip:
+        """What was tried, and was refused or went wrong, perhaps with an error."""
+        told = [part for part in (reason, str(raised or "")) if part]
+        return cls(rule, ": ".join(told), is_refusal=True, raised=raised)
 
     def __str__(self) -> str:
         return f"{self.rule.code} {self.rule.name}: {self.reason}"

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mismatch:
@@ -29,13 +31,11 @@ class Mismatch:
     label: str = ""
 
     @property
-    def at(self) -> str:
+    def at(self) -> At:
         """`gradient of `x` at [0, 3], wrong in 12 of 32 entries`."""
         if self.index is None:
-            return f"gradient of `{self.name}`"
-        where = f" at {list(self.index)}" if self.index else ""
-        share = f", wrong in {self.wrong} of {self.total} entries" if self.total > 1 else ""
-        return f"gradient of `{self.name}`{where}{share}"
+            return At(Gradient(self.name))
+        return At(Gradient(self.name), self.index or None, wrong=self.wrong, total=self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,3 @@ def index_of(flat: int, shape: Any) -> tuple[int, ...]:
         found.append(flat % size)
         flat //= size
     return tuple(reversed(found))
-
-
-def number(value: complex | float | None, digits: int = 6) -> str:
-    """A number as it is shown: six digits, `none` where there is no gradient."""
-    if value is None:
-        return "None"
-    if isinstance(value, complex):
-        return f"{value.real:.{digits}g}{value.imag:+.{digits}g}j"
-    return f"{value:.{digits}g}"
-
-
-def numbers(one: complex | float | None, two: complex | float | None) -> tuple[str, str]:
-    """Two numbers as they are shown: with so many digits that they are not the same text."""
-    for digits in (6, 9, 12, 17):
-        texts = number(one, digits), number(two, digits)
-        if texts[0] != texts[1]:
-            break
-    return texts

@@ -30,8 +30,6 @@ SECONDS = {"quick": 0.0, "standard": 1.5, "deep": 20.0}
 
 PATIENCE = 2.5  # times as much work, or as long at rest, and the search is ended
 
-UNKNOWN = "it follows no simple pattern"  # as `blame` says where it found none
-
 LONGEST = 24  # lines of a backward that is shown
 
 
@@ -123,7 +121,7 @@ def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:
 
 
 def _reason(subject: Subject, fault: Fault) -> Reason:
-    why = "" if fault.pattern.startswith(UNKNOWN) else fault.pattern
+    why = fault.pattern if fault.is_known else ""
     edit = fault.edit.text if fault.edit is not None and fault.edit.is_small else ""
     return Reason(why, edit, _whole_place(subject, fault.place))
 

@@ -1,7 +1,8 @@
 """Rules as they are tried: those of this package, and those that other packages bring.
 
 Another package names the module of a rule in the entry-point group `pullback.checks`. One that
-cannot be used is never an error: it becomes a rule that is skipped, with the reason.
+cannot be used is never an error: it becomes a rule that is skipped, with the reason. `KNOWN` is
+where the repros of a rule, and what it explains, are looked up.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pullback.check.explaining import Cause
 from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
 from pullback.check.run import told
+
+if TYPE_CHECKING:
+    from pullback.check.repro.scene import Form
 
 GROUP = "pullback.checks"
 
@@ -30,15 +35,33 @@ class Registered:
     module: str
     # What must be loaded once, before the workers are forked; most rules need nothing.
     prepare: Callable[[], None] | None = None
+    # How its findings are shown, and those that raise; None where as usual.
+    repros: Sequence[Form] | None = None
+    raising: Sequence[Form] | None = None
+    # Which findings of other rules are echoes of its own.
+    explains: Sequence[Cause] = ()
+
+
+# The rules by code, as far as they were registered.
+KNOWN: dict[str, Registered] = {}
 
 
 def registered(module: ModuleType) -> Registered:
-    """The rule that a module of ours defines."""
+    """The rule that a module defines, from now on known."""
     page = (module.__doc__ or "").strip()
     sentence = page.splitlines()[0].rstrip(".") if page else ""
     rule: Rule = replace(module.RULE, sentence=sentence)
-    prepare = getattr(module, "prepare", None)
-    return Registered(rule, module.check, page, module.__name__, prepare)
+    KNOWN[rule.code] = made = Registered(
+        rule,
+        module.check,
+        page,
+        module.__name__,
+        prepare=getattr(module, "prepare", None),
+        repros=getattr(module, "REPROS", None),
+        raising=getattr(module, "RAISING", None),
+        explains=getattr(module, "EXPLAINS", ()),
+    )
+    return made
 
 
 def strangers(known: Sequence[Registered]) -> list[Registered]:
@@ -63,6 +86,8 @@ def _fault(module: Any, known: Sequence[Registered]) -> str:
         return "it has no function `check(subject)`"
     if rule.profile not in PROFILES:
         return f"its profile must be one of {', '.join(PROFILES)}, and is {rule.profile!r}"
+    if not all(isinstance(cause, Cause) for cause in getattr(module, "EXPLAINS", ())):
+        return "its `EXPLAINS` must hold `pullback.extend.Cause` only"
     for other in known:
         for field in ("code", "name"):
             if getattr(rule, field) == getattr(other.rule, field):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ BLIND = (
     "races between kernels that did not show in the repeats",
 )
 
-RAISED = re.compile(r"[A-Za-z_.]*(?:Error|Exception)\b")
 ABOVE = "the error above comes first"
 MOST = 3  # examples that are told, and rules of those that were not tried
 
@@ -94,10 +92,10 @@ class Report:
     def _refusals(self) -> dict[str, str]:
         """Why rules could not be tried, each reason once, with its rules."""
         found: dict[str, list[str]] = {}
-        raised = [f.got for f in self.findings if RAISED.match(f.got)]
+        raised = [f.about.raised for f in self.findings if f.about.raised is not None]
         for skip in self.skips:
             if skip.is_refusal:
-                why = ABOVE if any(error in skip.reason for error in raised) else skip.reason
+                why = ABOVE if skip.raised in raised else skip.reason
                 found.setdefault(why, []).append(f"{skip.rule.name} ({skip.rule.code})")
         return {why: _first(names) for why, names in found.items()}
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, copy_of, tensors_in
+from pullback.check.facts import Raised
 from pullback.function.isolation import seed_torch
 
 SEED = 20_250_101
@@ -29,7 +30,8 @@ class ForwardRefusedError(Exception):
     """The user's forward raised: these arguments are outside of what it accepts."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(told(error))
+        self.raised = told(error)
+        super().__init__(str(self.raised))
         self.error = error
 
 
@@ -37,16 +39,17 @@ class BackwardFailedError(Exception):
     """The user's backward raised, after forward had accepted the arguments."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(told(error))
+        self.raised = told(error)
+        super().__init__(str(self.raised))
         self.error = error
 
 
-def told(error: BaseException) -> str:
+def told(error: BaseException) -> Raised:
     """An error in one line."""
     text = str(error).strip().splitlines()
     first = text[0].partition(PLEA)[0].rstrip() if text else ""
     first = first if len(first) <= 160 else f"{first[:157]}..."
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return Raised(type(error).__name__, first)
 
 
 @dataclass(slots=True)

@@ -153,7 +153,7 @@ class _Collected:
     def _died(self, death: Died, *, is_here: bool = False) -> None:
         target = self.job.target
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
-        if rule.group == "compile" and "did not end" in death.how:
+        if rule.group == "compile" and death.is_hang:
             self.results.append(Skip.refused(rule, f"the compiler takes too long: {death.how}"))
             return
         if rule.wraps:
@@ -167,7 +167,7 @@ class _Collected:
             return
         cause = Cause() if death.is_hang or is_here else cause_of(self.job, self.current)
         first = self.job.examples[0]
-        found = Finding(
+        found = Finding.made(
             CRASH,
             at=f"while `{rule.name}` was tried" if self.current >= 0 else "at the example itself",
             expected="a result or an exception",

@@ -17,29 +17,31 @@ from torch import Tensor
 
 from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.check.example import Example, can_differ, mapped, tensors_in
-from pullback.check.mismatch import Tolerance, excess_of, index_of, numbers, tolerance_for
+from pullback.check.facts import Cotangent, Input, Number, Raised, Second, numbers
+from pullback.check.finding import Rule, Skip
+from pullback.check.mismatch import Tolerance, excess_of, index_of, tolerance_for
 from pullback.check.reference import STEP
 from pullback.check.run import BackwardFailedError, ForwardRefusedError, cotangent_of, run, seeded
 from pullback.check.subject import Subject, told
 
 DOUBTS = 3
 SUBSETS = 4
-ONCE = "@once_differentiable"  # a Function that the program calls is marked so
+ONCE = "@once_differentiable"  # as PyTorch says of a Function that the program calls
 DRAW = 500  # the draws of the weights, apart from those of the cotangents
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One second derivative that is wrong: with respect to `of`, an input or a cotangent.
+    """One second derivative that is wrong: which, where, what it must be and what it is.
 
-    `name` is the input that `of` is, or the number of the output whose cotangent it is.
+    `name` is the input that it is taken by, or the place of the cotangent.
     """
 
     name: str
-    of: str
+    thing: Second
     index: tuple[int, ...]
-    expected: str
-    got: str
+    expected: Number
+    got: Number
     is_cut: bool
     example: Example
 
@@ -50,7 +52,15 @@ class Outcome:
 
     defects: tuple[Defect, ...] = ()
     skip: str = ""
-    is_refusal: bool = False
+    raised: Raised | None = None
+
+    def skipped(self, rule: Rule) -> Skip:
+        """The skip of a rule that looks at them."""
+        return Skip.refused(rule, self.skip, self.raised) if self.raised else Skip(rule, self.skip)
+
+
+class OnceError(RuntimeError):
+    """A Function on the way can be differentiated once."""
 
 
 def second_order(subject: Subject) -> Outcome:
@@ -70,12 +80,11 @@ def _looked_at(subject: Subject) -> Outcome:
     if target.intent.nondeterministic:
         return Outcome(skip="it is declared to be nondeterministic")
     if subject.fails_at_base:
-        reason = f"backward fails at the example: {subject.fails_at_base}"
-        return Outcome(skip=reason, is_refusal=True)
+        return Outcome(skip="backward fails at the example", raised=subject.fails_at_base)
     if subject.wrong_names:
         return Outcome(skip="the first derivative is wrong already")
     found: dict[str, Defect] = {}
-    skip = ""
+    refusal: Raised | None = None
     for example, has_history in _ways(subject):
         if subject.time_is_up:
             break
@@ -84,12 +93,13 @@ def _looked_at(subject: Subject) -> Outcome:
             for defect in point.defects():
                 found.setdefault(defect.name, defect)
         except (BackwardFailedError, ForwardRefusedError, RuntimeError, NotImplementedError) as e:
-            skip = skip or f"it refuses aloud: {told(getattr(e, 'error', e))}"
-            if ONCE in skip:  # it is so only where the cotangent has a history
-                break
+            error = getattr(e, "error", e)
+            refusal = refusal or told(error)
+            if isinstance(error, OnceError) or ONCE in refusal.text:
+                break  # it is so only where the cotangent has a history
         if found:
             break
-    return Outcome(tuple(found.values()), skip, is_refusal=bool(skip))
+    return Outcome(tuple(found.values()), "it refuses aloud" if refusal else "", refusal)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
@@ -180,7 +190,7 @@ class Point:
                 allow_unused=True,
             )
             if any(g is not None and _leads_to_refusal(g) for g in first):
-                raise RuntimeError(f"a Function is marked with {ONCE}")
+                raise OnceError(f"a Function is marked with {ONCE}")
             total = _weighted(first, self.weights)
             sources = [*leaves, *(given if self.has_history else [])]
             if total is None or not total.requires_grad:
@@ -286,7 +296,7 @@ class Point:
                 continue
             return Defect(
                 self.names[source] if source < len(self.names) else str(source - len(self.names)),
-                self._words(source),
+                self._thing(source),
                 index_of(flat, like.shape),
                 *numbers(estimate.value, mine),
                 got is None or not bool((got != 0).any()),
@@ -319,11 +329,11 @@ class Point:
         eps = self.subject.reference.noise_of(self.example)
         return tolerance_for(max(eps, 1e-14), 8.0)
 
-    def _words(self, source: int) -> str:
+    def _thing(self, source: int) -> Second:
         if source < len(self.names):
-            return f"`{self.names[source]}`"
-        k = self.live[source - len(self.names)]
-        return "the cotangent" if len(self.cotangents) == 1 else f"the cotangent of output {k}"
+            return Second(Input(self.names[source]))
+        number = self.live[source - len(self.names)]
+        return Second(Cotangent(number), is_only=len(self.cotangents) == 1)
 
 
 def _weighted(grads: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> Tensor | None:

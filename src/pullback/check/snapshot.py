@@ -9,36 +9,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.mismatch import index_of, number
-
-FREED = "freed"  # what became of memory that is given back
+from pullback.check.facts import Number, Thing, Words, shapes
+from pullback.check.mismatch import index_of
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One tensor that was written into: its name, where, and the number before and after."""
+    """One tensor that was written into: which, where, and the number before and after.
 
-    name: str
+    `place` is its number among those that were looked at.
+    """
+
+    thing: Thing
+    place: int
     index: tuple[int, ...]
-    before: str
-    after: str
+    before: Number | Words
+    after: Number | Words
+    is_freed: bool = False
 
 
 class Snapshot:
     """Copies of named tensors, compared with them later."""
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self._kept = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
+    def __init__(self, tensors: Iterable[tuple[Thing, Tensor]]) -> None:
+        self._kept = [(thing, tensor, tensor.detach().clone()) for thing, tensor in tensors]
 
     def changes(self) -> Iterator[Change]:
         """The tensors that no longer hold what they held."""
-        for name, tensor, before in self._kept:
+        for place, (thing, tensor, before) in enumerate(self._kept):
             if is_freed(tensor):
-                yield Change(name, (), "its memory", FREED)
+                yield Change(thing, place, (), Words("its memory"), Words("freed"), is_freed=True)
                 continue
             now = tensor.detach()
             if now.shape != before.shape:
-                yield Change(name, (), f"shape {list(before.shape)}", f"shape {list(now.shape)}")
+                yield Change(thing, place, (), *shapes(before, now))
                 continue
             differs = now != before
             if now.is_floating_point() or now.is_complex():
@@ -47,10 +51,11 @@ class Snapshot:
                 continue
             flat = int(differs.flatten().to(torch.uint8).argmax())
             yield Change(
-                name,
+                thing,
+                place,
                 index_of(flat, before.shape),
-                number(before.flatten()[flat].item()),
-                number(now.flatten()[flat].item()),
+                Number(before.flatten()[flat].item()),
+                Number(now.flatten()[flat].item()),
             )
 
 

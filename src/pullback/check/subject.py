@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
 from pullback.check.example import Example, tensors_in, wide_of, words_of
+from pullback.check.facts import Number, Raised, numbers
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
@@ -24,10 +25,10 @@ from pullback.check.finding import Skip as Skip
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.judge import Judge
 from pullback.check.leftovers import leftovers_of
-from pullback.check.mismatch import Mismatch, index_of, numbers
+from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.patterns import Pattern, factor_of, pattern_of
 from pullback.check.reference import Reference
-from pullback.check.repro import with_repro
+from pullback.check.repro.writing import with_repro
 from pullback.check.run import (
     BackwardFailedError as BackwardFailedError,
 )
@@ -251,15 +252,15 @@ class Subject:
         return frozenset(mismatch.name for mismatch in self.base_mismatches)
 
     @cached_property
-    def fails_at_base(self) -> str:
-        """What backward raises at the examples themselves, in one line; empty if nothing."""
+    def fails_at_base(self) -> Raised | None:
+        """What backward raises at the examples themselves; None if nothing."""
         try:
             self.pull()
         except BackwardFailedError as failure:
-            return told(failure.error)
+            return failure.raised
         except ForwardRefusedError as refusal:
-            return told(refusal.error)
-        return ""
+            return refusal.raised
+        return None
 
     @cached_property
     def is_steady(self) -> bool:
@@ -273,11 +274,14 @@ class Subject:
     # ---- words ----
 
     def finding(self, rule: Rule, *, example: Example | None = None, **facts: Any) -> Finding:
-        """A finding about this subject, with its name, place and inputs filled in."""
+        """A finding about this subject, with its name, place and inputs filled in.
+
+        `at`, `expected` and `got` are typed facts (`check.facts`), or words where there are none.
+        """
         if example is not None:
             facts.setdefault("inputs", example.words(self.names))
         place = self.target.place("backward", "vjp", "forward")
-        finding = Finding(rule, **facts).of(self.target.name, place)
+        finding = Finding.made(rule, **facts).of(self.target.name, place)
         return finding if finding.repro else with_repro(self, finding, example)
 
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
@@ -314,7 +318,7 @@ def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
 
 def differing(
     now: dict[str, Tensor | None], before: dict[str, Tensor | None]
-) -> Iterator[tuple[str, tuple[int, ...], str, str]]:
+) -> Iterator[tuple[str, tuple[int, ...], Number, Number]]:
     """The gradients that came otherwise: the name, the worst index, the number now and before."""
     for name, new in now.items():
         old = before.get(name)
@@ -323,13 +327,13 @@ def differing(
         yield (name, *worst_of(new, old))
 
 
-def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], str, str]:
-    """Where two tensors of one shape differ most: the index, and both numbers as text."""
+def worst_of(a: Tensor, b: Tensor) -> tuple[tuple[int, ...], Number, Number]:
+    """Where two tensors of one shape differ most: the index, and both numbers."""
     apart = wide_of(a) - wide_of(b)
     size = torch.nan_to_num(apart.abs(), nan=float("inf"))
     flat = int(size.flatten().argmax()) if size.numel() else 0
     if not size.numel():
-        return (), "", ""
+        return (), Number(None), Number(None)
     one, two = (tensor.detach().flatten()[flat].item() for tensor in (a, b))
     return index_of(flat, a.shape), *numbers(one, two)
 

@@ -14,9 +14,10 @@ from itertools import islice
 import torch
 
 from pullback.check.example import Example
+from pullback.check.facts import Raised
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.mismatch import Mismatch
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, told
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 from pullback.check.subject import Subject
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
@@ -29,7 +30,12 @@ class Trial:
 
     example: Example
     mismatches: tuple[Mismatch, ...] = ()
-    failure: str = ""
+    failure: Raised | None = None
+
+    @property
+    def said(self) -> str:
+        """What the exception says, empty where there was none."""
+        return "" if self.failure is None else self.failure.text
 
 
 def trials(subject: Subject, family: str, variants: Iterable[Example]) -> list[Trial]:
@@ -76,7 +82,7 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         wanted = tuple(sorted(example.needs))
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
-        return Trial(example, failure=told(failure.error))
+        return Trial(example, failure=failure.raised)
     return Trial(example, tuple(subject.mismatches(called, cotangents, grads)))
 
 

@@ -139,11 +139,11 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
             for result in registered.check(subject):
                 results.append(_completed(result, registered, subject))
     except (ForwardRefusedError, BackwardFailedError) as error:
-        results.append(Skip.refused(rule, f"the function raised: {error}"))
+        results.append(Skip.refused(rule, "the function raised", error.raised))
     except Exception as error:
         is_theirs = _is_of_function(error, registered, subject.target)
         who = "the function raised" if is_theirs else "the check itself failed"
-        results.append(Skip.refused(rule, f"{who}: {told(error)}"))
+        results.append(Skip.refused(rule, who, told(error)))
     return results
 
 

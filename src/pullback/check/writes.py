@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from pullback.check.example import Example, tensors_in
+from pullback.check.facts import Input
 from pullback.check.registration import schema_of
 from pullback.check.run import run
 from pullback.check.snapshot import Change, Snapshot, share_memory
@@ -21,6 +22,7 @@ class Written:
     `is_returned`: an output is its memory; `is_seen`: its version counter shows the change.
     """
 
+    name: str
     change: Change
     is_returned: bool
     is_seen: bool
@@ -40,20 +42,19 @@ def written_inputs(
     if subject.writes_inputs:
         args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
     named = [(i, t) for i, arg in enumerate(args) for t in tensors_in(arg)]
-    snapshot = Snapshot((f"{number}", tensor) for number, (_, tensor) in enumerate(named))
+    snapshot = Snapshot((Input(subject.names[i]), tensor) for i, tensor in named)
     versions = [tensor._version for _, tensor in named]
     call = target.call if marking is None else marking.target.call
     called = run(call, example, subject.names, args=args)
     marks = marking.marks[-1] if marking is not None and marking.marks else Marks()
     found: list[Written] = []
     for change in snapshot.changes():
-        position, tensor = named[int(change.name)]
-        is_seen = tensor._version != versions[int(change.name)]
+        position, tensor = named[change.place]
+        is_seen = tensor._version != versions[change.place]
         if position in marks.dirty or (is_seen and _is_open(subject, position)):
             continue
-        told = replace(change, name=subject.names[position])
         is_returned = any(share_memory(tensor, output) for output in called.outputs)
-        found.append(Written(told, is_returned, is_seen))
+        found.append(Written(subject.names[position], change, is_returned, is_seen))
     return found
 
 

@@ -36,7 +36,7 @@ from pullback.compose.text import Node, function_of
 from pullback.derive.backward import make_derived
 from pullback.derive.draws import draws_now
 from pullback.errors import CaptureError
-from pullback.function.isolation import isolated
+from pullback.function.isolation import ChangeInPlaceError, isolated
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,6 @@ def skeleton(program: Program) -> tuple[Any, ...]:
 
 # ---- recording ----
 
-CHANGES = "it changes a tensor in place"  # as `isolated` says it
-
 
 def recorded(program: Callable[..., Any], args: Sequence[Any]) -> Program:
     """`program` as units, run on copies of `args`; tensors and random states stay as they are.
@@ -97,9 +95,7 @@ def recorded(program: Callable[..., Any], args: Sequence[Any]) -> Program:
     with _alone(args):
         try:
             program(*copies_of(args))  # a recording is real: what it would change, is seen here
-        except RuntimeError as error:
-            if CHANGES not in str(error):
-                raise
+        except ChangeInPlaceError:
             raise CaptureError(
                 f"`{getattr(program, '__name__', 'program')}` must leave tensors from around it as "
                 "they are",

@@ -342,11 +342,15 @@ def _changed(captured: Capture) -> list[str]:
     return [captured.inputs[place].name for place, _ in captured.mutated]
 
 
+class InputChangedError(CaptureError):
+    """A program changes its inputs in place."""
+
+
 def _require_unchanged(name: str, changed: Sequence[str]) -> None:
     """Raise if inputs are changed in place: a derived Function leaves them as they are."""
     if changed:
         names = ", ".join(changed)
-        raise CaptureError(
+        raise InputChangedError(
             f"`{name}` must leave its inputs as they are to be derived",
             got=f"`{names}` changed in place",
             fix=f"work on a clone of `{names}`, and return it",

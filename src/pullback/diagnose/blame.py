@@ -182,6 +182,7 @@ class _Case:
         if said is not None and said.element is not None:
             element, wrong, total = said.element, said.wrong, said.total
         is_none = trial.got[place] is None or not is_fit
+        pattern, is_known = self.pattern(evidence)
         return Fault(
             input=self.trials.names[place],
             element=element,
@@ -189,37 +190,42 @@ class _Case:
             got=None if is_none else got[element].item(),
             wrong=wrong,
             total=total,
-            pattern=self.pattern(evidence),
+            pattern=pattern,
+            is_known=is_known,
             edit=cure.edit if cure else None,
             place=self.place(place, cure),
             witness=trial,
         )
 
-    def pattern(self, evidence: Evidence) -> str:
-        """What is the matter, and where."""
+    def pattern(self, evidence: Evidence) -> tuple[str, bool]:
+        """What is the matter, and where; and whether that is known."""
         if evidence.place in self.hidden:
-            return HIDDEN
-        words = self.attempt(lambda: self.kind_of_error(evidence)) or UNKNOWN
-        is_clear = "factor is missing" in words  # a missing mask says where
+            return HIDDEN, True
+        words, is_clear = self.attempt(lambda: self.kind_of_error(evidence)) or ("", False)
         where = "" if is_clear else self.attempt(lambda: self.where(evidence))
-        return words + (where or "")
+        return (words or UNKNOWN) + (where or ""), bool(words)
 
-    def kind_of_error(self, evidence: Evidence) -> str:
-        """What is the matter: what is sure, then what the edit tells, then what may be."""
+    def kind_of_error(self, evidence: Evidence) -> tuple[str, bool]:
+        """What is the matter, and whether that says where: as a mask does that is missing.
+
+        First comes what is sure, then what the edit tells, then what may be.
+        """
         known = PATTERNS if self.in_time() or not evidence.shown[0].is_large else PATTERNS[:2]
-        sure = next((text for pattern in known if (text := pattern(evidence))), "")
+        found = ((text, pattern) for pattern in known if (text := pattern(evidence)))
+        sure, by = next(found, ("", None))
         cure = self.cures.get(evidence.place)
         words, kind = (cure.pattern, cure.kind) if cure else ("", "")
-        if kind == "op" and " is taken " in words and sure == factor(evidence):
-            return words  # the mean for the sum: more than a factor
-        if kind == "value" and sure == unused_cotangent(evidence):
-            return words  # the other cotangent is used
+        is_clear = kind == "factor"
+        if kind == "reduction" and by is factor:
+            return words, is_clear  # the mean for the sum: more than a factor
+        if kind == "value" and by is unused_cotangent:
+            return words, is_clear  # the other cotangent is used
         if sure or (words and kind != "summand"):
-            return sure or words
+            return sure or words, is_clear and not sure
         last = next(
             (text for pattern in LAST if self.in_time() and (text := pattern(evidence))), ""
         )
-        return self.held(evidence) or words or last or UNKNOWN
+        return self.held(evidence) or words or last, False
 
     def held(self, evidence: Evidence) -> str:
         """What the user's backward takes for a constant."""

@@ -28,7 +28,7 @@ from pullback.diagnose.scope import (
     literals_in,
     numbers_in,
 )
-from pullback.diagnose.wording import Wording
+from pullback.diagnose.wording import Wording, is_reduction
 from pullback.graph.cost import op_name
 from pullback.graph.parts import BACKWARD, calls, phase_of
 from pullback.graph.values import aten, tensor_of
@@ -198,7 +198,8 @@ class _Maker:
     def _rewritten(self, node: fx.Node, formula: Formula, cost: float) -> Candidate:
         changes = tuple((use, formula) for use in self.every_use(node))
         words = Wording(self.scope)
-        return Candidate(cost, changes, _needs(node), "op", lambda: words.rewritten(node, formula))
+        kind = "reduction" if is_reduction(node, formula) else "op"
+        return Candidate(cost, changes, _needs(node), kind, lambda: words.rewritten(node, formula))
 
     def _renumbered(self, node: fx.Node, formula: Formula, old: Any, new: Any) -> Candidate:
         changes = tuple((use, formula) for use in self.every_use(node))
@@ -295,7 +296,9 @@ class _Maker:
                 continue
             formula = Formula(op, (site.old, known))
             changes = tuple((use, formula) for use in site.uses)
-            kind = "summand" if is_sum else "factor"
+            kind = "summand" if is_sum else "divisor" if op == aten.div.Tensor else "factor"
+            if kind == "factor" and known.origin == COTANGENT:
+                kind = "cotangent"
             needs = known.needs | _own(site.old)
             cost = base + (2.0 if is_sum else 1.5) + (0.01 if op == aten.div.Tensor else 0)
             say = _bind(words.joined, site.old, op, known, site)

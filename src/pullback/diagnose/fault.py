@@ -27,6 +27,7 @@ class Fault:
         pattern: What is the matter, in one sentence.
         edit: What makes it right, if that was found.
         place: Where in the user's backward, `file.py:line`.
+        is_known: Whether `pattern` says what the matter is.
         witness: The inputs and cotangents, in double precision, that these numbers belong to.
     """
 
@@ -39,6 +40,7 @@ class Fault:
     pattern: str
     edit: Edit | None
     place: str
+    is_known: bool = True
     witness: Trial | None = field(default=None, compare=False, repr=False)
 
     @property

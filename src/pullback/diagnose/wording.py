@@ -83,8 +83,8 @@ class Wording:
         """Another op in the place of that of `node`."""
         old, new = self.scope.written(node), f"`{self.spelled(node, formula)}`"
         text = f"use {new} instead of {old}"
-        names = (op_name(node), str(formula.op).split(".")[1])
-        if names in (("sum", "mean"), ("mean", "sum")):
+        names = (op_name(node), _op_of(formula))
+        if is_reduction(node, formula):
             pattern = f"the {names[0]} is taken where the {names[1]} is needed"
         elif {*names} <= {"add", "sub", "rsub"}:
             pattern = f"a sign is wrong in {old}"
@@ -226,6 +226,15 @@ class Wording:
             return True
         value = self.scope.hand.values[0][node]
         return any(equal(value, kept) for kept in self.scope.kept)
+
+
+def is_reduction(node: fx.Node, formula: Formula) -> bool:
+    """Whether a mean is put in the place of a sum, or a sum in that of a mean."""
+    return {op_name(node), _op_of(formula)} == {"sum", "mean"}
+
+
+def _op_of(formula: Formula) -> str:
+    return str(formula.op).split(".")[1]
 
 
 def _listed(names: Iterable[str]) -> str:

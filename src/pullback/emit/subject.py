@@ -22,9 +22,9 @@ from pullback.capture.trees import flatten, map_leaves
 from pullback.compose.flow import Flow, flow_of, recorded
 from pullback.derive.likes import Like, drawn, like_of, likes_of
 from pullback.derive.recipe import Parts, parts_of
-from pullback.derive.recipes import Recipes
+from pullback.derive.recipes import InputChangedError, Recipes
 from pullback.derive.source import readable_parts
-from pullback.errors import CaptureError, ExamplesError, TargetError
+from pullback.errors import ExamplesError, TargetError
 from pullback.function.unwritten import lacks_backward
 
 
@@ -158,9 +158,7 @@ def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
     save = "auto" if lacks_backward(cls) else "everything"
     try:
         captured = Recipes(cls.apply, save).general(given).captured
-    except CaptureError as error:
-        if "changed in place" not in str(error):
-            raise
+    except InputChangedError:
         captured = None  # and let go of the error before another may be raised
     captured = _named(captured or _of_changing(cls, given), cls)
     return _subject(cls.__name__, cls.apply, captured, save, likes_of(given), function=cls)

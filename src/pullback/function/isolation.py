@@ -74,6 +74,10 @@ def isolated(args: Sequence[Any], seed: int) -> Iterator[None]:
         yield
 
 
+class ChangeInPlaceError(RuntimeError):
+    """A program changes a tensor that was there before."""
+
+
 class _NoChange(DispatchMode):
     """Refuses ops that change a tensor which was there before."""
 
@@ -95,7 +99,7 @@ class _NoChange(DispatchMode):
                 continue
             value = args[position] if position < len(args) else kwargs.get(parameter.name)
             if isinstance(value, torch.Tensor) and self._storage(value) not in self.made:
-                raise RuntimeError(f"it changes a tensor in place ({func})")
+                raise ChangeInPlaceError(f"it changes a tensor in place ({func})")
         output = func(*args, **kwargs)
         if not any(a.alias_info for a in schema.arguments):
             for item in output if isinstance(output, (tuple, list)) else (output,):

@@ -7,9 +7,13 @@ be added without a new version; one that goes or changes its meaning makes a new
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from pullback.check.facts import About, Both, Number, Second, Thing, Value
+from pullback.check.facts import number as shown
 from pullback.check.finding import PROFILES, Finding, Rule, Severity
 from pullback.check.report import Report
 from pullback.errors import PullbackError
@@ -30,6 +34,15 @@ def _object(**fields: Any) -> dict[str, Any]:
     }
 
 
+_THING = {"type": ["object", "null"], "properties": {"kind": _TEXT}, "required": ["kind"]}
+_NUMBER = {"type": ["number", "string", "null"]}
+_ABOUT = _object(
+    thing=_THING,
+    index={"type": ["array", "null"], "items": _COUNT},
+    expected=_NUMBER,
+    got=_NUMBER,
+    raised={"type": ["object", "null"], "properties": {"type": _TEXT, "text": _TEXT}},
+)
 _RULE = _object(code=_TEXT, name=_TEXT, group=_TEXT, sentence=_TEXT)
 _FINDING = _object(
     rule=_RULE,
@@ -45,6 +58,7 @@ _FINDING = _object(
     fix=_TEXT,
     repro=_TEXT,
     facts={"type": "object", "additionalProperties": _TEXT},
+    about=_ABOUT,
 )
 _REPORT = _object(
     subject=_TEXT,
@@ -138,7 +152,37 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "fix": finding.fix,
         "repro": finding.repro,
         "facts": dict(finding.facts),
+        "about": _about(finding.about),
     }
+
+
+def _about(about: About) -> dict[str, Any]:
+    """What a finding is about, as plain data; None where it is told in words only."""
+    return {
+        "thing": _thing(about.thing),
+        "index": None if about.index is None else list(about.index),
+        "expected": _number(about.expected.value if about.expected is not None else None),
+        "got": _number(about.got.value if isinstance(about.got, Number) else None),
+        "raised": None if about.raised is None else asdict(about.raised),
+    }
+
+
+def _thing(thing: Thing) -> dict[str, Any] | None:
+    """A thing of the call: its kind, and the name of an input or the number of an output."""
+    if isinstance(thing, str):
+        return None
+    kind = type(thing).__name__.lower()
+    if isinstance(thing, Both):
+        return {"kind": kind, "names": [thing.one, thing.two]}
+    if isinstance(thing, Second):
+        return {"kind": kind, "of": _thing(thing.of)}
+    return {"kind": kind, **asdict(thing)}
+
+
+def _number(value: Value) -> float | str | None:
+    """A number; as text where JSON has none for it."""
+    is_plain = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+    return value if is_plain else shown(value)  # type: ignore[return-value]
 
 
 def _rule(rule: Rule) -> dict[str, str]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pullback.check import rules
+from pullback.check.explaining import Cause
 from pullback.check.finding import PROFILES, Rule, Severity
 
 HERE = Path(__file__).resolve().parent
@@ -46,6 +47,14 @@ def faults_of(module):
 def _texts(page):
     """The texts under the sections of a page."""
     return re.split(rf"^(?:{'|'.join(SECTIONS)})$", page, flags=re.MULTILINE)[1:]
+
+
+@every_rule
+def test_repros_and_causes_have_their_form(module):
+    forms = (*getattr(module, "REPROS", ()), *getattr(module, "RAISING", ()))
+
+    assert all(map(callable, forms))
+    assert all(isinstance(cause, Cause) for cause in getattr(module, "EXPLAINS", ()))
 
 
 def test_file(module):

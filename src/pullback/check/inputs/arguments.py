@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -20,6 +21,13 @@ DIMENSIONS = ("dim", "axis")
 IGNORED = -100  # what PyTorch's losses take for "no label"
 # Names of arguments, or of functions, in which an index tensor is an order by agreement.
 ORDERS = ("perm", "order", "sort", "shuffl", "rank", "inverse")
+
+
+class Variant(Enum):
+    """What was done to a mask or an index tensor, where that says what a wrong gradient is."""
+
+    EMPTY = "a mask, or a row of it, that is false everywhere"
+    IGNORED = "some indices that stand for no label"
 
 
 def arguments_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
@@ -63,12 +71,13 @@ def masks_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
         if mask.dtype != torch.bool or not mask.numel():
             continue
         for value in (False, True):
-            yield example.put(i, torch.full_like(mask, value), f"`{names[i]}` all {value}")
+            kind = None if value else Variant.EMPTY
+            yield example.put(i, torch.full_like(mask, value), f"`{names[i]}` all {value}", kind)
         yield example.put(i, _mask(mask), f"`{names[i]}` with some entries False")
         if mask.dim() > 1:
             row = mask.clone()
             row.select(0, 0).fill_(False)
-            yield example.put(i, row, f"`{names[i]}` with a row of False")
+            yield example.put(i, row, f"`{names[i]}` with a row of False", Variant.EMPTY)
 
 
 def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -> Iterator[Example]:
@@ -85,7 +94,8 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
         if index.dtype.is_signed and _sizes_below(example, -IGNORED):
             flat = torch.arange(index.numel()) % 3 == 1
             some = index.masked_fill(flat.reshape(index.shape), IGNORED)
-            yield example.put(i, some, f"argument {i} with some entries {IGNORED}, to be ignored")
+            label = f"argument {i} with some entries {IGNORED}, to be ignored"
+            yield example.put(i, some, label, Variant.IGNORED)
         if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
         spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)

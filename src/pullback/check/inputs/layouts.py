@@ -152,7 +152,7 @@ def is_same_layout(one: Tensor, other: Tensor) -> bool:
 
 def is_expanded(label: str) -> bool:
     """Whether a layout has stride 0, and so other values than the tensor it was made from."""
-    return label.startswith("expanded")
+    return LAYOUTS.get(label) in (expanded, expanded_rows, expanded_columns)
 
 
 def is_lazy(label: str) -> bool:

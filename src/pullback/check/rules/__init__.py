@@ -1,5 +1,8 @@
 """The rules, one file each: `rules/<group>/<fault>.py` with a `RULE` and a `check(subject)`.
 
+A file may also have `REPROS` and `RAISING`, the forms in which its findings are shown, and
+`EXPLAINS`, the findings of other rules of which its own are the cause.
+
 A rule is found because its file is there; a stranger's package adds rules through the entry point
 `pullback.checks`, each entry a module of the same form.
 """

@@ -21,10 +21,14 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient, Input, Output
+from pullback.check.repro.calls import MEMORY, begun
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
     BackwardFailedError,
@@ -55,28 +59,46 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             grads = run.pull(cotangents, retain_graph=True)
         except BackwardFailedError as failure:
-            yield Skip.refused(RULE, f"backward fails: {failure}")
+            yield Skip.refused(RULE, "backward fails", failure.raised)
             return
         real = {name: g for name, g in grads.items() if g is not None}
-        kept: list[tuple[str, Tensor]] = [
-            (f"input `{name}`", arg)
+        kept: list[tuple[Input | Output, Tensor]] = [
+            (Input(name), arg)
             for name, arg in zip(subject.names, run.passed, strict=False)
             if isinstance(arg, Tensor)
         ]
-        kept += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
+        kept += [(Output(i), output) for i, output in enumerate(run.outputs)]
         for name, gradient in real.items():
-            for where, other in kept:
+            for holder, other in kept:
                 if name not in told and share_memory(gradient, other):
                     told.add(name)
-                    yield _finding(subject, name, where)
+                    yield _finding(subject, name, holder)
 
 
-def _finding(subject: Subject, name: str, where: str) -> Finding:
+def _finding(subject: Subject, name: str, holder: Input | Output) -> Finding:
     return subject.finding(
         RULE,
         example=subject.base,
-        at=f"gradient of `{name}`",
+        at=At(Gradient(name)),
         expected="memory of its own",
-        got=f"the memory of {where}",
+        got=f"the memory of {holder}",
+        detail=holder,
         fix="return a new tensor, by `.clone()` if need be",
     )
+
+
+def _apart(scene: Scene, *, of_ones: bool = False) -> str:
+    """The gradient and what it shares memory with, perhaps for cotangents of ones."""
+    which = scene.names[scene.position]
+    if which not in scene.leaves:
+        return ""
+    holder = scene.code_of(scene.about.detail)
+    return text_of(
+        begun(scene),
+        [f"g = {scene.each('torch.ones_like(g)', 'g')}"] if of_ones else [],
+        f"got = {scene.pull()}[{scene.leaves.index(which)}]",
+        f'assert got.{MEMORY} != {holder}.{MEMORY}, "the gradient has its memory"',
+    )
+
+
+REPROS = (_apart, partial(_apart, of_ones=True))

@@ -24,6 +24,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.check.facts import At, Input, Output
+from pullback.check.repro.calls import MEMORY
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
@@ -41,9 +44,20 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=subject.base,
-                    at=f"output {i}",
+                    at=At(Output(i)),
                     expected=f"memory of its own, or a view of `{name}` that autograd tracks",
                     got=f"the memory of `{name}`",
+                    detail=Input(name),
                     fix=f"return a clone, or `{name}.view_as({name})`",
                 )
                 break
+
+
+def _apart(scene: Scene) -> str:
+    """The output and the input whose memory it is."""
+    out, holder = scene.code_of(scene.about.thing), scene.code_of(scene.about.detail)
+    test = f"{out}._is_view() or {out}.{MEMORY} != {holder}.{MEMORY}"
+    return text_of(scene.settings(), scene.done(), f'assert {test}, "the memory of an input"')
+
+
+REPROS = (_apart,)

@@ -23,6 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from pullback.check.facts import Output
+from pullback.check.repro.calls import MEMORY
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 
@@ -46,6 +49,17 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 at=f"outputs {i} and {j}",
                 expected="memory of their own",
                 got="the same memory",
+                detail=(Output(i), Output(j)),
                 fix=f"return a clone as output {j}",
             )
             return
+
+
+def _apart(scene: Scene) -> str:
+    """The two outputs that share memory."""
+    one, two = (scene.code_of(output) for output in scene.about.detail)
+    test = f"{one}.{MEMORY} != {two}.{MEMORY}"
+    return text_of(scene.settings(), scene.done(), f'assert {test}, "one memory for two"')
+
+
+REPROS = (_apart,)

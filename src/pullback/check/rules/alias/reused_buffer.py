@@ -27,7 +27,11 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example
+from pullback.check.explaining import COMPARING, Cause
+from pullback.check.facts import At, Gradient, Output
 from pullback.check.others import other_values
+from pullback.check.repro.calls import begun
+from pullback.check.repro.scene import Repro, Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -58,7 +62,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     for i, (output, before) in enumerate(zip(one.outputs, kept, strict=True)):
         if not _is_same(output, before):
-            yield _finding(subject, first, f"output {i}", output, before)
+            yield _finding(subject, first, Output(i), output, before)
     copies = {name: grad.clone() for name, grad in held.items()}
     try:
         _gradients(subject, two, draw=3)
@@ -66,7 +70,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     for name, before in copies.items():
         if not _is_same(held[name], before):
-            yield _finding(subject, first, f"gradient of `{name}`", held[name], before)
+            yield _finding(subject, first, Gradient(name), held[name], before)
 
 
 def _gradients(subject: Subject, run: Run, draw: int = 0) -> dict[str, Tensor]:
@@ -83,13 +87,39 @@ def _is_same(one: Tensor, two: Tensor) -> bool:
     )
 
 
-def _finding(subject: Subject, example: Example, what: str, now: Tensor, was: Tensor) -> Finding:
+def _finding(
+    subject: Subject, example: Example, thing: Output | Gradient, now: Tensor, was: Tensor
+) -> Finding:
     index, have, want = worst_of(now, was)
     return subject.finding(
         RULE,
         example=example,
-        at=f"{what} at {list(index)}, looked at again after the next call",
-        expected=f"{want}, as it was",
-        got=f"{have}: the next call has written into it",
+        at=At(thing, index, rest=", looked at again after the next call"),
+        expected=want.then(", as it was"),
+        got=have.then(": the next call has written into it"),
         fix=FIX,
     )
+
+
+def _kept(scene: Scene) -> Repro:
+    """What a call gave must be the same after the next call."""
+    other = [f"{name}.detach() * 0.5" if name in scene.floats else name for name in scene.names]
+    again = scene.done(out="other", arguments=", ".join(other[: len(scene.example.args)]))
+    kept = f"[{scene.code_of(scene.about.thing)}]"
+    if isinstance(scene.about.thing, Gradient):
+        kept = scene.pull()
+        again = [*scene.weights("h", draw=1), *scene.done(), scene.pull(g="h")]
+    return Repro(
+        text_of(
+            begun(scene),
+            f"kept = {kept}",
+            "wanted = [t.detach().clone() for t in kept]",
+            again,
+            compared("kept", "wanted"),
+        )
+    )
+
+
+REPROS = (_kept,)
+
+EXPLAINS = (Cause(COMPARING, "what is kept from one call changes with the next", rank=130),)

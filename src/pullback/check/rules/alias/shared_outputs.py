@@ -69,3 +69,6 @@ def _refusal(output: Tensor) -> str:
     except RuntimeError as error:
         return str(error).split(".")[0]
     return ""
+
+
+REPROS = ()  # what PyTorch refuses is told as it says it

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.check.facts import At, Output
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 
@@ -55,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"output {i}",
+                at=At(Output(i)),
                 expected=f"{used} bytes of its own, which may be changed in place",
                 got=f"a view into {held} bytes, on which in-place ops raise",
                 fix="return a clone of it",
@@ -71,7 +73,7 @@ def _part(subject: Subject, output: Tensor, inputs: dict[str, Tensor]) -> Iterat
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at="output 0",
+                at=At(Output(0)),
                 expected="memory of its own, which may be changed in place",
                 got=f"a view of a part of `{name}`, on which in-place ops raise",
                 fix="return a clone of it",
@@ -84,3 +86,13 @@ def _refuses_in_place(output: Tensor) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def _whole(scene: Scene) -> str:
+    """The output and the memory that it lies in."""
+    out = scene.code_of(scene.about.thing)
+    own = f"{out}.untyped_storage().nbytes() == {out}.nbytes"
+    return text_of(scene.settings(), scene.done(), f'assert {own}, "a view into more memory"')
+
+
+REPROS = (_whole,)

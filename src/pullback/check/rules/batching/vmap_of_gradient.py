@@ -31,6 +31,7 @@ from torch import Tensor
 
 from pullback.check.draws import draws
 from pullback.check.example import tensors_in
+from pullback.check.facts import At, Gradient, Number, Raised, Words
 from pullback.check.inputs.values import resampled
 from pullback.check.run import cotangent_of, seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, told, worst_of
@@ -51,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         wanted = _looped(target.call, subject, samples)
     except Exception as error:
-        yield Skip.refused(RULE, f"the gradient of one sample is refused: {told(error)}")
+        yield Skip.refused(RULE, "the gradient of one sample is refused", told(error))
         return
     try:
         got = _batched(target.call, subject, samples)
@@ -59,24 +60,27 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             _batched(subject.reference.program, subject, samples)
         except Exception:
-            yield Skip.refused(RULE, f"PyTorch cannot batch this gradient either: {told(error)}")
+            yield Skip.refused(RULE, "PyTorch cannot batch this gradient either", told(error))
             return
-        yield _finding(subject, "the gradients", "those of a loop", told(error), Severity.FRAGILE)
+        loop = Words("those of a loop")
+        yield _finding(subject, At("the gradients"), loop, told(error), Severity.FRAGILE)
         return
     for i, one, two in zip(sorted(subject.small.needs), got, wanted, strict=True):
         if not is_close(one, two, 1000) and one.shape == two.shape:
             index, have, want = worst_of(one, two)
-            where = f"gradient of `{subject.names[i]}` at {list(index)}"
-            yield _finding(subject, where, f"{want}, as by a loop", have, Severity.WRONG)
+            at = At(Gradient(subject.names[i]), index)
+            yield _finding(subject, at, want.then(", as by a loop"), have, Severity.WRONG)
             return
 
 
-def _finding(subject: Subject, where: str, expected: str, got: str, weight: Severity) -> Finding:
+def _finding(
+    subject: Subject, at: At, expected: Number | Words, got: Number | Raised, weight: Severity
+) -> Finding:
     return subject.finding(
         RULE,
         example=subject.small,
         severity=weight,
-        at=f"{where}, by vmap over torch.func.grad with {BATCH} samples",
+        at=at.then(f", by vmap over torch.func.grad with {BATCH} samples"),
         expected=expected,
         got=got,
         fix="write backward with tensor operators only: no .item(), no branch on values, no NumPy",

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -34,8 +35,10 @@ from pullback.check.dispatch import foreign_calls
 from pullback.check.draws import draws
 from pullback.check.elsewhere import Results, difference
 from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.facts import At, Number, Raised, Words
 from pullback.check.inputs.values import resampled
 from pullback.check.registration import has_vmap_rule
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
 
@@ -43,6 +46,13 @@ RULE = Rule(code="N001", name="wrong-vmap", group="batching", profile="quick")
 
 BATCH = 3
 WAYS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Which inputs are batched, and along which dimension: `in_dims` of `torch.vmap`."""
+
+    in_dims: tuple[int | None, ...]
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -53,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if draws(subject):
         yield Skip(RULE, "it draws random numbers, which a loop draws in another order")
         return
-    refusals: list[str] = []
+    refusals: list[Raised] = []
     ways = list(_ways(subject.small))[:WAYS]
     for in_dims in each(ways, subject):
         samples = _samples(subject.small, in_dims)
@@ -69,15 +79,16 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             if not _takes(subject, samples, in_dims):
                 refusals.append(told(error))
                 continue
-            yield _finding(subject, in_dims, "vmap", "the outputs of a loop", told(error))
+            loop = Words("the outputs of a loop")
+            yield _finding(subject, in_dims, At("vmap"), loop, told(error))
             return
         apart = difference(Results(tuple(got), {}), Results(tuple(wanted), {}))
         if apart is not None:
-            where, expected, have = apart
-            yield _finding(subject, in_dims, where, f"{expected}, as by a loop", have)
+            at, expected, have = apart
+            yield _finding(subject, in_dims, at, expected.then(", as by a loop"), have)
             return
     if refusals:
-        yield Skip.refused(RULE, f"not every batch could be tried: {refusals[0]}")
+        yield Skip.refused(RULE, "not every batch could be tried", refusals[0])
 
 
 def _calls_batched_op(subject: Subject) -> bool:
@@ -89,16 +100,20 @@ def _calls_batched_op(subject: Subject) -> bool:
 
 
 def _finding(
-    subject: Subject, in_dims: tuple[int | None, ...], where: str, expected: str, got: str
+    subject: Subject,
+    in_dims: tuple[int | None, ...],
+    at: At,
+    expected: Number | Words,
+    got: Number | Words | Raised,
 ) -> Finding:
-    raised = where == "vmap"
     return subject.finding(
         RULE,
         example=subject.small,
-        severity=Severity.FRAGILE if raised else Severity.WRONG,
-        at=f"{where}, for in_dims={in_dims}, {BATCH} samples",
+        severity=Severity.FRAGILE if isinstance(got, Raised) else Severity.WRONG,
+        at=at.then(f", for in_dims={in_dims}, {BATCH} samples"),
         expected=expected,
         got=got,
+        detail=Batched(in_dims),
         place=subject.target.place("vmap", "setup_context"),
         fix="move each batch dimension to the front, as in_dims says, and say so in out_dims",
     )
@@ -175,3 +190,31 @@ def _takes(
 
 def _stacked(samples: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(list(outputs)) for outputs in zip(*samples, strict=True)]
+
+
+def _by_loop(scene: Scene) -> str:
+    """`torch.vmap` against a loop."""
+    dims = scene.about.detail.in_dims
+    pairs = list(zip(scene.names, dims, strict=False))
+    stacked = {name: f"torch.stack([{name}, 2 * {name}, 0.5 * {name}], {d})" for name, d in pairs}
+    rows = [f"{name} = {stacked[name]}" for name, d in pairs if d is not None]
+    sample = [name if d is None else f"{name}.select({d}, k)" for name, d in pairs]
+    names = ", ".join(name for name, _ in pairs)
+    defined = [f"def call({names}):", f"    return {scene.call}({names})", ""]
+    begun = [*scene.settings(leaves=False), *rows, "", *defined]
+    mapped = f"out = torch.vmap(call, {dims})({names})"
+    if scene.raised:
+        return text_of(begun, f"{mapped}{scene.raised}")
+    first = scene.code_of(scene.about.thing) or scene.output(0)
+    call = f"{scene.call}({', '.join(sample)})"
+    loop = f"torch.stack([{call}{first.removeprefix('out')} for k in range(3)])"
+    return text_of(
+        begun,
+        mapped,
+        f"got, expected = {first}, {loop}",
+        "assert got.shape == expected.shape and torch.allclose(got, expected, 1e-3, 1e-5), "
+        'f"{got=}, {expected=}"',
+    )
+
+
+REPROS = (_by_loop,)

@@ -32,6 +32,8 @@ from torch.overrides import TorchFunctionMode
 
 from pullback.check.elsewhere import Results, is_repeatable, results_of
 from pullback.check.example import Example
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -55,12 +57,11 @@ CASTS = {"to", "type", "type_as", "float", "half", "bfloat16"}
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward fails or is far off."""
-    if subject.fails_at_base or subject.target.intent.nondeterministic:
-        yield Skip(
-            RULE,
-            subject.fails_at_base or "declared to be nondeterministic",
-            is_refusal=bool(subject.fails_at_base),
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if subject.target.intent.nondeterministic:
+        yield Skip(RULE, "declared to be nondeterministic")
         return
     if not is_repeatable(subject):
         yield Skip.refused(RULE, "the same call does not give the same twice")
@@ -71,7 +72,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         called = _cast(subject.target.call)
         run(called, example, subject.names, through_clone=subject.writes_inputs)
     except (ForwardRefusedError, BackwardFailedError) as refusal:
-        yield Skip.refused(RULE, f"it refuses float32 or autocast: {refusal}")
+        yield Skip.refused(RULE, "it refuses float32 or autocast", refusal.raised)
         return
     plain = _plain(subject, example)
     eager = _plain(subject, example, cast=True)
@@ -82,7 +83,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         got = results_of(subject, example, called)
     except BackwardFailedError as failure:
         if not _is_promised(subject, example, failure):
-            yield Skip.refused(RULE, f"backward refuses what autocast gives: {failure}")
+            yield Skip.refused(RULE, "backward refuses what autocast gives", failure.raised)
             return
         yield subject.finding(
             RULE,
@@ -90,7 +91,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             severity=Severity.FRAGILE,
             at="backward, after a forward under autocast",
             expected="gradients near those of an ordinary call",
-            got=str(failure),
+            got=failure.raised,
             fix="decorate both forward and backward: torch.amp.custom_fwd and custom_bwd",
         )
         return
@@ -109,7 +110,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}, after a forward under autocast",
+            at=At(Gradient(name), index, rest=", after a forward under autocast"),
             expected=f"near {want}, as without autocast",
             got=have,
             fix="let backward do the same whether or not autocast is on while it runs",
@@ -179,3 +180,25 @@ def _apart(one: Tensor | None, two: Tensor | None) -> float:
         return 0.0
     apart = (one.detach() - two.detach()).abs()
     return float(torch.nan_to_num(apart, nan=float("inf")).max())
+
+
+def _under_autocast(scene: Scene) -> str:
+    """The gradients of a call under autocast against those of a plain one."""
+    cast = f"g = [a.to(b.dtype) for a, b in zip(g, {scene.outputs()})]"
+    if scene.is_one:
+        cast = "g = g.to(out.dtype)"
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"wanted = {scene.pull()}",
+        'with torch.autocast("cpu", torch.bfloat16):',
+        indented(scene.done()),
+        cast,
+        f"for got, expected in zip({scene.pull()}, wanted):",
+        "    limit = 0.1 * expected.abs().max()",
+        '    assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
+    )
+
+
+REPROS = (_under_autocast,)

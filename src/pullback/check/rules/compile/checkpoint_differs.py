@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.example import tensors_in
+from pullback.check.facts import At, Number, Words
+from pullback.check.repro.scene import Scene, compared, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -52,12 +55,11 @@ RULE = Rule(
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first way in which a checkpointed call differs."""
-    if subject.fails_at_base or subject.writes_inputs:
-        yield Skip(
-            RULE,
-            subject.fails_at_base or "forward changes its inputs",
-            is_refusal=bool(subject.fails_at_base),
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if subject.writes_inputs:
+        yield Skip(RULE, "forward changes its inputs")
         return
     if subject.target.intent.nondeterministic:
         yield Skip(RULE, "declared to be nondeterministic")
@@ -71,20 +73,28 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             got = _checkpointed(subject, twice, reentrant)
         except (ForwardRefusedError, BackwardFailedError) as failure:
-            yield Skip.refused(RULE, f"torch.utils.checkpoint refuses it: {failure}")
+            yield Skip.refused(RULE, "torch.utils.checkpoint refuses it", failure.raised)
             continue
         apart = twice.difference() or difference(got, usual)
         if apart is not None:
-            where, expected, have = apart
+            at, expected, have = apart
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"{where}, under checkpoint(use_reentrant={reentrant})",
-                expected=f"{expected}, as in the first run",
+                at=at.then(f", under checkpoint(use_reentrant={reentrant})"),
+                expected=expected.then(", as in the first run"),
                 got=have,
+                detail=Checkpointed(reentrant),
                 fix="draw with PyTorch's generators, which checkpoint replays, and keep no state",
             )
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """Which kind of checkpoint it was."""
+
+    use_reentrant: bool
 
 
 class Twice:
@@ -100,7 +110,7 @@ class Twice:
         self.given.append(tuple(t.detach().clone() for t in tensors_in(result)))
         return result
 
-    def difference(self) -> tuple[str, str, str] | None:
+    def difference(self) -> tuple[At, Number | Words, Number | Words] | None:
         """Where the second run gave other outputs than the first."""
         if len(self.given) < 2:
             return None
@@ -129,3 +139,38 @@ def _seeded(work: Callable[[], Results]) -> Results:
         return work()
     finally:
         random.setstate(state)
+
+
+def _second_forward(scene: Scene) -> str:
+    """The second forward of a checkpointed call against the first, then the gradients."""
+    reentrant = scene.about.detail.use_reentrant
+    floats = ", ".join(scene.floats)
+    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    body = [
+        f"out = {scene.call}({scene.arguments})",
+        f"seen.append([t.detach().clone() for t in [{outputs}]])",
+        "return out",
+    ]
+    fields = ", ".join(f"{name}.grad" for name in scene.leaves)
+    zeros = f"[torch.zeros(()) if grad is None else grad for grad in [{fields}]]"
+    found = [f"({scene.total}).backward()", f"found = {zeros}"]
+    return text_of(
+        "from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop",
+        "",
+        scene.settings(),
+        scene.weights(),
+        "seen = []",
+        ["", f"def call({floats}):", *indented(body), ""],
+        "torch.manual_seed(0)",
+        f"out = call({floats})",
+        f"wanted = {scene.pull()}",
+        "torch.manual_seed(0)",
+        "with set_checkpoint_early_stop(False):",
+        f"    out = checkpoint(call, {floats}, use_reentrant={reentrant})",
+        indented(found if reentrant else [f"found = {scene.pull()}"]),
+        compared("seen[2]", "seen[1]"),
+        compared("found", "wanted"),
+    )
+
+
+REPROS = (_second_forward,)

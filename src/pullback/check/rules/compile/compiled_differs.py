@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
@@ -36,6 +37,8 @@ from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.example import Example
 from pullback.check.inputs.shapes import batches_of
+from pullback.check.repro.retold import of_gradients
+from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -54,8 +57,14 @@ RULE = Rule(
     wraps=True,
 )
 
-
 MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledBy:
+    """What the call was compiled with."""
+
+    backend: str
 
 
 class _Warm(Function):
@@ -85,7 +94,7 @@ def prepare() -> None:
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, which a compiler may draw in another order")
@@ -127,18 +136,19 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                 if difference(results_of(subject, example), usual) is not None:
                     yield Skip.refused(RULE, "eager mode itself does not give the same twice")
                     return
-                where, expected, have = apart
+                at, expected, have = apart
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=f"{where}, under torch.compile(backend={backend!r})",
-                    expected=f"{expected}, as in eager mode",
+                    at=at.then(f", under torch.compile(backend={backend!r})"),
+                    expected=expected.then(", as in eager mode"),
                     got=have,
+                    detail=CompiledBy(backend),
                     fix="let the result depend on the arguments alone, not on who calls",
                 )
                 return
     except (ForwardRefusedError, BackwardFailedError) as refusal:
-        yield Skip.refused(RULE, f"{backend} refuses it: {refusal}")
+        yield Skip.refused(RULE, f"{backend} refuses it", refusal.raised)
     finally:
         torch.compiler.reset()
 
@@ -171,3 +181,28 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+def _compiled(scene: Scene) -> Repro:
+    """Compiled against eager."""
+    is_inductor = scene.about.detail.backend == "inductor"
+    way = "torch.compile(call)" if is_inductor else 'torch.compile(call, backend="aot_eager")'
+    floats = ", ".join(scene.floats)
+    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    results = [
+        f"out = way({floats})",
+        f"held = [t.detach().clone() for t in [{outputs}]]",
+        f"return [*held, *{scene.pull()}]" if scene.used else "return held",
+    ]
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        ["", f"def call({floats}):", *indented([*scene.done(), "return out"]), ""],
+        ["def results(way):", *indented(results), ""],
+        "wanted = results(call)",
+        compared(f"results({way})", "wanted"),
+    )
+    return Repro(text, of_gradients(scene, with_outputs=True))
+
+
+REPROS = (_compiled,)

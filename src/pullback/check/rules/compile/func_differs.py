@@ -37,12 +37,11 @@ RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    if subject.fails_at_base or subject.writes_inputs:
-        yield Skip(
-            RULE,
-            subject.fails_at_base or "forward changes its inputs",
-            is_refusal=bool(subject.fails_at_base),
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if subject.writes_inputs:
+        yield Skip(RULE, "forward changes its inputs")
         return
     if not (subject.target.has_setup_context or subject.target.is_ours):
         yield Skip(RULE, "torch.func takes no Function without setup_context")
@@ -56,16 +55,16 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         got = _by_func(subject, cotangents)
     except Exception as error:
-        yield Skip.refused(RULE, f"torch.func refuses it: {told(error)}")
+        yield Skip.refused(RULE, "torch.func refuses it", told(error))
         return
     apart = difference(got, usual)
     if apart is not None:
-        where, expected, have = apart
+        at, expected, have = apart
         yield subject.finding(
             RULE,
             example=example,
-            at=f"{where}, under torch.func.vjp",
-            expected=f"{expected}, as by autograd",
+            at=at.then(", under torch.func.vjp"),
+            expected=expected.then(", as by autograd"),
             got=have,
             fix="let setup_context save its own arguments only",
         )

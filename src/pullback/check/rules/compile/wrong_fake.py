@@ -63,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             try:
                 failure = _failure(called)
             except Exception as error:
-                yield Skip.refused(RULE, f"torch.library.opcheck cannot try it: {told(error)}")
+                yield Skip.refused(RULE, "torch.library.opcheck cannot try it", told(error))
                 return
             # An op of somebody else's may have no fake kernel.
             if failure is not None and (is_op or not _is_absent(failure)):

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 
 from pullback.check.elsewhere import is_repeatable
+from pullback.check.facts import At, Gradient, Input
+from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -48,7 +50,7 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input that is not followed."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if not is_repeatable(subject):
         yield Skip.refused(RULE, "the same call does not give the same twice")
@@ -75,11 +77,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             if is_close(got, expected, 100):
                 continue
             index, have, want = worst_of(got, expected)
+            moved = Input(subject.names[position])
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}, after `{subject.names[position]}` got "
-                "other memory",
+                at=At(Gradient(name), index, rest=f", after `{moved.name}` got other memory"),
+                detail=moved,
                 expected=want,
                 got=have,
                 why="an alias of the input was kept past `save_for_backward`",
@@ -121,3 +124,22 @@ class Mover:
         place = (kept.size(), kept.stride(), kept.storage_offset())
         found = self.new.as_strided(*place)
         return found.conj() if kept.is_conj() else found
+
+
+def _moved(scene: Scene) -> str:
+    """An input that gets other memory between forward and backward, as offloading does."""
+    name = scene.code_of(scene.about.detail)
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"wanted = {scene.pull()}",
+        scene.done(),
+        f"old = {name}.data",
+        f"{name}.data = old.clone()",
+        'old.fill_(float("nan"))  # freed, and used for something else',
+        compared(scene.pull(), "wanted"),
+    )
+
+
+REPROS = (_moved,)

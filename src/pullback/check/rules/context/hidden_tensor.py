@@ -25,16 +25,40 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.check.example import copy_of, mapped, tensors_in
+from pullback.check.facts import Input
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
 
 RULE = Rule(code="Q002", name="hidden-tensor", group="context", profile="quick")
+
+
+class Whereabouts(Enum):
+    """Where forward finds a tensor."""
+
+    ARGUMENT = "a tensor in"
+    GLOBAL = "the global"
+    CLOSURE = "the closed-over"
+    ELSEWHERE = "a tensor from outside"
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTensor:
+    """A tensor that forward uses and autograd does not see."""
+
+    place: Whereabouts
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place.value} `{self.name}`" if self.name else self.place.value
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -46,7 +70,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             used = _leaves(tensors_in(subject.reference.program(*_cloned(args))))
             connected = _leaves(tensors_in(subject.target.call(*_cloned(args))))
     except Exception as error:
-        yield Skip.refused(RULE, f"forward cannot be looked into: {told(error)}")
+        yield Skip.refused(RULE, "forward cannot be looked into", told(error))
         return
     direct = {id(arg) for arg in args if isinstance(arg, Tensor)}
     for leaf in used.values():
@@ -57,6 +81,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             RULE,
             example=subject.given,
             at=f"{where}, {words_of(leaf)}, which requires grad",
+            detail=where,
             expected="a gradient, since the output depends on it",
             got="None",
             why="autograd sees the tensors that are arguments of `apply`, and no others",
@@ -97,18 +122,44 @@ def _leaves(outputs: list[Tensor]) -> dict[int, Tensor]:
     return found
 
 
-def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> str:
+def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> HiddenTensor:
     for name, arg in zip(subject.names, args, strict=False):
         if any(inside is leaf for inside in tensors_in(arg)):
-            return f"a tensor in `{name}`"
+            return HiddenTensor(Whereabouts.ARGUMENT, name)
     target = subject.target
     forward = target.function.forward if target.is_function else target.thing
     for name, value in getattr(forward, "__globals__", {}).items():
         if value is leaf:
-            return f"the global `{name}`"
+            return HiddenTensor(Whereabouts.GLOBAL, name)
     names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
     cells = getattr(forward, "__closure__", None) or ()
     for name, cell in zip(names, cells, strict=False):
         if cell.cell_contents is leaf:
-            return f"the closed-over `{name}`"
-    return "a tensor from outside"
+            return HiddenTensor(Whereabouts.CLOSURE, name)
+    return HiddenTensor(Whereabouts.ELSEWHERE)
+
+
+def _unseen(scene: Scene) -> str:
+    """A tensor that forward uses and autograd does not see."""
+    hidden = scene.about.detail
+    inside = scene.code_of(Input(hidden.name))
+    head = scene.call.removesuffix(".apply")
+    if hidden.place is Whereabouts.GLOBAL:
+        found = [f'hidden = [vars(sys.modules[{head}.__module__])["{hidden.name}"]]']
+    elif hidden.place is Whereabouts.ARGUMENT and inside:
+        found = [f"hidden = [t.requires_grad_() for t in {inside} if t.is_floating_point()]"]
+    else:
+        return ""
+    return text_of(
+        "import sys",
+        "",
+        scene.settings(),
+        found,
+        scene.done(),
+        "for tensor in hidden:",
+        f"    grad = torch.autograd.grad({scene.output(0)}.sum(), tensor, allow_unused=True)[0]",
+        '    assert grad is not None, "forward uses it, and it gets no gradient"',
+    )
+
+
+REPROS = (_unseen,)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.elsewhere import is_repeatable
+from pullback.check.facts import At, Gradient
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -49,7 +50,7 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield a finding when hooks change the gradients, or make backward fail."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if not is_repeatable(subject):
         yield Skip.refused(RULE, "the same call does not give the same twice")
@@ -65,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=subject.base,
             at="backward, with saved tensors that come back from other memory",
             expected="the gradients of an ordinary call",
-            got=str(failure),
+            got=failure.raised,
             fix="read nothing from a saved tensor but its values",
         )
         return
@@ -80,7 +81,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             RULE,
             example=subject.base,
             severity=Severity.WRONG,
-            at=f"gradient of `{name}` at {list(index)}, with saved tensors from other memory",
+            at=At(Gradient(name), index, rest=", with saved tensors from other memory"),
             expected=want,
             got=have,
             fix="read nothing from a saved tensor but its values",

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pullback.check.facts import At, Gradient, Number, Words
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -34,7 +35,6 @@ from pullback.check.subject import (
     Skip,
     Subject,
     is_close,
-    told,
     worst_of,
 )
 
@@ -66,7 +66,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=example,
             at="backward, with parameters as inputs",
             expected="the gradients that plain tensors get",
-            got=told(failure.error),
+            got=failure.raised,
             severity=Severity.FRAGILE,
             fix=FIX,
         )
@@ -78,14 +78,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if is_close(got, want, 100) or name in subject.wrong_names:
             continue
         index: tuple[int, ...] = ()
-        have, expected = "None" if got is None else "a gradient", "another one"
+        have: Number | Words = Words("None" if got is None else "a gradient")
+        expected: Number | Words = Words("another one")
         if got is not None and want is not None and got.shape == want.shape:
             index, have, expected = worst_of(got, want)
         yield subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}, with parameters as inputs",
-            expected=f"{expected}, as for plain tensors",
+            at=At(Gradient(name), index, rest=", with parameters as inputs"),
+            expected=expected.then(", as for plain tensors"),
             got=have,
             fix=FIX,
         )

@@ -29,6 +29,7 @@ from torch import Tensor
 from pullback.check.boxes import Box, boxed, opened
 from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import mapped
+from pullback.check.facts import At, Gradient
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -53,12 +54,11 @@ RULE = Rule(
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per gradient that is wrong."""
-    if subject.fails_at_base or subject.writes_inputs:
-        yield Skip(
-            RULE,
-            subject.fails_at_base or "forward changes its inputs",
-            is_refusal=bool(subject.fails_at_base),
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if subject.writes_inputs:
+        yield Skip(RULE, "forward changes its inputs")
         return
     if not is_repeatable(subject):
         yield Skip.refused(RULE, "the same call does not give the same twice")
@@ -72,7 +72,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         called = subject.run_with(subject.small, args)
     except ForwardRefusedError as refusal:
-        yield Skip.refused(RULE, f"forward refuses a wrapper subclass: {refusal}")
+        yield Skip.refused(RULE, "forward refuses a wrapper subclass", refusal.raised)
         return
     if not all(isinstance(called.outputs[i], Box) for i in called.live) or not called.live:
         yield Skip(RULE, "forward gives plain tensors for wrapped ones")
@@ -81,7 +81,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         grads = called.pull(cotangents)
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward refuses a wrapper subclass: {failure}")
+        yield Skip.refused(RULE, "backward refuses a wrapper subclass", failure.raised)
         return
     for name, got in grads.items():
         expected = usual.get(name)
@@ -90,22 +90,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         held = opened(got) if isinstance(got, Box) else got
         if held.shape == expected.shape and not is_close(held, expected, 100):
             index, have, want = worst_of(_dense(held), _dense(expected))
-            where = f"gradient of `{name}` at {list(index)}, with wrapped inputs"
-            yield _finding(subject, where, want, have, Severity.WRONG)
-
-
-def _finding(
-    subject: Subject, at: str, expected: str, got: str, severity: Severity = Severity.FRAGILE
-) -> Finding:
-    return subject.finding(
-        RULE,
-        example=subject.small,
-        at=at,
-        expected=expected,
-        got=got,
-        severity=severity,
-        fix="make new tensors from those given: x.new_zeros(...), torch.zeros_like(x)",
-    )
+            yield subject.finding(
+                RULE,
+                example=subject.small,
+                at=At(Gradient(name), index, rest=", with wrapped inputs"),
+                expected=want,
+                got=have,
+                severity=Severity.WRONG,
+                fix="make new tensors from those given: x.new_zeros(...), torch.zeros_like(x)",
+            )
 
 
 def _dense(tensor: Tensor) -> Tensor:

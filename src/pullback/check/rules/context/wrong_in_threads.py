@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ from pullback.check.dispatch import in_turns
 from pullback.check.draws import draws
 from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import Example, tensors_in
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.retold import of_gradients
+from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import (
     Finding,
     Rule,
@@ -48,10 +52,17 @@ RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="quic
 THREADS = 3
 
 
+class Way(Enum):
+    """How threads take part in a call."""
+
+    MOVED = "in another thread than its forward"
+    TOGETHER = "while other threads run too"
+
+
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a thread gives other gradients than a single call."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
@@ -82,7 +93,7 @@ def _moved(subject: Subject) -> Finding | None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    return _compared(subject, result[0], usual, "in another thread than its forward", subject.base)
+    return _compared(subject, result[0], usual, Way.MOVED, subject.base)
 
 
 def _together(subject: Subject) -> Finding | None:
@@ -97,7 +108,7 @@ def _together(subject: Subject) -> Finding | None:
         usual.append(result)
     results = in_turns([_job(subject, example) for example in examples])
     for result, expected, example in zip(results, usual, examples, strict=True):
-        found = _compared(subject, result, expected, "while other threads run too", example)
+        found = _compared(subject, result, expected, Way.TOGETHER, example)
         if found is not None:
             return found
     return None
@@ -132,7 +143,7 @@ def _job(subject: Subject, example: Example) -> Callable[[], dict[str, Tensor | 
 
 
 def _compared(
-    subject: Subject, result: Any, usual: dict[str, Tensor | None], words: str, example: Example
+    subject: Subject, result: Any, usual: dict[str, Tensor | None], way: Way, example: Example
 ) -> Finding | None:
     if isinstance(result, Exception):
         error = getattr(result, "error", result)
@@ -140,7 +151,8 @@ def _compared(
             RULE,
             example=example,
             severity=Severity.FRAGILE,
-            at=f"a call, {words}",
+            at=f"a call, {way.value}",
+            detail=way,
             expected="the gradients of a single call",
             got=told(error),
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
@@ -155,7 +167,8 @@ def _compared(
         return subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}, {words}",
+            at=At(Gradient(name), index, rest=f", {way.value}"),
+            detail=way,
             expected=want,
             got=have,
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
@@ -173,3 +186,84 @@ def _shifted(example: Example, k: int) -> Example:
         ),
         f"with the entries rotated by {k}",
     )
+
+
+# ---- repros ----
+
+
+def _in_threads(scene: Scene) -> Repro:
+    """Two threads, each forward before either backward, against one."""
+    if scene.about.detail is Way.MOVED:
+        text = text_of(
+            "from threading import Thread",
+            "",
+            scene.settings(),
+            scene.weights(),
+            scene.done(),
+            f"wanted = {scene.pull()}",
+            scene.done(),
+            "found = []",
+            f"thread = Thread(target=lambda: found.extend({scene.pull()}))",
+            "thread.start(), thread.join()",
+            "assert found",
+            compared("found", "wanted"),
+        )
+        return Repro(text, of_gradients(scene), is_loud=True)
+    floats = ", ".join(scene.floats)
+    body = [
+        f"({floats},), barrier = job",
+        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
+        *scene.done(),
+        "barrier.wait(10)",
+        f"return {scene.pull()}",
+    ]
+    text = text_of(
+        "from concurrent.futures import ThreadPoolExecutor",
+        "from threading import Barrier",
+        "",
+        scene.settings(),
+        scene.weights(),
+        ["", "def work(job):", *indented(body), ""],
+        f"rows = {_rows(scene)}",
+        "wanted = [work((row, Barrier(1))) for row in rows]",
+        "barrier = Barrier(2)  # both forwards, then both backwards",
+        "with ThreadPoolExecutor(2) as pool:",
+        "    found = list(pool.map(work, [(row, barrier) for row in rows]))",
+        "for k in range(2):",
+        indented(compared("found[k]", "wanted[k]")),
+    )
+    return Repro(text, of_gradients(scene), is_loud=True)
+
+
+def _racing(scene: Scene) -> Repro:
+    """Two threads at once, many times, each turn as short as can be, against one."""
+    body = [
+        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
+        *scene.done(),
+        f"return {scene.pull()}",
+    ]
+    text = text_of(
+        "import sys",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "",
+        scene.settings(),
+        scene.weights(),
+        ["", f"def work({', '.join(scene.floats)}):", *indented(body), ""],
+        f"rows = {_rows(scene)} * 500",
+        "wanted = [work(*row) for row in rows[:2]]",
+        "sys.setswitchinterval(1e-6)",
+        "with ThreadPoolExecutor(2) as pool:",
+        "    found = list(pool.map(work, *zip(*rows)))",
+        "for k, grads in enumerate(found):",
+        indented(compared("grads", "wanted[k % 2]")),
+    )
+    return Repro(text, of_gradients(scene), is_loud=True)
+
+
+def _rows(scene: Scene) -> str:
+    """The arguments of the two threads."""
+    moved = ", ".join(f"{name}.detach().flip(0) * 0.75" for name in scene.floats)
+    return f"[({', '.join(scene.floats)},), ({moved},)]"
+
+
+REPROS = (_in_threads, _racing)

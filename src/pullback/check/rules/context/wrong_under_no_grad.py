@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ, mapped
+from pullback.check.facts import At, Number, Output, Words, shapes
+from pullback.check.repro.modes import Mode, without_grad
 from pullback.check.subject import (
     Finding,
     ForwardRefusedError,
@@ -42,12 +44,10 @@ from pullback.check.subject import (
 
 RULE = Rule(code="Q001", name="wrong-under-no-grad", group="context", profile="quick")
 
-Mode = Callable[[], AbstractContextManager[Any]]
-
-MODES: dict[str, Mode] = {
-    "when no input needs a gradient": nullcontext,
-    "under torch.no_grad()": torch.no_grad,
-    "in torch.inference_mode()": torch.inference_mode,
+MODES: dict[Mode, Callable[[], AbstractContextManager[Any]]] = {
+    Mode.PLAIN: nullcontext,
+    Mode.NO_GRAD: torch.no_grad,
+    Mode.INFERENCE: torch.inference_mode,
 }
 # In inference mode no graph can be made, not by `enable_grad` either: that is PyTorch's own limit.
 NO_GRAPH = ("does not require grad", "Setting requires_grad=True on inference tensor")
@@ -59,12 +59,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if not all(_same(one, two) for one, two in zip(usual, again, strict=False)):
         yield Skip.refused(RULE, "the same call does not give the same twice")
         return
-    for words, mode in MODES.items():
-        needs = subject.base.needs if "no_grad" in words else frozenset[int]()
+    for mode in MODES:
+        needs = subject.base.needs if mode is Mode.NO_GRAD else frozenset[int]()
         try:
             outputs = _outputs(subject, mode, needs)
         except ForwardRefusedError as refusal:
-            if "inference" in words and any(text in str(refusal.error) for text in NO_GRAPH):
+            is_inference = mode is Mode.INFERENCE
+            if is_inference and any(text in str(refusal.error) for text in NO_GRAPH):
                 yield Skip.refused(
                     RULE, "it records a graph of its own, which inference mode refuses"
                 )
@@ -73,31 +74,40 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 RULE,
                 example=subject.base,
                 severity=Severity.FRAGILE,
-                at=f"forward, {words}",
+                at=f"forward, {mode.value}",
+                detail=mode,
                 expected="the outputs of an ordinary call",
-                got=str(refusal),
+                got=refusal.raised,
                 fix="let forward do the same whether or not a gradient will be asked for",
             )
             return
         for i, (got, expected) in enumerate(zip(outputs, usual, strict=False)):
             if _same(got, expected):
                 continue
-            same_shape = got.shape == expected.shape
-            index, have, want = worst_of(got, expected) if same_shape else ((), "", "")
+            at, want, have = _apart(i, got, expected)
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"output {i}{f' at {list(index)}' if index else ''}, {words}",
-                expected=want or f"shape {list(expected.shape)}",
-                got=have or f"shape {list(got.shape)}",
+                at=at.then(f", {mode.value}"),
+                expected=want,
+                got=have,
+                detail=mode,
                 fix="let forward do the same whether or not a gradient will be asked for",
             )
             return
 
 
+def _apart(number: int, got: Tensor, expected: Tensor) -> tuple[At, Number | Words, Number | Words]:
+    """Where an output differs, what it must be and what it is."""
+    if got.shape != expected.shape:
+        return At(Output(number)), *shapes(expected, got)
+    index, have, want = worst_of(got, expected)
+    return At(Output(number), index or None), want, have
+
+
 def _outputs(subject: Subject, mode: Mode, needs: frozenset[int]) -> list[Tensor]:
     """The outputs of a call made in a mode, with tensors made in it."""
-    with mode():
+    with MODES[mode]():
         args = subject.base.fresh(needs=needs)
         if torch.is_inference_mode_enabled():
             args = tuple(mapped(arg, lambda t: t.clone()) for arg in args)
@@ -112,3 +122,6 @@ def _same(got: Tensor, expected: Tensor) -> bool:
     if not can_differ(expected) or not can_differ(got):
         return torch.equal(got, expected)
     return is_close(got, expected, 100)
+
+
+REPROS = (without_grad,)

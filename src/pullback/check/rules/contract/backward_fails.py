@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.run import told
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -59,7 +58,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=example,
                 at="backward, with a random cotangent for every output",
                 expected="one gradient per argument of forward",
-                got=told(failure.error),
+                got=failure.raised,
                 fix=next((fix for words, fix in FIXES if words in said), FIX),
             )
             return

@@ -29,6 +29,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ
+from pullback.check.facts import At, Gradient, Output
+from pullback.check.repro.calls import requires_grad
+from pullback.check.repro.gradients import against_slope, along
 from pullback.check.run import Run, cotangents_of, run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -83,7 +86,7 @@ def _all_cut(subject: Subject, called: Run, able: Sequence[int], got: str) -> It
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}`",
+            at=At(Gradient(name)),
             expected="one that flows, as the outputs change with it",
             got=got,
             fix=FIX if subject.target.is_function else PLAIN,
@@ -129,7 +132,7 @@ def _read_in_backward(subject: Subject, marked: Sequence[int]) -> Iterator[Findi
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"output {i}",
+                at=At(Output(i)),
                 expected="to require grad, as backward computes with its cotangent",
                 got="marked non-differentiable, so that its cotangent never comes",
                 fix=f"leave output {i} out of ctx.mark_non_differentiable",
@@ -156,3 +159,6 @@ def _are_same(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
         for a, b in pairs
         if isinstance(a, (Tensor, type(None))) and isinstance(b, (Tensor, type(None)))
     )
+
+
+REPROS = (against_slope, requires_grad, along)

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from pullback.check.example import can_differ
+from pullback.check.facts import At, Output
 from pullback.check.inputs.shapes import batches_of, sizes_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, each
 
@@ -54,7 +55,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"output {cut[0]}",
+                at=At(Output(cut[0])),
                 expected="an output that requires grad, as at the example",
                 got="one that does not: backward never runs",
                 fix="mark an output as non-differentiable always or never",

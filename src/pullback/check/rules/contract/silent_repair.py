@@ -21,11 +21,16 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ
+from pullback.check.explaining import Cause
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -70,29 +75,47 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 mended = _mended(gradient, arg)
                 if mended and name not in told and arg.requires_grad:
                     told.add(name)
-                    expected, got, fix = mended
                     loses = _loses_digits(gradient, arg, called.outputs)
                     yield subject.finding(
                         RULE,
                         example=example,
                         severity=Severity.WRONG if loses else Severity.WASTEFUL,
-                        at=f"gradient of `{name}`, as backward returns it",
-                        expected=expected,
-                        got=got,
-                        fix=fix,
+                        at=At(Gradient(name), rest=", as backward returns it"),
+                        expected=mended.must,
+                        got=mended.got,
+                        detail=mended.how,
+                        fix=mended.fix,
                     )
 
 
-def _mended(gradient: Tensor, arg: Tensor) -> tuple[str, str, str] | None:
+class Repair(Enum):
+    """What the engine does to a gradient that does not fit its input."""
+
+    SUM = "it sums"
+    CAST = "it casts"
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
     """What the engine has to mend: what it must be, what it is, and how to do it oneself."""
+
+    how: Repair
+    must: str
+    got: str
+    fix: str
+
+
+def _mended(gradient: Tensor, arg: Tensor) -> Mended | None:
     if gradient.numel() != arg.numel():
-        return (
+        return Mended(
+            Repair.SUM,
             f"shape {list(arg.shape)}",
             f"shape {list(gradient.shape)}, which the engine sums",
             "sum over the broadcast dimensions in backward: g.sum_to_size(x.shape)",
         )
     if gradient.dtype != arg.dtype and gradient.is_complex() == arg.is_complex():
-        return (
+        return Mended(
+            Repair.CAST,
             f"{arg.dtype}",
             f"{gradient.dtype}, which the engine casts",
             "compute in the wider dtype if need be, and return .to(x.dtype)",
@@ -106,3 +129,38 @@ def _loses_digits(gradient: Tensor, arg: Tensor, outputs: Sequence[Tensor]) -> b
         return False
     others = [torch.finfo(t.dtype).eps for t in (arg, *outputs) if can_differ(t)]
     return torch.finfo(gradient.dtype).eps > max(others)
+
+
+def _returned(scene: Scene) -> str:
+    """What backward itself returns, before the engine mends it."""
+    if not scene.name or not scene.subject.target.is_function or not scene.used:
+        return ""
+    name = scene.names[scene.position]
+    head = scene.call.removesuffix(".apply")
+    cotangents = "g" if scene.is_one else "*g"
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"returned = {head}.backward({scene.output(scene.used[0])}.grad_fn, {cotangents})",
+        "returned = returned if isinstance(returned, tuple) else (returned,)",
+        f"got = returned[{scene.position}]",
+        f"assert (got.dtype, got.shape) == ({name}.dtype, {name}.shape), "
+        'f"{got.dtype}, {list(got.shape)}"',
+    )
+
+
+REPROS = (_returned,)
+
+DIGITS = frozenset({"needless-rounding", "rounded-input", "coarse-constant", "default-dtype"})
+
+EXPLAINS = (
+    Cause(
+        DIGITS | {"hessian-asymmetry"},
+        "the digits are those of the dtype that is returned",
+        rank=210,
+        holds=lambda finding: finding.about.detail is Repair.CAST,
+        weighs=True,
+    ),
+    Cause(frozenset({"hessian-asymmetry"}), "the digits are lost there", rank=230),
+)

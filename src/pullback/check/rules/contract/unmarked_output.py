@@ -27,7 +27,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, tensors_in
+from pullback.check.facts import At, Output
 from pullback.check.others import other_values
+from pullback.check.repro.calls import requires_no_grad
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 
 RULE = Rule(
@@ -58,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"output {i}",
+            at=At(Output(i)),
             expected="not to require grad: forward has no path for a gradient to it",
             got="it requires grad, though no small step of an input changes it",
             fix=f"call ctx.mark_non_differentiable on output {i}, or return it as integers",
@@ -105,3 +107,6 @@ def _stepped(example: Example, step: float) -> Example:
         moved = value + (step * along * (value.abs() + 1e-3)).to(value.dtype)
         example = example.put(i, moved, example.label)
     return example
+
+
+REPROS = (requires_no_grad,)

@@ -69,7 +69,7 @@ class Cost:
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first size with which backward's cost grows too fast."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.is_op or foreign_calls(subject.target.call, subject.small.fresh()):
         yield Skip(RULE, "what an op computes inside cannot be counted")

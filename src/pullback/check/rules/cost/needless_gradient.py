@@ -56,12 +56,11 @@ WASTE = 0.1  # the share of its work that the function does beyond what PyTorch 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is computed whether or not it is asked for."""
     needs = subject.small.needs
-    if subject.fails_at_base or len(needs) < 2:
-        yield Skip(
-            RULE,
-            subject.fails_at_base or "fewer than two inputs require grad",
-            is_refusal=bool(subject.fails_at_base),
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if len(needs) < 2:
+        yield Skip(RULE, "fewer than two inputs require grad")
         return
     call = subject.target.call
     body = body_of(subject.target.thing) if subject.target.is_op else None
@@ -94,7 +93,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
             )
     except (ForwardRefusedError, BackwardFailedError) as refusal:
-        yield Skip.refused(RULE, f"not every subset of the inputs is accepted: {refusal}")
+        yield Skip.refused(RULE, "not every subset of the inputs is accepted", refusal.raised)
 
 
 def _wasted(now: int, least: int, usual: int, forward: int) -> int:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.inputs.arguments import masks_of
+from pullback.check.inputs.arguments import Variant, masks_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 
@@ -38,5 +38,5 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     found = trials(subject, "masks", masks_of(subject.small, subject.names))
     for trial in found:
-        is_empty = "of False" in trial.example.label or "all False" in trial.example.label
+        is_empty = trial.example.kind is Variant.EMPTY
         yield from reported(subject, RULE, [trial], EMPTY if is_empty else FIX)

@@ -29,8 +29,10 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Gradient
 from pullback.check.others import other_values
 from pullback.check.reference import FINEST
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -67,7 +69,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=start,
-                at=f"gradient of `{name}` at {list(index)}",
+                at=At(Gradient(name), index),
                 expected=f"{want:.15g}",
                 got=f"{have:.15g}",
                 why="the digits are those of float32",
@@ -109,3 +111,6 @@ def _full(run: Run) -> list[Tensor | None]:
         values = torch.randn(output.shape, generator=generator)
         found.append(values.to(output.dtype) if output.requires_grad else None)
     return found
+
+
+REPROS = (by_float64, of_number)

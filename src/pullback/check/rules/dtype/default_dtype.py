@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -74,7 +76,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=low,
-                at=f"gradient of `{name}`, as backward returns it",
+                at=At(Gradient(name), rest=", as backward returns it"),
                 expected="bfloat16, as the input and the outputs",
                 got=f"{name_of(dtype)}, and whatever else is PyTorch's default dtype",
                 fix="make new tensors from those given, as torch.full_like(grad, ...) does",
@@ -96,3 +98,6 @@ def _dtypes(subject: Subject, example: Example) -> dict[str, torch.dtype]:
         for name, gradient in zip(subject.names, call.returned, strict=False)
         if isinstance(gradient, Tensor)
     }
+
+
+REPROS = (by_float64, of_number)

@@ -32,10 +32,12 @@ from typing import Any
 import torch
 
 from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.domains import ZERO, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import many_of
-from pullback.check.mismatch import index_of, number
+from pullback.check.mismatch import index_of
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import copies_of, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -83,9 +85,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=f"gradient of `{name}` at {list(index)}, for cotangents of size {scale:g}",
-                    expected=f"{number(want)}, as in float64",
-                    got=f"{number(have)}, in float16",
+                    at=At(Gradient(name), index, rest=f", for cotangents of size {scale:g}"),
+                    expected=Number(want, ", as in float64"),
+                    got=Number(have, ", in float16"),
                     fix=FIX,
                 )
 
@@ -179,3 +181,6 @@ def _lost(
             flat = int(off.flatten().argmax())
             have = float(got.detach().flatten()[flat])
             yield name, (index_of(flat, got.shape), float(truth.flatten()[flat]), have)
+
+
+REPROS = (by_float64, of_number)

@@ -26,10 +26,12 @@ from collections.abc import Iterator
 import torch
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.inputs.shapes import fits, resized, symbols_of
-from pullback.check.mismatch import number
 from pullback.check.precision import precisions
+from pullback.check.repro.gradients import by_float64
+from pullback.check.repro.scene import Scene
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -74,9 +76,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=f"gradient of `{found.name}` at {list(found.index)}",
-                    expected=f"{number(found.expected)}, as in float64",
-                    got=f"{number(found.got)}, in bfloat16",
+                    at=At(Gradient(found.name), found.index),
+                    expected=Number(found.expected, ", as in float64"),
+                    got=Number(found.got, ", in bfloat16"),
                     why="a running sum in bfloat16 stops growing at 256 times its addends",
                     fix="accumulate in float32 and round once at the end",
                 )
@@ -104,3 +106,13 @@ def _is_cheap(subject: Subject, example: Example, seconds: float) -> bool:
 def _even(run: Run) -> list[torch.Tensor | None]:
     """Cotangents of one sign."""
     return [torch.full_like(t, 0.75) if t.requires_grad else None for t in run.outputs]
+
+
+def _summed(scene: Scene) -> str:
+    """For cotangents of ones: in a long sum of one sign, what is small is lost."""
+    outputs = [scene.run.outputs[i] for i in scene.used]
+    ones = (f"torch.ones({tuple(out.shape)}, dtype={out.dtype})" for out in outputs)
+    return by_float64(scene, [f"g = {scene.joined(ones)}"])
+
+
+REPROS = (by_float64, _summed)

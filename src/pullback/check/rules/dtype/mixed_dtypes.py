@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -111,15 +113,18 @@ def _rounded(
         yield subject.finding(
             RULE,
             example=example,
-            at=f"gradient of `{name}` at {list(index)}",
-            expected=f"{expected}, with the digits of float32",
-            got=f"{have}, and every entry could be written in {name_of(dtype)}",
+            at=At(Gradient(name), index),
+            expected=expected.then(", with the digits of float32"),
+            got=have.then(f", and every entry could be written in {name_of(dtype)}"),
             fix="compute in the widest dtype of the inputs, and cast each gradient once at the end",
         )
 
 
 def _raised(
-    subject: Subject, example: Example, cotangents: Sequence[Tensor | None], failure: Exception
+    subject: Subject,
+    example: Example,
+    cotangents: Sequence[Tensor | None],
+    failure: BackwardFailedError,
 ) -> Iterator[Finding]:
     """A backward that fails where forward casts one dtype to another, as PyTorch's own does not."""
     if not _casts(subject, example):
@@ -132,7 +137,7 @@ def _raised(
             severity=Severity.FRAGILE,
             at="backward, for inputs of several dtypes",
             expected="gradients, since forward takes these dtypes",
-            got=str(failure),
+            got=failure.raised,
             fix="cast to one dtype in backward as forward does, or refuse the mixture in forward",
         )
 
@@ -181,3 +186,6 @@ def _full(run: Run) -> list[Tensor | None]:
         values = torch.randn(output.shape, generator=generator, dtype=torch.float64)
         found.append(values.to(output.dtype) if output.requires_grad else None)
     return found
+
+
+REPROS = (by_float64, of_number)

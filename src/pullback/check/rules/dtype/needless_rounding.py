@@ -22,12 +22,17 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.explaining import Cause
+from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
+from pullback.check.repro.gradients import by_float64
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -45,6 +50,13 @@ RULE = Rule(code="D503", name="needless-rounding", group="dtype", profile="quick
 
 DTYPES = (torch.float64, torch.float32, torch.float16)
 FEW = 5  # entries by which chance is ruled out
+
+
+@dataclass(frozen=True, slots=True)
+class Coarse:
+    """The dtype in which every entry could be written, by its name."""
+
+    dtype: str
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -81,9 +93,10 @@ def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"gradient of `{name}` at {list(index)}",
-                expected=f"{want}, with the digits of {name_of(got.dtype)}",
-                got=f"{have}, and every entry could be written in {dtype}",
+                at=At(Gradient(name), index),
+                expected=want.then(f", with the digits of {name_of(got.dtype)}"),
+                got=have.then(f", and every entry could be written in {dtype}"),
+                detail=Coarse(dtype),
                 fix=f"compute in {name_of(got.dtype)} or finer, and round once at the end",
             )
 
@@ -111,3 +124,24 @@ def _full(run: Run) -> list[Tensor | None]:
         values = torch.randn(output.shape, generator=generator, dtype=torch.float64)
         found.append(values.to(output.dtype) if output.requires_grad else None)
     return found
+
+
+def _rounded(scene: Scene) -> str:
+    """The gradient has more digits than a narrower dtype could hold."""
+    if not scene.name:
+        return ""
+    coarse = "float32" if scene.about.detail.dtype == "float32" else "bfloat16"
+    which = scene.leaves.index(scene.names[scene.position])
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"got = {scene.pull()}[{which}]",
+        f"assert not torch.equal(got.to(torch.{coarse}).to(got.dtype), got), "
+        f'f"every entry fits {coarse}: {{got=}}"',
+    )
+
+
+REPROS = (_rounded, by_float64)
+
+EXPLAINS = (Cause(frozenset({"hessian-asymmetry"}), "the digits are lost there", rank=220),)

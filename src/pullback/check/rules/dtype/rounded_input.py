@@ -27,7 +27,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, name_of
+from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -113,7 +115,7 @@ def _compared(
             yield subject.finding(
                 RULE,
                 example=start,
-                at=f"gradient of `{name}`, as {what} changes in its last digits",
+                at=At(Gradient(name), rest=f", as {what} changes in its last digits"),
                 expected="other numbers, as PyTorch's own gradient gives",
                 got=f"the same to the last bit: {what} is read in a coarser dtype than {dtype}",
                 fix=FIX,
@@ -142,3 +144,6 @@ def _mostly_differ(one: Tensor | None, two: Tensor | None) -> bool:
     if one is None or two is None:
         return False
     return int((one != two).sum()) > max(FEW - 1, one.numel() // 2)
+
+
+REPROS = (by_float64, of_number)

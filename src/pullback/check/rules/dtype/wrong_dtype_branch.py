@@ -26,9 +26,11 @@ from collections.abc import Iterator
 import torch
 
 from pullback.check.example import Example, name_of
+from pullback.check.explaining import Cause
+from pullback.check.facts import At, Gradient, Number, Raised
 from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
-from pullback.check.mismatch import number
 from pullback.check.precision import precisions
+from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -38,7 +40,6 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    told,
 )
 from pullback.check.trials import is_new
 
@@ -56,7 +57,7 @@ ABSENT = "not implemented for '"  # PyTorch has no kernel of an operator for tha
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong in a dtype."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     yield from _single(subject)
     for dtype in each(LOW, subject):
@@ -76,7 +77,7 @@ def _single(subject: Subject) -> Iterator[Finding]:
     except ForwardRefusedError:
         return
     except BackwardFailedError as failure:
-        yield from _raised(subject, torch.float32, told(failure.error))
+        yield from _raised(subject, torch.float32, failure.raised)
         return
     for mismatch in mismatches:
         if is_new(subject, RULE, mismatch.name):
@@ -87,9 +88,9 @@ def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
     example = in_dtype(subject.small, dtype)
     if example is None:
         return
-    text = _refusal(subject, example)
-    if text:
-        yield from _raised(subject, dtype, text)
+    refusal = _refusal(subject, example)
+    if refusal:
+        yield from _raised(subject, dtype, refusal)
         return
     eps = torch.finfo(dtype).eps
     for found in precisions(subject, example):
@@ -99,40 +100,51 @@ def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"gradient of `{found.name}` at {list(found.index)}",
-                expected=f"{number(found.expected)}, as in float64",
-                got=f"{number(found.got)}, in {name_of(dtype)}",
+                at=At(Gradient(found.name), found.index),
+                expected=Number(found.expected, ", as in float64"),
+                got=Number(found.got, f", in {name_of(dtype)}"),
                 fix=FIX,
             )
 
 
-def _refusal(subject: Subject, example: Example) -> str:
+def _refusal(subject: Subject, example: Example) -> Raised | None:
     """What backward raises in a dtype that forward takes, and PyTorch's own gradient too."""
     try:
         run = subject.run(example)
     except ForwardRefusedError:
-        return ""
+        return None
     if not run.live:
-        return ""
+        return None
     cotangents = subject.cotangents(run)
     try:
         run.pull(cotangents)
     except BackwardFailedError as failure:
         if ABSENT in str(failure.error):
-            return ""
+            return None
         usual = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs)))
-        return "" if usual is None else told(failure.error)
-    return ""
+        return None if usual is None else failure.raised
+    return None
 
 
-def _raised(subject: Subject, dtype: torch.dtype, text: str) -> Iterator[Finding]:
+def _raised(subject: Subject, dtype: torch.dtype, raised: Raised) -> Iterator[Finding]:
     if is_new(subject, RULE, "raised"):
         yield subject.finding(
             RULE,
             example=subject.small.to(dtype),
             at=f"backward, in {name_of(dtype)}",
             expected=f"gradients, as in {name_of(dtype_of(subject.small) or torch.float64)}",
-            got=text,
+            got=raised,
             fix=FIX,
             severity=Severity.FRAGILE,
         )
+
+
+REPROS = (by_float64, of_number)
+
+EXPLAINS = (
+    Cause(
+        frozenset({"mixed-cotangent", "far-from-zero", "lost-digits", "autocast-differs"}),
+        "they compare numbers of that dtype",
+        rank=200,
+    ),
+)

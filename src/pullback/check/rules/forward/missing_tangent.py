@@ -45,13 +45,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         pushed(subject, example, tangents)
     except Exception as error:
-        yield Skip.refused(RULE, f"forward mode refuses it: {told(error)}")
+        yield Skip.refused(RULE, "forward mode refuses it", told(error))
         return
     for i, tangent in tangents.items():
         try:
             pushed(subject, example, {i: tangent})
         except NotImplementedError as error:
-            yield Skip.refused(RULE, f"it refuses by intent: {told(error)}")
+            yield Skip.refused(RULE, "it refuses by intent", told(error))
             return
         except Exception as error:
             name = subject.names[i]

@@ -21,15 +21,31 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from pullback.check.facts import At
 from pullback.check.forward_mode import pushed, tangents_of
+from pullback.check.repro.orders import drawn_tangent, push_lines
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told, worst_of
 
 RULE = Rule(code="F002", name="nonhomogeneous-jvp", group="forward", profile="quick")
 
 SCALES = (-1.0, 64.0, 1 / 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """A tangent times a factor, or the sum of two where there is none."""
+
+    factor: float | None = None
+
+    def __str__(self) -> str:
+        if self.factor is None:
+            return "the sum of two tangents"
+        return f"a tangent {self.factor:g} times as large"
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -43,7 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         for scale in SCALES:
             got = pushed(subject, example, tangents_of(example, 0, scale))
             want = [None if t is None else scale * t for t in one]
-            found = _compared(subject, got, want, f"for a tangent {scale:g} times as large")
+            found = _compared(subject, got, want, Combination(scale))
             if found is not None:
                 yield found
                 return
@@ -51,16 +67,16 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         first, second = tangents_of(example, 0), tangents_of(example, 1)
         both = pushed(subject, example, {i: first[i] + second[i] for i in first})
     except Exception as error:
-        yield Skip.refused(RULE, f"forward mode refuses it: {told(error)}")
+        yield Skip.refused(RULE, "forward mode refuses it", told(error))
         return
     want = [None if a is None or b is None else a + b for a, b in zip(one, other, strict=True)]
-    found = _compared(subject, both, want, "for the sum of two tangents")
+    found = _compared(subject, both, want, Combination())
     if found is not None:
         yield found
 
 
 def _compared(
-    subject: Subject, got: list[Tensor | None], want: list[Tensor | None], words: str
+    subject: Subject, got: list[Tensor | None], want: list[Tensor | None], of: Combination
 ) -> Finding | None:
     for i, (have, right) in enumerate(zip(got, want, strict=True)):
         if have is None or right is None or have.shape != right.shape:
@@ -71,10 +87,26 @@ def _compared(
         return subject.finding(
             RULE,
             example=subject.small,
-            at=f"tangent of output {i} at {list(index)}, {words}",
+            at=At(f"tangent of output {i}", index, rest=f", for {of}"),
+            detail=of,
             expected=expected,
             got=mine,
             place=subject.target.place("jvp"),
             fix="return an expression that is linear in the tangents",
         )
     return None
+
+
+def _scaled(scene: Scene) -> str:
+    """The tangent for a scaled direction against the scaled tangent."""
+    if scene.about.detail.factor is None or not scene.leaves:
+        return ""
+    factor, tangent = f"{scene.about.detail.factor:g}", drawn_tangent(scene.leaves[0])
+    return text_of(
+        push_lines(scene, scene.leaves[0]),
+        f"got, expected = push({factor} * {tangent}), {factor} * push({tangent})",
+        'assert torch.allclose(got, expected, 1e-4, 1e-6), f"{got=}, {expected=}"',
+    )
+
+
+REPROS = (_scaled,)

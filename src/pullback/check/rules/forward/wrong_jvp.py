@@ -21,15 +21,27 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from pullback.check.facts import Input, Number
 from pullback.check.forward_mode import inner, pushed, tangents_of
+from pullback.check.repro.orders import drawn_tangent, push_lines
+from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told
 
 RULE = Rule(code="F001", name="wrong-jvp", group="forward", profile="quick")
 
 DRAWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """The inputs that have a tangent."""
+
+    names: tuple[str, ...]
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -47,7 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 (f for only in _groups(tangents) if (f := _judged(subject, only, draw))), None
             )
         except Exception as error:
-            yield Skip.refused(RULE, f"forward mode refuses it: {told(error)}")
+            yield Skip.refused(RULE, "forward mode refuses it", told(error))
             return
         if found is not None:
             if _is_homogeneous(subject):  # else it is not linear, which another rule says
@@ -89,8 +101,31 @@ def _judged(subject: Subject, tangents: dict[int, Tensor], draw: int) -> Finding
         RULE,
         example=subject.small,
         at=f"jvp along {names}, summed with random weights over the outputs",
-        expected=f"{estimate.value:.6g}, the slope of forward",
-        got=f"{got:.6g}",
+        expected=Number(estimate.value, ", the slope of forward"),
+        got=Number(got),
+        detail=Along(tuple(subject.names[i] for i in tangents)),
         place=subject.target.place("jvp"),
         fix=f"return the derivative of forward along the tangent of {names}",
     )
+
+
+def _against_slope(scene: Scene) -> str:
+    """The tangent against the slope of forward."""
+    name = scene.code_of(Input(scene.about.detail.names[0]))
+    if scene.example.args[scene.names.index(name)].dtype != torch.float64:
+        return ""
+    tangent = drawn_tangent(name)
+    return text_of(
+        push_lines(scene, name),
+        f"got = push({tangent})",
+        f"step = 1e-6 * {tangent}",
+        "",
+        f"def call({name}):",
+        *indented([*scene.done(), f"return {scene.output(0)}"]),
+        "",
+        f"slope = (call({name} + step) - call({name} - step)) / 2e-6",
+        'assert torch.allclose(got, slope, 1e-4, 1e-5), f"{got=}, {slope=}"',
+    )
+
+
+REPROS = (_against_slope,)

@@ -34,7 +34,6 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    told,
 )
 
 RULE = Rule(code="G107", name="unused-output", group="gradient", profile="quick")
@@ -45,14 +44,14 @@ MOST = 24
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong for a subset of the outputs."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     done: set[str] = set(subject.wrong_names)
     for words, used in each(_subsets(subject.run().live), subject):
         run = subject.run()
         every = subject.cotangents(run, 2)
-        cotangents = [c if i in used else None for i, c in enumerate(every)]
-        if words == "one entry":
+        cotangents = [c if used is None or i in used else None for i, c in enumerate(every)]
+        if used is None:
             cotangents = [None if c is None else _one_entry(c) for c in cotangents]
         try:
             grads = run.pull(copies_of(cotangents))
@@ -62,7 +61,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=subject.base,
                 at=f"backward with {words} of the outputs used",
                 expected="gradients",
-                got=told(failure.error),
+                got=failure.raised,
+                used=used,
                 why="the cotangent of an unused output is None after set_materialize_grads(False)",
                 fix="treat a cotangent that is None as zero",
             )
@@ -75,14 +75,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 RULE,
                 mismatch,
                 subject.base,
-                at=f"{mismatch.at}, with {words} of the outputs used",
+                at=mismatch.at.then(f", with {words} of the outputs used"),
+                used=used,
                 fix="let each output's cotangent reach exactly the inputs that output depends on",
             )
 
 
-def _subsets(live: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """The subsets of outputs to try, in words and as positions."""
-    found: list[tuple[str, tuple[int, ...]]] = [("one entry", live)]
+def _subsets(live: tuple[int, ...]) -> list[tuple[str, tuple[int, ...] | None]]:
+    """The subsets of outputs to try, in words and as positions; None for one entry of each."""
+    found: list[tuple[str, tuple[int, ...] | None]] = [("one entry", None)]
     for count in (1, len(live) - 1, 2, 3):
         if 0 < count < len(live):
             for used in combinations(live, count):

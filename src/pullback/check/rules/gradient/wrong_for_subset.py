@@ -24,7 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from torch import Tensor
+
 from pullback.check.example import tensors_in
+from pullback.check.explaining import ANYTHING, Cause
+from pullback.check.facts import At, Gradient, Number, Output, Words
+from pullback.check.repro.gradients import against_slope, of_number
+from pullback.check.repro.modes import Mode, without_grad
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -34,7 +40,6 @@ from pullback.check.subject import (
     Subject,
     each,
     is_close,
-    told,
     worst_of,
 )
 
@@ -46,17 +51,15 @@ MOST = 5
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding for forward and one per gradient."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     needs = tuple(sorted(subject.base.needs))
-    raised: set[str] = set()
-    for finding in _without_any(subject):
-        raised.add(finding.got)
-        yield finding
+    without = list(_without_any(subject))
+    yield from without
     whole = subject.pull()
     done: set[str] = set()
     for chosen in each(_subsets(needs), subject):
-        words = subject.names_at(chosen)
+        words, needed = subject.names_at(chosen), tuple(subject.names[i] for i in chosen)
         for way in ("requires_grad", "inputs"):
             try:
                 if way == "requires_grad":
@@ -66,7 +69,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     wanted = [n for n in (subject.names[i] for i in chosen) if n in run.leaves]
                     grads = run.pull(subject.cotangents(run), wanted=wanted)
             except (BackwardFailedError, ForwardRefusedError) as failure:
-                if told(failure.error) in raised:
+                if any(failure.raised == finding.about.raised for finding in without):
                     return  # it is the same defect
                 phase = "backward" if isinstance(failure, BackwardFailedError) else "forward"
                 yield subject.finding(
@@ -74,7 +77,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                     example=subject.base,
                     at=f"{phase} when only {words} must have a gradient",
                     expected="the same gradients as with all",
-                    got=told(failure.error),
+                    got=failure.raised,
+                    needed=needed,
                     fix="return None where no gradient is needed, and ask for nothing that is not",
                 )
                 return
@@ -83,17 +87,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 if name in done or is_close(got, expected, 10):
                     continue
                 done.add(name)
-                index, have, want = (
-                    worst_of(got, expected)
-                    if got is not None and expected is not None and got.shape == expected.shape
-                    else ((), str(None if got is None else "a gradient"), "a gradient")
-                )
+                index, have, want = _worst(got, expected)
                 yield subject.finding(
                     RULE,
                     example=subject.base,
-                    at=f"gradient of `{name}` at {list(index)}, when only {words} needs one",
+                    at=At(Gradient(name), index, rest=f", when only {words} needs one"),
                     expected=want,
                     got=have,
+                    needed=needed,
                     fix="let needs_input_grad[i] decide about the gradient of argument i",
                 )
 
@@ -107,7 +108,8 @@ def _without_any(subject: Subject) -> Iterator[Finding]:
             example=subject.base,
             at="forward when no input requires grad",
             expected="the same outputs as otherwise",
-            got=told(refusal.error),
+            got=refusal.raised,
+            detail=Mode.PLAIN,
             fix="prepare for backward only what backward will need, and forward without it",
         )
         return
@@ -120,14 +122,37 @@ def _without_any(subject: Subject) -> Iterator[Finding]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"output {i} at {list(index)}, when no input requires grad",
+                at=At(Output(i), index, rest=", when no input requires grad"),
                 expected=want,
                 got=have,
+                detail=Mode.PLAIN,
                 fix="let forward compute the same whether or not a gradient is needed",
             )
             return
 
 
+def _worst(
+    got: Tensor | None, expected: Tensor | None
+) -> tuple[tuple[int, ...], Number | Words, Number | Words]:
+    """Where two gradients differ most, if both are there and of one shape."""
+    if got is not None and expected is not None and got.shape == expected.shape:
+        return worst_of(got, expected)
+    return (), Words("None" if got is None else "a gradient"), Words("a gradient")
+
+
 def _subsets(needs: tuple[int, ...]) -> list[tuple[int, ...]]:
     counts = range(1, len(needs)) if len(needs) <= MOST else (1, len(needs) - 1)
     return [chosen for count in counts for chosen in combinations(needs, count)]
+
+
+REPROS = (against_slope, of_number, without_grad)
+
+EXPLAINS = (
+    Cause(
+        frozenset({"wrong-under-no-grad"}),
+        "forward does something else where no gradient is asked for",
+        rank=150,
+        holds=lambda finding: finding.about.detail is Mode.PLAIN,
+        raising=ANYTHING,
+    ),
+)

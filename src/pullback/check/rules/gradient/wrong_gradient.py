@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
+from pullback.check.explaining import Cause
 from pullback.check.patterns import VALUES
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
@@ -34,3 +35,13 @@ RULE = Rule(code="G101", name="wrong-gradient", group="gradient", profile="quick
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong in this way."""
     yield from wrong_gradients(RULE, subject, VALUES)
+
+
+EXPLAINS = (
+    Cause(
+        frozenset({"linearity"}),
+        "the same edit mends that too",
+        rank=180,
+        holds=lambda finding: finding.about.is_explained,  # by an edit tried with large cotangents
+    ),
+)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.check.example import Example, tensors_in
+from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -54,12 +55,11 @@ BEYOND = "compare the indices with the size in forward, and raise where they are
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first misfit that forward lets through."""
-    if subject.fails_at_base or subject.wrong_names:
-        yield Skip(
-            RULE,
-            subject.fails_at_base or "the gradient is wrong at the example already",
-            is_refusal=bool(subject.fails_at_base),
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if subject.wrong_names:
+        yield Skip(RULE, "the gradient is wrong at the example already")
         return
     for trial in trials(subject, "misfits", _misfits(subject.small)):
         wrong = trial.mismatches[0] if trial.mismatches else None
@@ -68,9 +68,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=trial.example,
-            at=wrong.at if wrong is not None else "backward, after forward accepted the shapes",
+            at=wrong.at,
             expected="an error in forward, or the gradients that forward implies",
-            got=trial.failure or "other gradients",
+            got="other gradients",
             fix=BEYOND if _is_beyond(subject.small, trial.example) else FIX,
         )
         return
@@ -166,3 +166,19 @@ def _shorter(tensor: Tensor, dim: int) -> Tensor:
 
 def _last(tensor: Tensor, dim: int) -> Tensor:
     return tensor.narrow(dim, tensor.shape[dim] - 1, 1)
+
+
+def _accepted(scene: Scene) -> str:
+    """Arguments that do not fit must be refused."""
+    return text_of(
+        scene.settings(leaves=False),
+        "try:",
+        indented(scene.done()),
+        "except Exception:",
+        "    pass",
+        "else:",
+        '    raise AssertionError("arguments that do not fit gave a result")',
+    )
+
+
+REPROS = (_accepted,)

@@ -24,11 +24,22 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from pullback.check.inputs.layouts import CONJUGATE, dense, is_expanded, is_lazy, layouts_of
+from pullback.check.facts import At, Gradient
+from pullback.check.inputs.layouts import (
+    CONJUGATE,
+    LAYOUTS,
+    dense,
+    is_expanded,
+    is_lazy,
+    layouts_of,
+)
+from pullback.check.repro.modes import raises
+from pullback.check.repro.scene import Scene, compared, laid_code, text_of
 from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -39,13 +50,19 @@ from pullback.check.subject import (
     Subject,
     each,
     is_close,
-    told,
     worst_of,
 )
 
 RULE = Rule(code="Y401", name="cotangent-layout", group="layout", profile="quick")
 
 Cotangents = Sequence["Tensor | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """How the cotangent lies in memory: a name in `LAYOUTS`."""
+
+    layout: str
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -60,12 +77,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = run.pull(copies_of(plain))
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails at the example: {told(failure.error)}")
+        yield Skip.refused(RULE, "backward fails at the example", failure.raised)
         return
     if not _is_steady(subject, plain, first):
         yield Skip(RULE, "two runs with one and the same cotangent differ")
         return
-    told_of: set[str] = set()
+    told_of: set[str | None] = set()
     for output, label, given in each(_variants(plain), subject):
         want = first
         if is_expanded(label):
@@ -97,7 +114,7 @@ def _compared(
     label: str,
     given: Cotangents,
     want: dict[str, Tensor | None],
-    told_of: set[str],
+    told_of: set[str | None],
 ) -> Iterator[Finding]:
     example = subject.small_given
     run = subject.run(example)
@@ -106,13 +123,14 @@ def _compared(
     try:
         have = run.pull(given)
     except BackwardFailedError as failure:
-        if "raised" not in told_of and not _is_foreign(label, failure):
-            told_of.add("raised")
+        if None not in told_of and not _is_foreign(label, failure):
+            told_of.add(None)
             yield subject.finding(
                 RULE,
                 at=f"backward, for a cotangent {which}that is {label}",
                 expected="the gradients that a dense cotangent gives",
-                got=told(failure.error),
+                got=failure.raised,
+                detail=Laid(label),
                 inputs=inputs,
                 fix="take `grad.contiguous()`, or `reshape` in the place of `view`; for a "
                 "conjugate view `grad.resolve_conj()`",
@@ -126,7 +144,8 @@ def _compared(
         yield subject.finding(
             RULE,
             inputs=inputs,
-            **_words(name, got, want[name], label),
+            detail=Laid(label),
+            **_facts(name, got, want[name], label),
             fix="read the cotangent by its own strides and offset, or take `grad.contiguous()` "
             "(for a conjugate or negative view: `resolve_conj()`, `resolve_neg()`) first",
         )
@@ -134,19 +153,48 @@ def _compared(
 
 def _is_foreign(label: str, failure: BackwardFailedError) -> bool:
     """Whether a lazy bit was refused that other libraries do not know, or that nobody meets."""
-    return is_lazy(label) and (label != CONJUGATE or "numpy" in str(failure))
+    return is_lazy(label) and (label != CONJUGATE or "numpy" in str(failure.error))
 
 
-def _words(name: str, got: Tensor | None, want: Tensor | None, label: str) -> dict[str, Any]:
+def _facts(name: str, got: Tensor | None, want: Tensor | None, label: str) -> dict[str, Any]:
     if got is None or want is None or got.shape != want.shape:
         return {
-            "at": f"gradient of `{name}`",
+            "at": At(Gradient(name)),
             "expected": "None" if want is None else f"a gradient of shape {list(want.shape)}",
             "got": "None" if got is None else f"a gradient of shape {list(got.shape)}",
         }
     index, have, expected = worst_of(got, want)
     return {
-        "at": f"gradient of `{name}` at {list(index)}",
-        "expected": f"{expected}, as for the dense cotangent",
-        "got": f"{have}, for the cotangent {label}",
+        "at": At(Gradient(name), index),
+        "expected": expected.then(", as for the dense cotangent"),
+        "got": have.then(f", for the cotangent {label}"),
     }
+
+
+# ---- repros ----
+
+
+def _compared_with_dense(scene: Scene) -> str:
+    """Gradients for a laid-out cotangent against those for a dense one."""
+    lines, dense = _laid_out(scene)
+    return text_of(lines, f"wanted = pull({dense})", compared("pull(g)", "wanted"))
+
+
+def _raises_for_layout(scene: Scene) -> str:
+    """What backward raises for a laid-out cotangent, and not for a dense one."""
+    lines, dense = _laid_out(scene)
+    return text_of(lines, f"pull({dense})", f"pull(g){scene.raised}")
+
+
+def _laid_out(scene: Scene) -> tuple[list[str], str]:
+    """The lines that make laid-out cotangents and define `pull`, and the dense ones as code."""
+    change = LAYOUTS[scene.about.detail.layout]
+    plain = scene.cotangents()
+    laid = [change(cotangent) for cotangent in plain]
+    codes = [laid_code(c if new is None else new) for new, c in zip(laid, plain, strict=True)]
+    dense = scene.each("g.clone(memory_format=torch.contiguous_format)", "g")
+    return [*scene.settings(), f"g = {scene.joined(codes)}", *scene.pulling()], dense
+
+
+REPROS = (_compared_with_dense,)
+RAISING = (raises, _raises_for_layout)

@@ -32,7 +32,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pullback.check.example import Example, can_differ, tensors_in
+from pullback.check.facts import At, Gradient, Output, Raised
 from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
+from pullback.check.repro.gradients import gradient_lines
+from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -44,11 +47,12 @@ from pullback.check.subject import (
     Subject,
     each,
     is_close,
-    told,
     worst_of,
 )
 
 RULE = Rule(code="Y402", name="input-layout", group="layout", profile="quick")
+
+Value = Output | Gradient  # what a call gives, by which its results are known
 
 # What PyTorch says where a `view` cannot be taken: nobody's decision, so it is worth a finding.
 ACCIDENTS = ("view size is not compatible", "not viewable", "is not contiguous")
@@ -61,9 +65,14 @@ ALONE = ("transposed in memory", "every other element of a wider tensor", "expan
 class Result:
     """What one call gave: outputs and gradients, or what was raised, and where."""
 
-    values: dict[str, Tensor | None]
-    refusal: str = ""
-    failure: str = ""
+    values: dict[Value, Tensor | None]
+    refusal: Raised | None = None
+    failure: Raised | None = None
+
+    @property
+    def raised(self) -> Raised | None:
+        """What was raised, by forward or by backward."""
+        return self.refusal or self.failure
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -73,8 +82,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     start = subject.small_given
     once, again = _result(subject, start), _result(subject, start)
-    if once.refusal or once.failure:
-        yield Skip.refused(RULE, f"the example itself fails: {once.refusal or once.failure}")
+    if once.raised:
+        yield Skip.refused(RULE, "the example itself fails", once.raised)
         return
     if any(not is_close(once.values[key], again.values.get(key)) for key in once.values):
         yield Skip(RULE, "two runs on the same inputs differ")
@@ -82,10 +91,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if _is_random(subject):
         yield Skip(RULE, "forward draws random numbers, in the order of memory")
         return
-    told_of: set[str] = set()
+    told_of: set[Value | None] = set()
     for label, positions, variant, plain in each(_variants(start), subject):
         want = _result(subject, plain) if is_expanded(label) else once
-        if not (want.refusal or want.failure):
+        if not want.raised:
             yield from _compared(subject, label, positions, variant, plain, want, told_of)
 
 
@@ -118,10 +127,10 @@ def _compared(
     variant: Example,
     plain: Example,
     want: Result,
-    told_of: set[str],
+    told_of: set[Value | None],
 ) -> Iterator[Finding]:
     have = _result(subject, variant)
-    if have.refusal and not any(text in have.refusal for text in ACCIDENTS):
+    if have.refusal and not any(text in have.refusal.text for text in ACCIDENTS):
         return
     if have.refusal and _refuses_by_itself(subject, variant):
         return
@@ -129,28 +138,27 @@ def _compared(
     if is_expanded(label) and not same:
         return  # PyTorch's own `median` is wrong for stride 0 (2.13)
     who = f"{subject.names_at(positions)} {label}"
-    if have.refusal or have.failure:
-        if "raised" not in told_of and not is_lazy(label):
-            told_of.add("raised")
+    if have.raised:
+        if None not in told_of and not is_lazy(label):
+            told_of.add(None)
             yield subject.finding(
                 RULE,
                 example=variant,
                 at=f"{'forward' if have.refusal else 'backward'}, with {who}",
                 expected="what dense inputs of the same values give",
-                got=have.refusal or have.failure,
+                got=have.raised,
                 fix="take `.contiguous()`, or `reshape` in the place of `view`",
                 severity=Severity.FRAGILE,
             )
         return
     for key, got in have.values.items():
         expected = want.values.get(key)
-        if key in told_of or is_close(got, expected) or (not same and "gradient" in key):
+        if key in told_of or is_close(got, expected) or (not same and isinstance(key, Gradient)):
             continue  # gradients of another function say nothing
         if not _persists(subject, variant, plain, key):
             continue
         told_of.add(key)
-        words = _words(key, got, expected, who)
-        yield subject.finding(RULE, example=variant, **words)
+        yield subject.finding(RULE, example=variant, **_facts(key, got, expected, who))
 
 
 class Raising(TorchFunctionMode):
@@ -175,10 +183,10 @@ def _refuses_by_itself(subject: Subject, example: Example) -> bool:
     return raising.by not in ("", "view", "view_as")
 
 
-def _persists(subject: Subject, variant: Example, plain: Example, key: str) -> bool:
+def _persists(subject: Subject, variant: Example, plain: Example, key: Value) -> bool:
     """Whether a value differs as much in float64, where forward takes it: rounding does not."""
     have, want = (_result(subject, e) for e in (_doubled(variant), plain.double()))
-    if have.refusal or have.failure or want.refusal or want.failure:
+    if have.raised or want.raised:
         return not (have.refusal and want.refusal) or _is_large(subject, variant, plain, key)
     return not is_close(have.values.get(key), want.values.get(key), 1e3)
 
@@ -201,7 +209,7 @@ def _laid(values: Tensor, like: Tensor) -> Tensor:
     return laid.copy_(values)
 
 
-def _is_large(subject: Subject, variant: Example, plain: Example, key: str) -> bool:
+def _is_large(subject: Subject, variant: Example, plain: Example, key: Value) -> bool:
     """Whether a value differs by more than rounding of numbers of about one."""
     have, want = (_result(subject, e).values.get(key) for e in (variant, plain))
     if have is None or want is None or have.shape != want.shape or not have.numel():
@@ -213,17 +221,17 @@ def _result(subject: Subject, example: Example) -> Result:
     try:
         run = subject.run(example)
     except ForwardRefusedError as refusal:
-        return Result({}, refusal=told(refusal.error))
+        return Result({}, refusal=refusal.raised)
     values = _outputs(run)
     try:
         grads = run.pull([None if c is None else dense(c) for c in subject.cotangents(run)])
     except BackwardFailedError as failure:
-        return Result(values, failure=told(failure.error))
-    return Result(values | {f"gradient of `{name}`": grad for name, grad in grads.items()})
+        return Result(values, failure=failure.raised)
+    return Result(values | {Gradient(name): grad for name, grad in grads.items()})
 
 
-def _outputs(run: Run) -> dict[str, Tensor | None]:
-    return {f"output {i}": run.outputs[i].detach().clone() for i in run.live}
+def _outputs(run: Run) -> dict[Value, Tensor | None]:
+    return {Output(i): run.outputs[i].detach().clone() for i in run.live}
 
 
 def _is_random(subject: Subject) -> bool:
@@ -244,23 +252,45 @@ def _is_random(subject: Subject) -> bool:
 
 
 def _same_outputs(have: Result, want: Result) -> bool:
-    keys = [key for key in have.values if key.startswith("output")]
+    keys = [key for key in have.values if isinstance(key, Output)]
     return all(is_close(have.values[key], want.values.get(key)) for key in keys)
 
 
-def _words(key: str, got: Tensor | None, want: Tensor | None, who: str) -> dict[str, Any]:
+def _facts(key: Value, got: Tensor | None, want: Tensor | None, who: str) -> dict[str, Any]:
     fix = "read the input by its own strides and offset, or take `.contiguous()` first"
     if got is None or want is None or got.shape != want.shape:
         return {
-            "at": key,
+            "at": At(key),
             "expected": "None" if want is None else f"shape {list(want.shape)}",
             "got": "None" if got is None else f"shape {list(got.shape)}",
             "fix": fix,
         }
     index, have, expected = worst_of(got, want)
     return {
-        "at": f"{key} at {list(index)}",
-        "expected": f"{expected}, as for dense inputs",
-        "got": f"{have}, with {who}",
+        "at": At(key, index),
+        "expected": expected.then(", as for dense inputs"),
+        "got": have.then(f", with {who}"),
         "fix": fix,
     }
+
+
+def _compared_with_dense(scene: Scene) -> str:
+    """Results for the laid-out inputs against those for dense ones."""
+    values = dict(zip(scene.names, scene.example.args, strict=False))
+    plain = [
+        name
+        if values[name].is_contiguous() and not values[name].storage_offset()
+        else f"{name}.clone(memory_format=torch.contiguous_format)"
+        for name in scene.floats
+    ]
+    if plain == scene.floats:
+        return ""
+    laid = f"gradients({', '.join(scene.floats)})"
+    return text_of(
+        gradient_lines(scene, weights=scene.weights(), with_outputs=True),
+        f"wanted = gradients({', '.join(plain)})",
+        compared(laid, "wanted"),
+    )
+
+
+REPROS = (_compared_with_dense,)

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.facts import Raised
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -35,7 +36,6 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    told,
 )
 
 RULE = Rule(
@@ -52,7 +52,7 @@ VALUES = {"infinite": math.inf, "NaN": math.nan}
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.has_surrogate:
         yield Skip(RULE, "the gradients are declared to be others than forward's")
@@ -69,7 +69,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             grads = run.pull([None if c is None else c.clone() for c in given])
         except BackwardFailedError as failure:
-            got = told(failure.error)
+            got: Raised | str = failure.raised
         else:
             if _is_spoiled(grads.values()):
                 continue

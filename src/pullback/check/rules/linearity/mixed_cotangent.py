@@ -23,12 +23,16 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import Enum
 
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
-from pullback.check.mismatch import index_of, number
+from pullback.check.mismatch import index_of
+from pullback.check.repro.gradients import gradient_lines
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -42,29 +46,35 @@ from pullback.check.subject import (
 RULE = Rule(code="L204", name="mixed-cotangent", group="linearity", profile="quick")
 
 FACTOR = 2.0**26
-FIRST, LAST = 0, -1
 LOST = 1e-2  # the share of an entry that must be lost
 USUAL = 1e-4  # and of which PyTorch's own gradient loses less
-
 FIX = "sum what belongs to an entry, in place of subtracting from a total what does not"
+
+
+class End(Enum):
+    """Where a cotangent is large, as an index along each dimension."""
+
+    START = 0
+    END = -1
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient loses small entries."""
-    if subject.fails_at_base or not subject.is_steady:
-        yield Skip(
-            RULE, subject.fails_at_base or "the gradients differ from run to run", is_refusal=True
-        )
+    if subject.fails_at_base:
+        yield Skip.refused(RULE, raised=subject.fails_at_base)
+        return
+    if not subject.is_steady:
+        yield Skip.refused(RULE, "the gradients differ from run to run")
         return
     single = in_dtype(subject.small, torch.float32)
     if single is None or dtype_of(subject.small) != torch.float64:
         return
     done = {name for group, name in subject.blamed if group == RULE.group}
     done |= {name for name in subject.names if subject.target.intent.is_surrogate(name)}
-    for where in (FIRST, LAST):
+    for end in End:
         try:
             run, exact = subject.run(single), subject.run(single.double())
-            mixed = _mixed(subject.cotangents(run), where)
+            mixed = _mixed(subject.cotangents(run), end.value)
             if not any(c is not None and c.dim() for c in mixed):
                 return
             wide = [None if c is None else c.double() for c in mixed]
@@ -82,13 +92,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 continue
             done.add(name)
             index, want, have = found
-            side = "start" if where == FIRST else "end"
+            side = "start" if end is End.START else "end"
             yield subject.finding(
                 RULE,
                 example=single,
-                at=f"gradient of `{name}` at {list(index)}, for a cotangent large at its {side}",
-                expected=number(want),
-                got=number(have),
+                at=At(Gradient(name), index, rest=f", for a cotangent large at its {side}"),
+                expected=Number(want),
+                got=Number(have),
+                detail=end,
                 fix=FIX,
             )
 
@@ -128,3 +139,22 @@ def _lost(
         return None
     flat = int(off.flatten().argmax())
     return index_of(flat, got.shape), float(known.flatten()[flat]), float(got.flatten()[flat])
+
+
+def _large_at_end(scene: Scene) -> str:
+    """Small entries of the gradient, for a cotangent that is large at one end."""
+    if not scene.name or not scene.is_one:
+        return ""
+    which, at = scene.leaves.index(scene.names[scene.position]), scene.entry
+    wide = ", ".join(f"{name}.double()" for name in scene.floats)
+    dims, end = range(scene.run.outputs[0].dim()), scene.about.detail.value
+    large = [f"g.select({dim}, {end}).mul_(2.0**26)" for dim in dims]
+    return text_of(
+        gradient_lines(scene, weights=[*scene.weights(), *large]),
+        f"got = gradients({', '.join(scene.floats)})[{which}]{at}.double()",
+        f"expected = gradients({wide})[{which}]{at}",
+        'assert abs(got - expected) <= 1e-2 * abs(expected), f"{got=}, {expected=}"',
+    )
+
+
+REPROS = (_large_at_end,)

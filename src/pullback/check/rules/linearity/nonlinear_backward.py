@@ -27,13 +27,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.explaining import PATTERNS, Cause
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.scene import Form, Scene, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
     Rule,
     Skip,
     Subject,
-    told,
     worst_of,
 )
 
@@ -47,7 +49,7 @@ COARSER = 2e-2  # where the gradient is wrong at the example already, be it by i
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is not linear."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if not subject.is_steady:
         yield Skip.refused(RULE, "the gradients differ from run to run")
@@ -68,7 +70,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=subject.base,
                 at=f"backward, with cotangents {scale:g} times as large as usual",
                 expected=f"{scale:g} times the usual gradients",
-                got=told(failure.error),
+                got=failure.raised,
                 fix="let backward ask nothing about the size of the cotangent",
             )
             return
@@ -84,9 +86,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}",
-                expected=f"{want}, from 2 backward(u) - 3 backward(v)",
-                got=f"{have}, from backward(2u - 3v)",
+                at=At(Gradient(name), index),
+                expected=want.then(", from 2 backward(u) - 3 backward(v)"),
+                got=have.then(", from backward(2u - 3v)"),
                 fix="let each gradient be a product with the cotangent, with nothing that bends it",
             )
 
@@ -108,3 +110,40 @@ def _is_combined(got: Tensor, one: Tensor, two: Tensor, share: float) -> bool:
     apart = (got.detach().to(wide) - (first - second)).abs()
     apart = torch.where(torch.isnan(apart), torch.inf, apart)
     return bool((apart[is_known] <= share * (size[is_known] + 1e-2 * scale)).all())
+
+
+# ---- repros ----
+
+
+def _combined(scale: str) -> Form:
+    """A form: the pull of a combination against the combination of pulls, at one scale."""
+
+    def form(scene: Scene) -> str:
+        both = scene.each("2 * g - 3 * h", "g", "h")
+        scaled = scene.each(f"{scale}g", "g")
+        other = scene.each(f"{scale}h", "h")
+        return text_of(
+            scene.settings(),
+            scene.weights(),
+            scene.weights("h", draw=1),
+            [f"g, h = {scaled}, {other}"] if scale else [],
+            scene.pulling(),
+            f"for got, of_g, of_h in zip(pull({both}), pull(g), pull(h)):",
+            "    expected = 2 * of_g - 3 * of_h",
+            '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"',
+        )
+
+    return form
+
+
+REPROS = tuple(_combined(scale) for scale in ("", "64 * ", "1 / 64 * "))
+
+EXPLAINS = (
+    Cause(
+        frozenset({"gradient", "linearity"}),
+        "what bends with the cotangent is wrong for some",
+        rank=190,
+        is_partial=True,
+        even=PATTERNS,
+    ),
+)

@@ -22,11 +22,14 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pullback.check.example import wide_of
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.scene import Repro, Scene, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -35,7 +38,6 @@ from pullback.check.subject import (
     Skip,
     Subject,
     is_close,
-    told,
     worst_of,
 )
 
@@ -45,10 +47,17 @@ SIZES = (1e-8, 1e-4, 1e-2, 1e4, 1e8)
 COARSE = 1e-3  # the relative error that is allowed: how exact a gradient is, other rules judge
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many times as large the cotangents are as usual."""
+
+    times: float
+
+
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient does not keep up with the cotangent."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if not subject.is_steady:
         yield Skip.refused(RULE, "the gradients differ from run to run")
@@ -67,7 +76,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=subject.base,
                 at=f"backward, with cotangents of size {size:g}",
                 expected=f"{size:g} times the gradients for cotangents of size one",
-                got=told(failure.error),
+                got=failure.raised,
+                detail=Size(size),
                 fix="let backward ask nothing about the size of the cotangent",
             )
             return
@@ -83,9 +93,10 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}, for cotangents of size {size:g}",
-                expected=f"{want} times {size:g}",
-                got=f"{have} times {size:g}",
+                at=At(Gradient(name), index, rest=f", for cotangents of size {size:g}"),
+                expected=want.then(f" times {size:g}"),
+                got=have.then(f" times {size:g}"),
+                detail=Size(size),
                 fix="let each gradient be a product with the cotangent, whatever its size",
             )
 
@@ -110,3 +121,24 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     apart = torch.where(is_known, (a - b).abs(), 0.0)
     apart = torch.where(torch.isnan(apart), torch.inf, apart)
     return is_close(a, b) or bool((apart <= COARSE * b.abs() + COARSE * 1e-2 * scale).all())
+
+
+def _scaled(scene: Scene) -> Repro:
+    """The pull of a scaled cotangent against the scaled pull."""
+    size = f"{scene.about.detail.times:g}"
+    larger = scene.each(f"{size} * g", "g")
+    begun = [*scene.settings(), *scene.weights(), *scene.pulling()]
+    if scene.raised:
+        return Repro(text_of(begun, f"pull({larger}){scene.raised}"))
+    return Repro(
+        text_of(
+            begun,
+            f"for got, expected in zip(pull({larger}), pull(g)):",
+            f"    got = got / {size}",
+            "    limit = 1e-3 * expected.abs() + 1e-5 * expected.abs().max()",
+            '    assert bool(((got - expected).abs() <= limit).all()), f"{got=}, {expected=}"',
+        )
+    )
+
+
+REPROS = (_scaled,)

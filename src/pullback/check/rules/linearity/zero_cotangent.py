@@ -26,8 +26,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.mismatch import index_of, number
-from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, told
+from pullback.check.facts import At, Gradient, Number
+from pullback.check.mismatch import index_of
+from pullback.check.repro.scene import Scene, text_of
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 
 RULE = Rule(code="L202", name="zero-cotangent", group="linearity", profile="quick")
 
@@ -37,7 +39,7 @@ RESIDUE = 1e-6  # of the gradient for an ordinary cotangent: an iterative solver
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is not zero, or one when backward fails."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     usual = subject.pull()
     run = subject.run()
@@ -50,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=subject.base,
             at="backward, with zeros for every output",
             expected="zeros",
-            got=told(failure.error),
+            got=failure.raised,
             fix="let backward divide by nothing that the cotangent decides",
         )
         return
@@ -65,9 +67,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index_of(worst, got.shape))}, for zero cotangents",
-            expected="0",
-            got=number(got.detach().flatten()[worst].item()),
+            at=At(Gradient(name), index_of(worst, got.shape), rest=", for zero cotangents"),
+            expected=Number(0.0),
+            got=Number(got.detach().flatten()[worst].item()),
             fix="let each gradient be a product with the cotangent: add and divide by nothing else",
         )
 
@@ -83,3 +85,17 @@ def _worst(got: Tensor, usual: Tensor) -> int | None:
     size = torch.where(is_finite, size, 0.0).flatten()
     worst = int(size.argmax())
     return worst if float(size[worst]) > RESIDUE * scale else None
+
+
+def _zero(scene: Scene) -> str:
+    """The pull of zeros must be zeros."""
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.pulling(),
+        f"for got in pull({scene.each('0 * g', 'g')}):",
+        '    assert not got.any(), f"{got=}"',
+    )
+
+
+REPROS = (_zero,)

@@ -24,6 +24,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.check.explaining import REPEATING, Cause, Sign
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.calls import second_backward
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -32,7 +35,6 @@ from pullback.check.subject import (
     Skip,
     Subject,
     differing,
-    told,
 )
 
 RULE = Rule(
@@ -47,7 +49,7 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when the second backward fails."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.donates:
         yield Skip(RULE, "an input is declared to be given away")
@@ -66,7 +68,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=subject.base,
             at="the second backward over one graph, after retain_graph=True",
             expected="the gradients again",
-            got=told(failure.error),
+            got=failure.raised,
             fix="keep tensors with ctx.save_for_backward, and clear nothing yourself",
         )
         return
@@ -81,9 +83,21 @@ def _differs(
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index)}, in the second backward over one graph",
-            expected=f"{want}, as in the first",
+            at=At(Gradient(name), index, rest=", in the second backward over one graph"),
+            expected=want.then(", as in the first"),
             got=have,
             fix="let backward change nothing on ctx, and nothing that it will read again",
             severity=Severity.WRONG,
         )
+
+
+REPROS = (second_backward,)
+
+EXPLAINS = (
+    Cause(
+        REPEATING - {Sign.AGAIN},
+        "no two backwards over one graph give the same",
+        rank=140,
+        holds=lambda finding: finding.about.raised is None,
+    ),
+)

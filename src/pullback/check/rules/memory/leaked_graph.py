@@ -34,6 +34,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pullback.check.example import tensors_in
+from pullback.check.facts import At, Input, Output
+from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -48,6 +50,8 @@ RULE = Rule(
     code="B853", name="leaked-graph", group="memory", severity=Severity.FRAGILE, profile="quick"
 )
 
+Kept = Input | Output
+
 CALLS = 3
 PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 
@@ -61,27 +65,31 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         for with_backward in (True, False):
             alive = _alive_after(subject, with_backward)
-            words = "with backward" if with_backward else "whose backward never ran"
             if not alive:
                 continue
             gc.collect()
-            kept = Counter(name for name, held in alive if held.is_alive)
-            places = {(name, held.place) for name, held in alive if held.is_alive}
-            spread = Counter(name for name, _ in places)
-            grown = [name for name in kept if kept[name] == CALLS == spread[name]]
-            if grown:
-                name = next((n for n in grown if n.startswith("output")), grown[0])
-                yield _finding(subject, name, words, "it is still held after a collection", 2)
-            elif not kept:
-                name = next((n for n, _ in alive if n.startswith("output")), alive[0][0])
-                yield _finding(subject, name, words, "it is freed by the garbage collector only", 1)
-            else:
+            kept = Counter(thing for thing, held in alive if held.is_alive)
+            places = {(thing, held.place) for thing, held in alive if held.is_alive}
+            spread = Counter(thing for thing, _ in places)
+            grown = [thing for thing in kept if kept[thing] == CALLS == spread[thing]]
+            if not grown and kept:
                 continue
+            every = grown or [thing for thing, _ in alive]
+            thing = next((one for one in every if isinstance(one, Output)), every[0])
+            yield _finding(subject, thing, Leak(with_backward, is_slow=not grown))
             return
     finally:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """How a call leaks: whether its backward ran, and whether the collector frees it at last."""
+
+    with_backward: bool
+    is_slow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +115,9 @@ class Held:
         return is_held or self.tensor() is not None
 
 
-def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[str, Held]]:
+def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[Kept, Held]]:
     """What of some calls, all made before any is dropped, is still alive after that."""
-    references: list[tuple[str, Held]] = []
+    references: list[tuple[Kept, Held]] = []
     runs: list[Run] = []
     try:
         for _ in range(CALLS):
@@ -121,28 +129,55 @@ def _alive_after(subject: Subject, with_backward: bool) -> list[tuple[str, Held]
         return []
     finally:
         runs.clear()
-    return [(name, held) for name, held in references if held.is_alive]
+    return [(thing, held) for thing, held in references if held.is_alive]
 
 
-def _references(run: Run) -> list[tuple[str, Held]]:
+def _references(run: Run) -> list[tuple[Kept, Held]]:
     """Weak references to what went into and came out of one call."""
-    named = [(f"input `{name}`", arg) for name, arg in zip(run.names, run.passed, strict=False)]
-    named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
-    return [(name, Held.of(tensor)) for name, value in named for tensor in tensors_in(value)]
+    named: list[tuple[Kept, Any]] = [
+        (Input(name), arg) for name, arg in zip(run.names, run.passed, strict=False)
+    ]
+    named += [(Output(i), output) for i, output in enumerate(run.outputs)]
+    return [(thing, Held.of(tensor)) for thing, value in named for tensor in tensors_in(value)]
 
 
-def _finding(subject: Subject, name: str, words: str, got: str, times: int) -> Finding:
-    fixes = {
-        1: "keep outputs with ctx.save_for_backward, never on a ctx attribute",
-        2: "keep nothing of a call on the class, in a global or in a closure",
-    }
-    if subject.target.is_op:  # no collector looks into C++: an output on its own node stays
-        fixes[2] = "keep outputs with save_for_backward, not in saved_data, and none in a global"
+def _finding(subject: Subject, thing: Kept, leak: Leak) -> Finding:
+    words = "with backward" if leak.with_backward else "whose backward never ran"
+    fix = "keep nothing of a call on the class, in a global or in a closure"
+    if leak.is_slow:
+        fix = "keep outputs with ctx.save_for_backward, never on a ctx attribute"
+    elif subject.target.is_op:  # no collector looks into C++: an output on its own node stays
+        fix = "keep outputs with save_for_backward, not in saved_data, and none in a global"
+    held = "it is freed by the garbage collector only"
     return subject.finding(
         RULE,
         example=subject.base,
-        at=f"{name}, after a call {words} whose results were dropped",
+        at=At(thing, rest=f", after a call {words} whose results were dropped"),
         expected="freed at once",
-        got=got,
-        fix=fixes[times],
+        got=held if leak.is_slow else "it is still held after a collection",
+        detail=leak,
+        fix=fix,
     )
+
+
+def _held(scene: Scene) -> str:
+    """What a call made must be gone when nobody holds it."""
+    leak = scene.about.detail
+    what = scene.code_of(scene.about.thing)
+    backward = [scene.pull()] if leak.with_backward else []
+    body = [*scene.settings(), *scene.weights(), *scene.done(), *backward]
+    return text_of(
+        "import gc",
+        "import weakref",
+        "",
+        "def left():",
+        indented([*body, f"return weakref.ref({what})"]),
+        "",
+        ["gc.disable()"] if leak.is_slow else [],
+        "refs = [left() for _ in range(3)]",
+        [] if leak.is_slow else ["gc.collect()"],
+        'assert refs[-1]() is None, "it is held after the call"',
+    )
+
+
+REPROS = (_held,)

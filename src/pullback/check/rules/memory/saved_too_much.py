@@ -65,7 +65,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             other = _copies(_kept(subject, other_values(example)))
             copies = {i: words for i, words in copies.items() if other.get(i) == words}
     except ForwardRefusedError as refusal:
-        yield Skip.refused(RULE, f"forward refuses: {refusal}")
+        yield Skip.refused(RULE, "forward refuses", refusal.raised)
         return
     for i, words in copies.items():
         yield subject.finding(
@@ -185,7 +185,7 @@ def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator
             [o for o, _ in used], leaves, [c for _, c in used], allow_unused=True
         )
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, "backward fails", failure.raised)
         return
     except Exception:
         return  # autograd cannot see into this forward

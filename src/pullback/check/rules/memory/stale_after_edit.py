@@ -21,10 +21,14 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pullback.check.facts import At, Gradient, Input, Output
+from pullback.check.repro.calls import begun
+from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -38,10 +42,17 @@ from pullback.check.subject import (
 RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick")
 
 
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What was changed between forward and backward."""
+
+    thing: Input | Output
+
+
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor whose change goes unnoticed."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.writes_inputs:
         yield Skip(RULE, "forward itself changes its inputs")
@@ -63,8 +74,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 RULE,
                 example=subject.base,
-                at=f"gradient of `{name}` at {list(index)}, after {what} was changed in place",
-                expected=f"{want}, or an error",
+                at=At(Gradient(name), index, rest=f", after {what} was changed in place"),
+                detail=Edited(what),
+                expected=want.then(", or an error"),
                 got=have,
                 why="what backward reads is not watched for changes",
                 fix="keep it with ctx.save_for_backward, not on a ctx attribute or through .data",
@@ -72,15 +84,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             break
 
 
-def _editable(run: Run) -> dict[str, Tensor]:
-    """The inputs and outputs that a caller may change, in words."""
-    found = {
-        f"input `{name}`": arg
+def _editable(run: Run) -> dict[Input | Output, Tensor]:
+    """The inputs and outputs that a caller may change."""
+    found: dict[Input | Output, Tensor] = {
+        Input(name): arg
         for name, arg in zip(run.names, run.args, strict=False)
         if isinstance(arg, Tensor) and arg.is_floating_point()
     }
     return found | {
-        f"output {i}": output for i, output in enumerate(run.outputs) if output.is_floating_point()
+        Output(i): output for i, output in enumerate(run.outputs) if output.is_floating_point()
     }
 
 
@@ -91,3 +103,23 @@ def _edit(tensor: Tensor) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _edited(scene: Scene) -> str:
+    """A change between forward and backward must be noticed, or make no difference."""
+    return text_of(
+        begun(scene),
+        f"wanted = [grad.clone() for grad in {scene.pull()}]",
+        scene.done(),
+        "with torch.no_grad():",
+        f"    {scene.code_of(scene.about.detail.thing)}.mul_(0.5).add_(0.25)"
+        "  # nobody may read this by now",
+        "try:",
+        f"    found = {scene.pull()}",
+        "except RuntimeError:",
+        "    found = wanted  # the change was noticed",
+        compared("found", "wanted"),
+    )
+
+
+REPROS = (_edited,)

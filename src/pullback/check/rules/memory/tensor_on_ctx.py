@@ -25,11 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.check.example import can_differ, tensors_in
+from pullback.check.explaining import UNWATCHED, Cause
+from pullback.check.facts import Input, Output
+from pullback.check.repro.calls import begun
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
@@ -48,6 +54,14 @@ RULE = Rule(
 FEW = 1  # so many numbers on ctx are a flag or a seed, no matter where they are kept
 
 
+@dataclass(frozen=True, slots=True)
+class OnCtx:
+    """An attribute of ctx, and the input or output that it holds."""
+
+    attribute: str
+    held: Input | Output | None
+
+
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding, about the first attribute that holds a tensor of weight."""
     if not subject.target.is_function or subject.target.is_ours:
@@ -58,21 +72,25 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "no output can have a gradient")
         return
     before = _attributes(node)
-    told = {attribute: _held(run, tensors) for attribute, tensors in before.items()}
+    held = {attribute: _held(run, tensors) for attribute, tensors in before.items()}
     with suppress(BackwardFailedError):  # what is kept is kept all the same
         run.pull(subject.cotangents(run))
     after = _attributes(node)
-    found = [name for name in before if told[name] or any(map(can_differ, after.get(name, ())))]
+    found = [name for name in before if held[name] or any(map(can_differ, after.get(name, ())))]
     for name in before:
         subject.blamed.add((RULE.group, f"ctx.{name}"))
     for name in found[:1]:
         size = sum(t.numel() * t.element_size() for t in before[name])
+        got = f"{size} bytes that stay after backward, while the output lives"
+        if held[name] is not None:
+            got = f"{held[name]}, which no version check and no hook sees there"
         yield subject.finding(
             RULE,
             example=subject.base,
             at=" and ".join(f"`ctx.{attribute}`" for attribute in found),
             expected="tensors kept with ctx.save_for_backward, and freed by backward",
-            got=told[name] or f"{size} bytes that stay after backward, while the output lives",
+            got=got,
+            detail=OnCtx(name, held[name]),
             fix=f"ctx.save_for_backward instead of ctx.{name}",
         )
 
@@ -87,12 +105,48 @@ def _attributes(node: object) -> dict[str, list[Tensor]]:
     return {name: tensors for name, tensors in found.items() if tensors}
 
 
-def _held(run: Run, tensors: list[Tensor]) -> str:
-    """Which input or output is among them, in words."""
-    named = [(f"input `{n}`", a) for n, a in zip(run.names, run.passed, strict=False)]
-    named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
-    for words, value in named:
+def _held(run: Run, tensors: list[Tensor]) -> Input | Output | None:
+    """Which input or output is among them."""
+    named: list[tuple[Input | Output, Any]] = [
+        (Input(name), arg) for name, arg in zip(run.names, run.passed, strict=False)
+    ]
+    named += [(Output(i), output) for i, output in enumerate(run.outputs)]
+    for thing, value in named:
         for other in tensors_in(value):
             if any(t is other or share_memory(t, other) for t in tensors):
-                return f"{words}, which no version check and no hook sees there"
-    return ""
+                return thing
+    return None
+
+
+def _kept(scene: Scene) -> str:
+    """No attribute of ctx holds a tensor after backward."""
+    if not scene.used:
+        return ""
+    return text_of(
+        begun(scene),
+        f"node = {scene.output(scene.used[0])}.grad_fn",
+        scene.pull(),
+        f'kept = getattr(node, "{scene.about.detail.attribute}", None)'
+        "  # an attribute of ctx, after backward",
+        "kept = kept if isinstance(kept, (list, tuple)) else [kept]",
+        'assert not any(isinstance(t, torch.Tensor) for t in kept), f"{kept=}"',
+    )
+
+
+REPROS = (_kept,)
+
+EXPLAINS = (
+    Cause(
+        UNWATCHED | {"detached-double-backward"},
+        "autograd neither watches nor follows what is on ctx and not saved",
+        rank=160,
+        holds=lambda finding: finding.about.detail.held is not None,
+        weighs=True,
+    ),
+    Cause(
+        UNWATCHED,
+        "autograd does not watch what is on ctx and not saved",
+        rank=170,
+        weighs=True,
+    ),
+)

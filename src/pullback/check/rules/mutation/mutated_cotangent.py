@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.explaining import COMPARING, SHARED, Cause
+from pullback.check.facts import At, Cotangent
+from pullback.check.repro.calls import changed_by_backward
 from pullback.check.snapshot import Snapshot
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 
@@ -32,22 +35,35 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     for example in (subject.base, subject.given):
         run = subject.run(example)
         cotangents = subject.cotangents(run, 3)
-        named = [(f"{i}", c) for i, c in enumerate(cotangents) if c is not None]
+        named = [(Cotangent(i), c) for i, c in enumerate(cotangents) if c is not None]
         snapshot = Snapshot(named)
         try:
             run.pull(cotangents)
         except BackwardFailedError as failure:
-            yield Skip.refused(RULE, f"backward fails: {failure}")
+            yield Skip.refused(RULE, "backward fails", failure.raised)
             return
         found = list(snapshot.changes())
         for change in found:
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"cotangent of output {change.name} at {list(change.index)}, after backward",
-                expected=f"{change.before}, as before backward",
+                at=At(change.thing, change.index, rest=", after backward"),
+                expected=change.before.then(", as before backward"),
                 got=change.after,
                 fix="compute into a new tensor: `g * y` in the place of `g.mul_(y)`",
             )
         if found:
             return
+
+
+REPROS = (changed_by_backward,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING,
+        "what is computed from the cotangent after that is wrong",
+        rank=60,
+        is_partial=True,
+        raising=SHARED,
+    ),
+)

@@ -28,6 +28,9 @@ from collections.abc import Iterator
 
 from pullback.check.dispatch import foreign_calls
 from pullback.check.example import Example
+from pullback.check.explaining import COMPARING, IN_PLACE, Cause
+from pullback.check.facts import At, Input
+from pullback.check.repro.calls import changed_by_forward
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 from pullback.check.writes import Written, written_inputs
 
@@ -44,14 +47,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             try:
                 found = written_inputs(subject, example, needs)
             except ForwardRefusedError as refusal:
-                yield Skip.refused(RULE, f"forward refuses: {refusal}")
+                yield Skip.refused(RULE, "forward refuses", refusal.raised)
                 return
             for written in found:
-                if written.is_returned or written.change.name in told:
+                if written.is_returned or written.name in told:
                     continue
-                if subject.target.intent.is_donated(written.change.name):
+                if subject.target.intent.is_donated(written.name):
                     continue
-                told.add(written.change.name)
+                told.add(written.name)
                 yield _finding(subject, example, written)
 
 
@@ -74,13 +77,26 @@ def _finding(subject: Subject, example: Example, written: Written) -> Finding:
     change = written.change
     is_op = subject.target.is_op
     said = "name it in `mutates_args`" if is_op else "call ctx.mark_dirty and return it"
-    is_at_risk = subject.names.index(change.name) in subject.given.needs
+    is_at_risk = subject.names.index(written.name) in subject.given.needs
     return subject.finding(
         RULE,
         example=example,
         severity=Severity.WRONG if is_at_risk or not written.is_seen else Severity.FRAGILE,
-        at=f"input `{change.name}` at {list(change.index)}, after forward",
-        expected=f"{change.before}, as before forward",
+        at=At(Input(written.name), change.index, rest=", after forward"),
+        expected=change.before.then(", as before forward"),
         got=change.after,
-        fix=f"work on a clone of `{change.name}`, or {said}",
+        fix=f"work on a clone of `{written.name}`, or {said}",
     )
+
+
+REPROS = (changed_by_forward,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING | {"unmarked-dirty"},
+        "the next use of that input sees other numbers",
+        rank=70,
+        is_partial=True,
+        raising=IN_PLACE,
+    ),
+)

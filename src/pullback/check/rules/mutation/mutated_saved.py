@@ -22,12 +22,16 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 
 from torch import Tensor
 
 from pullback.check.example import tensors_in
+from pullback.check.explaining import ANYTHING, REPEATING, SHARED, Cause, Sign
+from pullback.check.facts import At, Gradient, Input, Output, Thing
+from pullback.check.repro.calls import changed_by_backward
 from pullback.check.run import Run
-from pullback.check.snapshot import FREED, Snapshot, share_memory
+from pullback.check.snapshot import Snapshot, share_memory
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -37,6 +41,13 @@ from pullback.check.subject import (
     differing,
 )
 
+
+class Damage(Enum):
+    """What became of a tensor that was saved, where that is not a number that changed."""
+
+    FREED = "its memory is gone"
+
+
 RULE = Rule(code="M703", name="mutated-saved", group="mutation", profile="quick")
 
 
@@ -44,29 +55,29 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor that backward changes, or for a second backward that differs."""
     intent = subject.target.intent
     run = subject.run()
-    named: list[tuple[str, Tensor]] = [
-        (f"input `{name}`", tensor)
+    named: list[tuple[Thing, Tensor]] = [
+        (Input(name), tensor)
         for name, arg in zip(subject.names, run.passed, strict=False)
         for tensor in tensors_in(arg)
         if not intent.is_donated(name)
     ]
-    named += [(f"output {i}", output) for i, output in enumerate(run.outputs)]
+    named += [(Output(i), output) for i, output in enumerate(run.outputs)]
     snapshot, kept = Snapshot(named), Snapshot(_kept(run))
     try:
         first = run.pull(subject.cotangents(run, 4), retain_graph=True)
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, "backward fails", failure.raised)
         return
     found = list(snapshot.changes())
     for change in found:
-        if change.after == FREED:
-            yield _freed(subject, change.name)
+        if change.is_freed:
+            yield _freed(subject, change.thing)
             continue
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"{change.name} at {list(change.index)}, after backward",
-            expected=f"{change.before}, as before backward",
+            at=At(change.thing, change.index, rest=", after backward"),
+            expected=change.before.then(", as before backward"),
             got=change.after,
             fix="compute into a new tensor, or clone what was saved before writing into it",
         )
@@ -74,17 +85,18 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         return
     changed = next(kept.changes(), None)
     if changed is not None:
-        why = f"{changed.name} was {changed.before} and is {changed.after} after backward"
+        why = f"{changed.thing} was {changed.before} and is {changed.after} after backward"
         yield from _differs(subject, run, first, why)
 
 
-def _freed(subject: Subject, name: str) -> Finding:
+def _freed(subject: Subject, thing: Thing) -> Finding:
     """A tensor whose memory is gone; without a repro, which would read it and end the process."""
-    return Finding(
+    return Finding.made(
         RULE,
-        at=f"the memory of {name}, after backward",
+        at=f"the memory of {thing}, after backward",
         expected="as before backward",
-        got=FREED,
+        got="freed",
+        detail=Damage.FREED,
         inputs=subject.base.words(subject.names),
         fix="free what backward made itself, and leave what was saved",
     )
@@ -103,15 +115,16 @@ def _differs(
         yield subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index)}, in a second backward over the same graph",
-            expected=f"{want}, as in the first",
+            at=At(Gradient(name), index, rest=", in a second backward over the same graph"),
+            expected=want.then(", as in the first"),
             got=have,
+            detail=Sign.AGAIN,
             why=why,
             fix="let backward leave what was saved as it is",
         )
 
 
-def _kept(run: Run) -> Iterator[tuple[str, Tensor]]:
+def _kept(run: Run) -> Iterator[tuple[Thing, Tensor]]:
     """What the node of an output holds and neither an input nor an output does, by name."""
     known = [*tensors_in(run.passed), *run.outputs]
     for node in dict.fromkeys(output.grad_fn for output in run.outputs):
@@ -122,3 +135,31 @@ def _kept(run: Run) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in named:
             if not any(share_memory(tensor, other) for other in known):
                 yield name, tensor
+
+
+REPROS = (changed_by_backward,)
+
+EXPLAINS = (
+    Cause(
+        REPEATING | {"crash", "gradient-aliases-input", "layout", "same-tensor-twice"},
+        "what is read next from that memory is no longer there",
+        rank=90,
+        holds=lambda finding: finding.about.detail is Damage.FREED,
+        is_partial=True,
+        raising=ANYTHING,
+    ),
+    Cause(
+        REPEATING | {"gradient-aliases-input", "layout", "same-tensor-twice", "reused-buffer"},
+        "the next backward, and whoever shares that memory, sees other numbers",
+        rank=100,
+        holds=lambda finding: finding.about.detail is not Sign.AGAIN,
+        is_partial=True,
+        raising=SHARED,
+    ),
+    Cause(
+        REPEATING - {Sign.AGAIN},
+        "the next backward sees other numbers",
+        rank=120,
+        is_partial=True,
+    ),
+)

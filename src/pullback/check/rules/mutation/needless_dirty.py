@@ -21,9 +21,12 @@ Cannot see
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Input
 from pullback.check.others import other_values
+from pullback.check.repro.calls import changed_by_forward
 from pullback.check.run import run
 from pullback.check.snapshot import Snapshot
 from pullback.check.spy import marking_of
@@ -53,7 +56,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=given,
-            at=f"input `{name}`",
+            at=At(Input(name)),
             expected="to be changed by forward, as it is marked dirty",
             got="never written into",
             fix=f"leave `{name}` out of ctx.mark_dirty, and do not return it for that reason",
@@ -70,13 +73,17 @@ def _marked_in_vain(subject: Subject, example: Example) -> frozenset[int] | None
     if marking is None:
         return None
     args = example.fresh(needs=frozenset())
-    snapshot = Snapshot((str(i), args[i]) for i in example.tensors)
+    places = example.tensors
+    snapshot = Snapshot((Input(subject.names[i]), args[i]) for i in places)
     try:
         run(marking.target.call, example, subject.names, args=args)
     except ForwardRefusedError:
         return None
     if not marking.marks:
         return None
-    changed = {int(change.name) for change in snapshot.changes()}
+    changed = {places[change.place] for change in snapshot.changes()}
     marks = marking.marks[-1]
     return marks.dirty - marks.written - changed
+
+
+REPROS = (partial(changed_by_forward, is_needless=True),)

@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.explaining import COMPARING, IN_PLACE, Cause
+from pullback.check.facts import At, Input
+from pullback.check.repro.calls import changed_by_forward
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
 from pullback.check.writes import written_inputs
 
@@ -35,18 +38,31 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             try:
                 found = written_inputs(subject, example, needs)
             except ForwardRefusedError as refusal:
-                yield Skip.refused(RULE, f"forward refuses: {refusal}")
+                yield Skip.refused(RULE, "forward refuses", refusal.raised)
                 return
             for written in found:
-                name = written.change.name
+                name = written.name
                 if not written.is_returned or name in told:
                     continue
                 told.add(name)
                 yield subject.finding(
                     RULE,
                     example=example,
-                    at=f"input `{name}` at {list(written.change.index)}, after forward",
-                    expected=f"{written.change.before}, or a mark that says it is changed",
-                    got=f"{written.change.after}, and no mark",
+                    at=At(Input(name), written.change.index, rest=", after forward"),
+                    expected=written.change.before.then(", or a mark that says it is changed"),
+                    got=written.change.after.then(", and no mark"),
                     fix=f"call ctx.mark_dirty({name}) before it is changed",
                 )
+
+
+REPROS = (changed_by_forward,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING,
+        "the next use of that input sees other numbers",
+        rank=80,
+        is_partial=True,
+        raising=IN_PLACE,
+    ),
+)

@@ -21,6 +21,7 @@ Cannot see
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 
@@ -31,9 +32,12 @@ from pullback.capture.indices import is_index
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.example import Example, can_differ
+from pullback.check.explaining import COMPARING, Cause
+from pullback.check.facts import At, Gradient, Number, Output, Thing
 from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -56,7 +60,7 @@ ORDINARY = 1.0
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that changes."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     with Fill(ORDINARY):
         one, two = (results_of(subject, subject.base) for _ in range(2))
@@ -71,17 +75,17 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 now = _results(subject, example)
         except (ForwardRefusedError, BackwardFailedError):
             continue
-        for words, expected in usual.items():
-            got = now.get(words)
+        for thing, expected in usual.items():
+            got = now.get(thing)
             if got is None or got.shape != expected.shape or _same(got, expected):
                 continue
             index, have, want = worst_of(got, expected)
             yield subject.finding(
                 RULE,
                 example=example,
-                at=f"{words} at {list(index)}, with fresh memory filled with NaN",
+                at=At(thing, index, rest=", with fresh memory filled with NaN"),
                 expected="one number, whatever fresh memory holds",
-                got=f"{have} where it holds NaN, {want} where it holds ones",
+                got=have.then(f" where it holds NaN, {want} where it holds ones"),
                 why="an entry of a tensor made by `empty` is read or returned, and nobody wrote it",
                 fix="make the tensor with `zeros`, or write every entry of it",
             )
@@ -123,17 +127,48 @@ def _lengths(example: Example) -> Iterator[Example]:
                         yield example.put(position, counts, f"count {k} smaller by {less}")
 
 
-def _results(subject: Subject, example: Example) -> dict[str, Tensor]:
-    """Outputs and gradients by what they are, in words."""
+def _results(subject: Subject, example: Example) -> dict[Thing, Tensor]:
+    """Outputs and gradients by what they are."""
     called = subject.run(example)
-    found = {f"output {i}": output.detach().clone() for i, output in enumerate(called.outputs)}
+    outputs = enumerate(called.outputs)
+    found: dict[Thing, Tensor] = {Output(i): output.detach().clone() for i, output in outputs}
     grads = called.pull(subject.cotangents(called)) if called.live else {}
-    return found | {
-        f"gradient of `{n}`": g.detach().clone() for n, g in grads.items() if g is not None
-    }
+    return found | {Gradient(n): g.detach().clone() for n, g in grads.items() if g is not None}
 
 
 def _same(got: Tensor, expected: Tensor) -> bool:
     if not can_differ(expected) or not can_differ(got):
         return torch.equal(got, expected)
     return is_close(got, expected, 100)
+
+
+def _filled(scene: Scene) -> str:
+    """Results where PyTorch fills fresh memory with NaN."""
+    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    results = f"[{outputs}, *{scene.pull()}]" if scene.used else f"[{outputs}]"
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        "torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN now",
+        scene.done(),
+        f"for got in {results}:",
+        '    assert bool(got.isfinite().all()), f"{got=}"',
+    )
+
+
+def _is_spoiled(finding: Finding) -> bool:
+    got = finding.about.got
+    value = got.value if isinstance(got, Number) else None
+    return value is not None and math.isnan(complex(value).real)
+
+
+REPROS = (_filled,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING,
+        "memory that nobody wrote holds other numbers each time",
+        rank=10,
+        holds=_is_spoiled,  # where it only differs, an earlier call may have made the difference
+    ),
+)

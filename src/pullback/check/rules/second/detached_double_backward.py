@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.facts import At
+from pullback.check.repro.orders import second_slope
 from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
@@ -39,7 +41,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per variable that the gradient is cut off from."""
     outcome = second_order(subject)
     if outcome.skip and not outcome.defects:
-        yield Skip(RULE, outcome.skip, is_refusal=outcome.is_refusal)
+        yield outcome.skipped(RULE)
     for defect in outcome.defects:
         if not defect.is_cut:
             continue
@@ -47,9 +49,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=defect.example,
-            at=f"second derivative with respect to {defect.of} at {list(defect.index)}",
-            expected=f"{defect.expected}, or an error",
+            at=At(defect.thing, defect.index),
+            expected=defect.expected.then(", or an error"),
             got="0 in every entry",
-            why=f"the way from the gradient back to {defect.of} is cut",
+            why=f"the way from the gradient back to {defect.thing.source} is cut",
+            remedy="cut",
             fix="compute with tensors that have a history, or add @once_differentiable to backward",
         )
+
+
+REPROS = (second_slope,)

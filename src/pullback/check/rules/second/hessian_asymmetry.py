@@ -26,6 +26,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.repro.orders import weights_of
+from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run, cotangent_of
 from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
@@ -46,7 +48,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     outcome = second_order(subject)
     if outcome.skip or outcome.defects:
         if outcome.skip:
-            yield Skip(RULE, outcome.skip, is_refusal=outcome.is_refusal)
+            yield outcome.skipped(RULE)
         return
     for pair in range(PAIRS):
         called = subject.run(subject.small)
@@ -55,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             along_u, along_v = (_product(subject, called, direction) for direction in (u, v))
         except RuntimeError as error:
-            yield Skip.refused(RULE, f"it refuses aloud: {told(error)}")
+            yield Skip.refused(RULE, "it refuses aloud", told(error))
             return
         if along_u is None or along_v is None:
             return
@@ -115,3 +117,27 @@ def _inner(a: list[Tensor | None], b: list[Tensor | None]) -> tuple[float, float
         total += float((product.real if product.is_complex() else product).sum())
         size += float(product.abs().sum())
     return total, size
+
+
+def _in_both_orders(scene: Scene) -> str:
+    """The Hessian along two directions, in both orders."""
+    leaves = ", ".join(scene.leaves)
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        f"u = [{', '.join(weights_of(scene, 700))}]",
+        f"v = [{', '.join(weights_of(scene, 701))}]",
+        scene.done(),
+        f"first = {scene.pull(options='create_graph=True')}",
+        "",
+        "def along(u, v):",
+        f"    found = torch.autograd.grad(first, [{leaves}], u, retain_graph=True, "
+        "materialize_grads=True)",
+        "    return sum((a * b).sum() for a, b in zip(found, v))",
+        "",
+        "got, expected = along(u, v), along(v, u)",
+        'assert abs(got - expected) <= 1e-10 * abs(expected), f"{got=}, {expected=}"',
+    )
+
+
+REPROS = (_in_both_orders,)

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pullback.check.facts import At
 from pullback.check.intermediates import keeps_intermediate
+from pullback.check.repro.orders import second_slope
 from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject
 
@@ -50,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per variable whose second derivative has wrong numbers."""
     outcome = second_order(subject)
     if outcome.skip and not outcome.defects:
-        yield Skip(RULE, outcome.skip, is_refusal=outcome.is_refusal)
+        yield outcome.skipped(RULE)
     for defect in outcome.defects:
         if defect.is_cut:
             continue
@@ -58,9 +60,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=defect.example,
-            at=f"second derivative with respect to {defect.of} at {list(defect.index)}",
+            at=At(defect.thing, defect.index),
             expected=defect.expected,
             got=defect.got,
             why=SAVED if keeps_intermediate(subject) else "",
             fix=RECOMPUTE if keeps_intermediate(subject) else DIFFERENTIATE,
         )
+
+
+REPROS = (second_slope,)

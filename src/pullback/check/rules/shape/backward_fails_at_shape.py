@@ -29,6 +29,7 @@ from collections.abc import Iterator
 
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example, can_differ
+from pullback.check.explaining import Cause
 from pullback.check.inputs.shapes import (
     batches_of,
     fits,
@@ -55,7 +56,8 @@ UNUSUAL = {"sizes": sizes_of, "ranks": ranks_of}
 # What the engine says of a gradient whose shape does not fit.
 MISSHAPEN = re.compile(r"got \[([\d, ]*)\] but expected shape compatible with \[([\d, ]*)\]")
 # What PyTorch says of a view in sizes that are written into the code.
-BAKED = re.compile(r"shape '\[([\d, ]*)\]' is invalid for input of size (\d+)")
+INVALID = "is invalid for input of size"
+BAKED = re.compile(rf"shape '\[([\d, ]*)\]' {INVALID} (\d+)")
 
 # Larger sizes that must fail as well, of either parity: times so many, and so many more.
 LARGER = ((2, 1), (3, 0), (2, 2))
@@ -72,7 +74,7 @@ RULE = Rule(
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding, for the first shape at which backward fails."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     families = USUAL | UNUSUAL
     is_told = any(group == RULE.group for group, _ in subject.blamed)
@@ -131,7 +133,7 @@ def _is_misshapen(subject: Subject, trial: Trial) -> bool:
     is that of the example, sizes that are equal there are equal here, and larger ones fail as well:
     a function of square matrices is not meant for others, and sizes of 1 broadcast by accident.
     """
-    found = MISSHAPEN.search(trial.failure)
+    found = MISSHAPEN.search(trial.said)
     if found is None:
         sizes = _renamed(subject.small, trial.example) if _is_baked(subject, trial) else {}
         return any(_fails(subject, sizes, *more) for more in LARGER) if sizes else False
@@ -146,7 +148,7 @@ def _is_misshapen(subject: Subject, trial: Trial) -> bool:
 
 def _is_baked(subject: Subject, trial: Trial) -> bool:
     """Whether backward asks for as many elements as an input of the example has."""
-    found = BAKED.search(trial.failure)
+    found = BAKED.search(trial.said)
     if found is None:
         return False
     asked = math.prod(int(size) for size in found.group(1).split(","))
@@ -175,4 +177,20 @@ def _fails(subject: Subject, sizes: dict[int, int], factor: int, more: int) -> b
     if not fits(subject.small, larger):
         return False
     trial = trial_of(subject, resized(subject.small, larger, "larger"))
-    return trial is not None and any(p.search(trial.failure) for p in (MISSHAPEN, BAKED))
+    return trial is not None and any(p.search(trial.said) for p in (MISSHAPEN, BAKED))
+
+
+def _is_of_size(finding: Finding) -> bool:
+    raised = finding.about.raised
+    return raised is not None and INVALID in raised.text
+
+
+EXPLAINS = (
+    Cause(
+        frozenset({"empty-input"}),
+        "an empty input is one of these shapes",
+        rank=240,
+        holds=_is_of_size,
+        raising=INVALID,
+    ),
+)

@@ -42,7 +42,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
         return
     for trial in found:
-        if trial.failure and AMBIGUOUS not in trial.failure and is_new(subject, RULE, "empty"):
+        if trial.failure and AMBIGUOUS not in trial.failure.text and is_new(subject, RULE, "empty"):
             yield subject.finding(
                 RULE,
                 example=trial.example,

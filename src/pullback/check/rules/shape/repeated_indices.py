@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from pullback.capture.indices import is_index
 from pullback.check.example import Example, tensors_in
-from pullback.check.inputs.arguments import arguments_of, indices_of
+from pullback.check.inputs.arguments import Variant, arguments_of, indices_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import Trial, reported, trials
 
@@ -48,7 +48,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong for other indices."""
     variants = indices_of(subject.small, subject.names, subject.target.name)
     for trial in trials(subject, "indices", variants):
-        if not trial.mismatches or "to be ignored" in trial.example.label:
+        if not trial.mismatches or trial.example.kind is Variant.IGNORED:
             yield from reported(subject, RULE, [trial], IGNORED)
         elif _repeats(trial.example):
             yield from reported(subject, RULE, [trial], FIX)

@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from pullback.check.example import Example
+from pullback.check.facts import At, Both
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -60,13 +61,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             wrong = both.judge(example)
         except (ForwardRefusedError, BackwardFailedError):
             continue
-        at = f"gradient of the tensor that is both `{subject.names[i]}` and `{subject.names[j]}`"
+        at = At(Both(subject.names[i], subject.names[j]))
         for mismatch in wrong:
             yield subject.mismatched(
                 RULE,
                 mismatch,
                 example,
-                at=f"{at}, at {list(mismatch.index or ())}",
+                at=at.then(f", at {list(mismatch.index or ())}"),
                 fix="clone what is saved before forward writes, also where inputs are the same",
             )
 

@@ -25,7 +25,10 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.check.example import Example
+from pullback.check.explaining import Cause
+from pullback.check.facts import At, Both, Input, Number, Raised, Words
 from pullback.check.inputs.arguments import doubled
+from pullback.check.repro.scene import COMPARED, Scene, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -36,7 +39,6 @@ from pullback.check.subject import (
     Subject,
     each,
     is_close,
-    told,
     worst_of,
 )
 
@@ -59,37 +61,38 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if not all(is_close(parts[name], again[name]) for name in parts):
             continue
         want = _sum(parts.get(names[i]), parts.get(names[j]))
-        at = f"gradient of the tensor that is both `{names[i]}` and `{names[j]}`"
+        at = At(Both(names[i], names[j]))
         try:
             got = subject.pull(same).get(names[i])
         except ForwardRefusedError:
             continue
         except BackwardFailedError as failure:
-            yield _raised(subject, same, at, told(failure.error))
+            yield _raised(subject, same, at, failure.raised)
             continue
         if is_close(got, want):
             continue
         index: tuple[int, ...] = ()
-        have, expected = "None" if got is None else "a gradient", "another one"
+        have: Number | Words = Words("None" if got is None else "a gradient")
+        expected: Number | Words = Words("another one")
         if got is not None and want is not None and got.shape == want.shape:
             index, have, expected = worst_of(got, want)
         yield subject.finding(
             RULE,
             example=same,
-            at=f"{at}, at {list(index)}",
-            expected=f"{expected}, the sum over both slots",
+            at=at.then(f", at {list(index)}"),
+            expected=expected.then(", the sum over both slots"),
             got=have,
             fix=FIX,
         )
 
 
-def _raised(subject: Subject, example: Example, at: str, text: str) -> Finding:
+def _raised(subject: Subject, example: Example, at: At, raised: Raised) -> Finding:
     return subject.finding(
         RULE,
         example=example,
         at=at,
         expected="the sum over both slots",
-        got=text,
+        got=raised,
         fix=FIX,
         severity=Severity.FRAGILE,
     )
@@ -97,3 +100,39 @@ def _raised(subject: Subject, example: Example, at: str, text: str) -> Finding:
 
 def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return two if one is None else one if two is None else one + two
+
+
+def _summed(scene: Scene) -> str:
+    """The gradient of a tensor in two places against the sum over two copies of it."""
+    thing = scene.about.thing
+    if not isinstance(thing, Both):
+        return ""
+    one = scene.code_of(Input(thing.one))
+    apart = scene.arguments.split(", ")
+    places = [i for i, arg in enumerate(apart) if arg == one]
+    if len(places) != 2:
+        return ""
+    apart[places[1]] = "copy"
+    out = scene.outputs()
+    return text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"(got,) = torch.autograd.grad({out}, [{one}], g, materialize_grads=True)",
+        f"copy = {one}.detach().clone().requires_grad_()",
+        scene.done(arguments=", ".join(apart)),
+        f"parts = torch.autograd.grad({out}, [{one}, copy], g, materialize_grads=True)",
+        "expected = parts[0] + parts[1]",
+        COMPARED.strip(),
+    )
+
+
+REPROS = (_summed,)
+
+EXPLAINS = (
+    Cause(
+        frozenset({"subclass-input"}),
+        "wrappers have no memory of their own, so that any two of them look like one tensor",
+        rank=250,
+    ),
+)

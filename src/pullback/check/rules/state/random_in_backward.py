@@ -24,11 +24,16 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.check.explaining import COMPARING, Cause
+from pullback.check.facts import At, Gradient
+from pullback.check.repro.calls import begun
+from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -49,6 +54,14 @@ UNEVEN = 0.7310585786
 FIX = "draw in forward and save what was drawn, or the generator's state"
 
 
+class Generator(Enum):
+    """Whose random numbers backward draws."""
+
+    PYTORCH = "PyTorch's generator"
+    PYTHON = "Python's generator"
+    NUMPY = "NumPy's generator"
+
+
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward draws, or depends on what it would draw."""
     with _kept_states():
@@ -57,7 +70,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.nondeterministic:
         yield Skip(RULE, "declared to be nondeterministic")
@@ -66,7 +79,7 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
     _seed(START)  # an earlier backward may have left the generators where this one will
     before = _states()
     first = run.pull(_uneven(subject, run), retain_graph=True)
-    moved = [name for name, state in _states().items() if state != before[name]]
+    moved = [which for which, state in _states().items() if state != before[which]]
     if not moved:
         return
     kept = {n: None if g is None else g.detach().clone() for n, g in first.items()}
@@ -84,7 +97,8 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
         RULE,
         example=subject.base,
         severity=Severity.FRAGILE,
-        at=f"the state of {moved[0]}, after backward",
+        at=f"the state of {moved[0].value}, after backward",
+        detail=moved[0],
         expected="as before backward",
         got="another",
         fix=f"{FIX}, or restore the state after use",
@@ -109,8 +123,8 @@ def _difference(
         return subject.finding(
             RULE,
             example=subject.base,
-            at=f"gradient of `{name}` at {list(index)}, with another state of the generator",
-            expected=f"{want}, as with the first state",
+            at=At(Gradient(name), index, rest=", with another state of the generator"),
+            expected=want.then(", as with the first state"),
             got=have,
             fix=FIX,
         )
@@ -124,15 +138,15 @@ def _numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-def _states() -> dict[str, Any]:
-    """The state of each generator, by name."""
-    found: dict[str, Any] = {
-        "PyTorch's generator": bytes(torch.get_rng_state().tolist()),
-        "Python's generator": random.getstate(),
+def _states() -> dict[Generator, Any]:
+    """The state of each generator."""
+    found: dict[Generator, Any] = {
+        Generator.PYTORCH: bytes(torch.get_rng_state().tolist()),
+        Generator.PYTHON: random.getstate(),
     }
     if _numpy() is not None:
         state = _numpy().random.get_state()
-        found["NumPy's generator"] = (state[1].tobytes(), state[2])
+        found[Generator.NUMPY] = (state[1].tobytes(), state[2])
     return found
 
 
@@ -155,3 +169,48 @@ def _kept_states() -> Iterator[None]:
         random.setstate(python)
         if numpy is not None:
             _numpy().random.set_state(numpy)
+
+
+# ---- repros ----
+
+
+def _redrawn(scene: Scene) -> str:
+    """Backward must not depend on the state of a generator, nor move it."""
+    moved = scene.about.detail
+    if moved is Generator.PYTORCH:
+        return text_of(
+            begun(scene),
+            "before = torch.get_rng_state()",
+            scene.pull(),
+            'assert torch.equal(torch.get_rng_state(), before), "backward has drawn"',
+        )
+    if moved is not None:
+        return text_of(
+            "import random",
+            "",
+            begun(scene),
+            "before = random.getstate()",
+            scene.pull(),
+            'assert random.getstate() == before, "backward has drawn"',
+        )
+    return text_of(
+        "import random",
+        "",
+        begun(scene),
+        "torch.manual_seed(1), random.seed(1)",
+        f"first = [grad.clone() for grad in {scene.pull(options='retain_graph=True')}]",
+        "torch.manual_seed(2), random.seed(2)",
+        compared(scene.pull(), "first"),
+    )
+
+
+REPROS = (_redrawn,)
+
+EXPLAINS = (
+    Cause(
+        COMPARING | {"uninitialised-memory"},
+        "each backward draws other numbers",
+        rank=20,
+        holds=lambda finding: finding.about.detail is None,
+    ),
+)

@@ -59,7 +59,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         (ahead, back), (other, _), (_, again) = (_run(subject, *seeds) for seeds in SEEDS)
     except (ForwardRefusedError, BackwardFailedError) as error:
-        yield Skip.refused(RULE, f"the function raised: {error}")
+        yield Skip.refused(RULE, "the function raised", error.raised)
         return
     finally:
         torch.set_rng_state(usual["PyTorch"])

@@ -30,7 +30,11 @@ from typing import Any
 from torch import Tensor
 
 from pullback.check.example import can_differ
+from pullback.check.explaining import COMPARING, Cause
+from pullback.check.facts import At, Gradient, Number, Output, Raised, Thing, Words
 from pullback.check.others import other_values
+from pullback.check.repro.retold import of_gradients
+from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -57,7 +61,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         first = _copied(usual.pull(subject.cotangents(usual)))
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails: {failure}")
+        yield Skip.refused(RULE, "backward fails", failure.raised)
         return
     between = (subject.given, other_values(subject.base))
     for repeat in range(REPEATS):
@@ -68,13 +72,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             now = run.pull(subject.cotangents(run))
         except BackwardFailedError as failure:
-            yield _finding(subject, "backward", "gradients", str(failure), draws)
+            yield _finding(subject, At("backward"), Words("gradients"), failure.raised, draws)
             return
-        for words, got, expected in _pairs(held, outputs, now, first):
+        for thing, got, expected in _pairs(held, outputs, now, first):
             if _is_same(subject, got, expected):
                 continue
             index, have, want = worst_of(got, expected)
-            yield _finding(subject, f"{words} at {list(index)}", want, have, draws)
+            yield _finding(subject, At(thing, index), want, have, draws)
             return
     yield from _since_first(subject, draws)
 
@@ -85,17 +89,19 @@ def _since_first(subject: Subject, draws: bool) -> Iterator[Finding]:
         now = subject.pull(subject.given) if subject.first_gradients else {}
     except BackwardFailedError:
         return
-    for words, got, expected in _pairs([], [], now, subject.first_gradients):
+    for thing, got, expected in _pairs([], [], now, subject.first_gradients):
         if not _is_same(subject, got, expected, 1):
             index, have, want = worst_of(got, expected)
-            yield _finding(subject, f"{words} at {list(index)}", want, have, draws)
+            yield _finding(subject, At(thing, index), want, have, draws)
             return
 
 
-def _finding(subject: Subject, what: str, want: str, have: str, draws: bool) -> Finding:
+def _finding(
+    subject: Subject, at: At, want: Number | Words, have: Number | Raised, draws: bool
+) -> Finding:
     facts: dict[str, Any] = {
-        "at": f"{what}, in a later call with the same arguments",
-        "expected": f"{want}, as in the first call",
+        "at": at.then(", in a later call with the same arguments"),
+        "expected": want.then(", as in the first call"),
         "got": have,
         "fix": "let the result depend on the arguments alone; pass what changes as one of them",
     }
@@ -113,15 +119,15 @@ def _pairs(
     outputs: list[Tensor],
     now: dict[str, Tensor | None],
     first: dict[str, Tensor | None],
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """What can be compared, in words, as it is and as it was in the first call."""
+) -> Iterator[tuple[Thing, Tensor, Tensor]]:
+    """What can be compared, as it is and as it was in the first call."""
     for i, (output, old) in enumerate(zip(held, outputs, strict=False)):
         if can_differ(output) and output.shape == old.shape:
-            yield f"output {i}", output, old
+            yield Output(i), output, old
     for name, gradient in now.items():
         before = first[name]
         if gradient is not None and before is not None and gradient.shape == before.shape:
-            yield f"gradient of `{name}`", gradient, before
+            yield Gradient(name), gradient, before
 
 
 def _is_same(subject: Subject, got: Tensor, expected: Tensor, factor: float = 100) -> bool:
@@ -147,3 +153,36 @@ def _foreign_states() -> tuple[Any, ...]:
         return (random.getstate(),)
     state = numpy.random.get_state()
     return random.getstate(), state[1].tobytes(), state[2]
+
+
+def _again(scene: Scene) -> Repro | str:
+    """The same call again must give the same."""
+    if scene.raised:
+        return text_of(
+            scene.settings(),
+            scene.weights(),
+            scene.pulling(),
+            "for _ in range(6):",
+            f"    pull(g){scene.raised}",
+        )
+    results = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        "",
+        "def results():",
+        indented(
+            [*scene.done(), f"held = [t.detach().clone() for t in [{results}]]"],
+        ),
+        f"    return [*held, *{scene.pull()}]" if scene.used else "    return held",
+        "",
+        "wanted = [t.clone() for t in results()]",
+        "for _ in range(6):",
+        indented(compared("results()", "wanted")),
+    )
+    return Repro(text, of_gradients(scene, with_outputs=True))
+
+
+REPROS = (_again,)
+
+EXPLAINS = (Cause(COMPARING | {"uninitialised-memory"}, "no two calls give the same", rank=30),)

@@ -30,9 +30,13 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ, copy_of
+from pullback.check.explaining import COMPARING, Cause
+from pullback.check.facts import At, Output
 from pullback.check.leftovers import leftovers_of, with_leftovers
 from pullback.check.mismatch import Mismatch
 from pullback.check.others import other_values
+from pullback.check.repro.gradients import of_number
+from pullback.check.repro.scene import Repro, Scene, rounded, scene_at, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -133,8 +137,8 @@ def _other(
             return subject.finding(
                 RULE,
                 example=example,
-                at=f"output {i} at {list(index)}, {when}",
-                expected=f"{want}, as without an earlier call",
+                at=At(Output(i), index, rest=f", {when}"),
+                expected=want.then(", as without an earlier call"),
                 got=have,
                 why="what an earlier call left is used in this one",
                 fix="keep nothing from call to call that its key, or a tensor's version, misses",
@@ -160,3 +164,20 @@ def _judged(subject: Subject, example: Example) -> list[Mismatch] | None:
         return subject.judge(example)
     except (ForwardRefusedError, BackwardFailedError):
         return None
+
+
+def _after_other(scene: Scene) -> str:
+    """What an earlier call with other values left must make no difference."""
+    shown = of_number(scene)
+    if not isinstance(shown, Repro):
+        return ""
+    base = scene.subject.base.map(rounded, "")
+    earlier = scene_at(scene, base.need(scene.example.needs))
+    lines = [f"earlier_{line}" for line in earlier.settings()]
+    names = ", ".join(f"earlier_{name}" for name in scene.names[: len(earlier.example.args)])
+    return text_of(lines, earlier.done("earlier", names), "", shown.text)
+
+
+REPROS = (_after_other,)
+
+EXPLAINS = (Cause(COMPARING, "a call is served with the numbers of an earlier one", rank=40),)

@@ -26,9 +26,13 @@ from itertools import islice
 
 from torch import Tensor
 
-from pullback.check.example import Example
+from pullback.check.example import Example, can_differ
+from pullback.check.explaining import ANYTHING, REPEATING, Cause
+from pullback.check.facts import At, Gradient, Number, Words, shapes
 from pullback.check.inputs.shapes import sizes_of
 from pullback.check.others import other_values
+from pullback.check.repro.scene import Scene, compared, rounded, scene_at, text_of
+from pullback.check.repro.trying import fails
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -48,7 +52,7 @@ FIX = "keep what backward needs on ctx, not on the class or in a global"
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a call changes what another one gives."""
     if subject.fails_at_base:
-        yield Skip.refused(RULE, f"backward fails at the example: {subject.fails_at_base}")
+        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
         return
     if subject.target.intent.nondeterministic or not subject.is_steady:
         yield Skip.refused(RULE, "the gradients differ from run to run")
@@ -60,7 +64,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         alone = [_alone(subject, example, draw) for draw, example in enumerate((one, two))]
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, f"backward fails with other values: {failure}")
+        yield Skip.refused(RULE, "backward fails with other values", failure.raised)
         return
     for order, third in (((0, 1), two), ((1, 0), two), ((0, 1), last)):
         runs = [subject.run(example) for example in (one, two)]
@@ -77,14 +81,14 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=one,
                 at="backward of one call after forward of another",
                 expected="the gradients of a single call",
-                got=str(failure),
+                got=failure.raised,
                 fix=FIX,
             )
             return
         found = _first_difference(grads, alone)
         if found is not None:
             at, expected, got = found
-            at = f"{at}, with another call between forward and backward"
+            at = at.then(", with another call between forward and backward")
             yield subject.finding(RULE, example=one, at=at, expected=expected, got=got, fix=FIX)
             return
 
@@ -97,7 +101,7 @@ def _alone(subject: Subject, example: Example, draw: int) -> dict[str, Tensor | 
 
 def _first_difference(
     grads: dict[int, dict[str, Tensor | None]], alone: list[dict[str, Tensor | None]]
-) -> tuple[str, str, str] | None:
+) -> tuple[At, Number | Words, Number | Words] | None:
     """Where a gradient is not that of a single call, what it must be, and what it is."""
     for i, found in grads.items():
         for name, got in found.items():
@@ -105,11 +109,53 @@ def _first_difference(
             if is_close(got, expected, 100):
                 continue
             if got is None or expected is None:
-                told = ["None" if g is None else "a gradient" for g in (expected, got)]
-                return f"gradient of `{name}`", told[0], told[1]
+                one, two = (Words("None" if g is None else "a gradient") for g in (expected, got))
+                return At(Gradient(name)), one, two
             if got.shape != expected.shape:
-                told = [f"shape {list(g.shape)}" for g in (expected, got)]
-                return f"gradient of `{name}`", told[0], told[1]
+                return At(Gradient(name)), *shapes(expected, got)
             index, have, want = worst_of(got, expected)
-            return f"gradient of `{name}` at {list(index)}", f"{want}, as in a single call", have
+            return At(Gradient(name), index), want.then(", as in a single call"), have
     return None
+
+
+# ---- repros ----
+
+
+def _between(scene: Scene) -> str:
+    """Another call between forward and backward must make no difference."""
+    two = other_values(scene.example).map(rounded, "other values")
+    others = [e for e in (two, *islice(sizes_of(two), 4)) if scene.subject.accepts(e)]
+    texts = (_with_other(scene, other) for other in others)
+    return next((text for text in texts if fails(text, scene)), "")
+
+
+def _with_other(scene: Scene, example: Example) -> str:
+    other = scene_at(scene, example)
+    names = [f"other_{name}" for name in scene.names]
+    lines = [f"other_{line}" for line in other.settings()]
+    arguments = ", ".join(
+        f"{name}.clone()" if scene.subject.writes_inputs and can_differ(arg) else name
+        for name, arg in zip(names, example.args, strict=False)
+    )
+    return text_of(
+        scene.settings(),
+        lines,
+        scene.weights(),
+        scene.done(),
+        f"wanted = {scene.pull()}",
+        scene.done(),
+        scene.done("other", arguments),
+        compared(scene.pull(), "wanted"),
+    )
+
+
+REPROS = (_between,)
+
+EXPLAINS = (
+    Cause(
+        REPEATING,
+        "what is not on ctx belongs to the last call",
+        rank=50,
+        raising=ANYTHING,
+    ),
+)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from pullback.check.repros.naming import with_names
+from pullback.check.repro.naming import with_names
 from pullback.check.runner import check
 from tests.check.subjects import normal
 

@@ -1,25 +1,31 @@
-"""Repros of wrong second derivatives and of wrong tangents."""
+"""Repros of wrong second derivatives, and what those of wrong tangents are made of."""
 
 from __future__ import annotations
 
 import torch
 
-from pullback.check.repros.scene import Scene, indented, text_of
+from pullback.check.facts import Input, Second
+from pullback.check.repro.retold import of_slope
+from pullback.check.repro.scene import Repro, Scene, indented, text_of
 from pullback.check.run import cotangent_of
 from pullback.check.spelling import spelled
 
 
-def second(scene: Scene) -> str:
+def second_slope(scene: Scene) -> Repro | str:
     """The second derivative against the slope of the first one, in float64."""
-    name = scene.named(r"with respect to `([^`]+)`")
-    if not name and "the cotangent" not in scene.finding.at:
+    thing = scene.about.thing
+    if not isinstance(thing, Second):
         return ""
-    number = int(scene.said(r"the cotangent of output (\d+)") or 0)
-    source = name or "h"
-    like = scene.example.args[scene.names.index(name)] if name else scene.run.outputs[number]
+    name, number = "", 0
+    if isinstance(thing.of, Input):
+        name = scene.code_of(thing.of)
+        like = scene.example.args[scene.names.index(name)]
+    else:
+        number = thing.of.number
+        like = scene.run.outputs[number]
     if like.dtype not in (torch.float64, torch.complex128):
         return ""
-    at = scene.said(r"at (\[[\d, ]*\])").replace("[]", "")
+    source, at = name or "h", scene.entry
     real = ".real" if like.is_complex() else ""
     cotangents = scene.joined(
         "h" if not name and i == number else f"g[{k}]" for k, i in enumerate(scene.used)
@@ -33,11 +39,11 @@ def second(scene: Scene) -> str:
     if not any(arg.is_complex() for arg in scene.run.leaves.values()):
         body[-1] = "return sum((a * b).sum() for a, b in zip(first, weights))"
     which = "g" if scene.is_one else f"g[{scene.used.index(number)}]"
-    return text_of(
+    text = text_of(
         scene.settings(),
         scene.weights(),
         [] if name else [f"h = {which}.clone().requires_grad_()"],
-        f"weights = [{', '.join(_weights(scene))}]",
+        f"weights = [{', '.join(weights_of(scene))}]",
         ["", f"def total({source}):", *indented(body), ""],
         f"whole = total({source})",
         f"got = torch.autograd.grad(whole, {source}, materialize_grads=True)[0]{at}{real} "
@@ -48,9 +54,10 @@ def second(scene: Scene) -> str:
         "assert abs(got - slope) <= 1e-4 * abs(slope) + 1e-5, "
         'f"expected {slope:.6g}, got {got:.6g}"',
     )
+    return Repro(text, of_slope)
 
 
-def _weights(scene: Scene, draw: int = 500) -> list[str]:
+def weights_of(scene: Scene, draw: int = 500) -> list[str]:
     """The weights of the first derivatives."""
     found: list[str] = []
     for name in scene.leaves:
@@ -60,63 +67,10 @@ def _weights(scene: Scene, draw: int = 500) -> list[str]:
     return found
 
 
-def hessian(scene: Scene) -> str:
-    """The Hessian along two directions, in both orders."""
-    leaves = ", ".join(scene.leaves)
-    return text_of(
-        scene.settings(),
-        scene.weights(),
-        f"u = [{', '.join(_weights(scene, 700))}]",
-        f"v = [{', '.join(_weights(scene, 701))}]",
-        scene.done(),
-        f"first = {scene.pull(options='create_graph=True')}",
-        "",
-        "def along(u, v):",
-        f"    found = torch.autograd.grad(first, [{leaves}], u, retain_graph=True, "
-        "materialize_grads=True)",
-        "    return sum((a * b).sum() for a, b in zip(found, v))",
-        "",
-        "got, expected = along(u, v), along(v, u)",
-        'assert abs(got - expected) <= 1e-10 * abs(expected), f"{got=}, {expected=}"',
-    )
-
-
 # ---- forward mode ----
 
 
-def tangent(scene: Scene) -> str:
-    """The tangent against the slope of forward."""
-    name = scene.named(r"jvp along `([^`]+)`")
-    if not name or scene.example.args[scene.names.index(name)].dtype != torch.float64:
-        return ""
-    out = scene.output(0)
-    return text_of(
-        _pushing(scene, name),
-        f"got = push({_drawn(scene, name)})",
-        f"step = 1e-6 * {_drawn(scene, name)}",
-        "",
-        f"def call({name}):",
-        *indented([*scene.done(), f"return {out}"]),
-        "",
-        f"slope = (call({name} + step) - call({name} - step)) / 2e-6",
-        'assert torch.allclose(got, slope, 1e-4, 1e-5), f"{got=}, {slope=}"',
-    )
-
-
-def scaled_tangent(scene: Scene) -> str:
-    """The tangent for a scaled direction against the scaled tangent."""
-    factor = scene.said(r"for a tangent ([\d.e+-]+) times")
-    if not factor or not scene.leaves:
-        return ""
-    direction = _drawn(scene, scene.leaves[0])
-    return text_of(
-        _pushing(scene, scene.leaves[0]),
-        f"got, expected = push({factor} * {direction}), {factor} * push({direction})",
-        'assert torch.allclose(got, expected, 1e-4, 1e-6), f"{got=}, {expected=}"',
-    )
-
-
-def _pushing(scene: Scene, name: str) -> list[str]:
+def push_lines(scene: Scene, name: str) -> list[str]:
     """The lines that define `push`: the tangent of the first output, by that of one input."""
     dual = scene.arguments.split(", ")
     dual = ["forward_ad.make_dual(" + arg + ", t)" if arg == name else arg for arg in dual]
@@ -130,6 +84,7 @@ def _pushing(scene: Scene, name: str) -> list[str]:
     return [*head, "", "def push(t):", *indented(body), ""]
 
 
-def _drawn(scene: Scene, name: str) -> str:
+def drawn_tangent(name: str) -> str:
+    """The code of a random tangent of an input."""
     generator = "torch.Generator().manual_seed(0)"
     return f"torch.randn({name}.shape, dtype={name}.dtype, generator={generator})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import Example, can_differ
+from pullback.check.facts import About, Cotangent, Input, Output, Thing
 from pullback.check.finding import Finding
 from pullback.check.run import ForwardRefusedError, Run, cotangent_of, seeded
 from pullback.check.spelling import LARGEST, UnspeakableError, spelled
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 DRAWS = 2  # of cotangents: what is wrong for one may be right for another
 DRAWN = ("gradient",)  # groups whose rules try more than one
 SEEDS = 4  # so many draws of a large argument are tried
-
-_NAME = re.compile(r"gradient of `([^`]+)`")
-_OUTPUTS = re.compile(r"only (output \d+(?: and output \d+)*) of the outputs used")
-_NEEDED = re.compile(r"when only ((?:`[^`]+`(?:, )?)+)")
 
 # Names that repros give to things of their own.
 TAKEN = """
@@ -54,25 +50,39 @@ class Scene:
     # ---- what the finding is about ----
 
     @property
+    def about(self) -> About:
+        """The facts of the finding."""
+        return self.finding.about
+
+    @property
     def name(self) -> str:
         """The input whose gradient is wrong; empty where none is named."""
-        found = _NAME.search(self.finding.at)
-        return found.group(1) if found else ""
+        return self.about.name
 
     @property
     def position(self) -> int:
         """The place of that input."""
         return self.run.names.index(self.name)
 
-    def said(self, pattern: str) -> str:
-        """What a pattern finds in the place of the finding; empty where it finds nothing."""
-        found = re.search(pattern, self.finding.at)
-        return found.group(1) if found else ""
+    @property
+    def raised(self) -> str:
+        """What the call raises, as a comment on the line that does; empty where nothing."""
+        return f"  # {self.about.raised}" if self.about.raised is not None else ""
 
-    def named(self, pattern: str) -> str:
-        """The repro's name of the input that a pattern finds in the place of the finding."""
-        name = self.said(pattern)
-        return self.names[self.run.names.index(name)] if name in self.run.names else ""
+    @property
+    def entry(self) -> str:
+        """The entry that the finding names, as an index in code."""
+        return index_code(self.about.index)
+
+    def code_of(self, thing: Thing) -> str:
+        """The expression of an input, an output or a cotangent; empty for anything else."""
+        if isinstance(thing, Input) and thing.name in self.run.names:
+            return self.names[self.run.names.index(thing.name)]
+        if isinstance(thing, Output):
+            return self.output(thing.number)
+        if isinstance(thing, Cotangent):
+            return "g" if self.is_one else f"g[{self.used.index(thing.number)}]"
+        return ""
 
     # ---- arguments ----
 
@@ -181,7 +191,25 @@ class Scene:
         return ["", "def pull(g):", *body, ""]
 
 
-Form = Callable[[Scene], str]
+Retell = Callable[[Finding, dict[str, Any]], Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Repro:
+    """A program that fails, and how its finding is told once it has.
+
+    `retell` is given the finding and the names that the program made; None leaves it as it is.
+    With `is_loud` any error is the failure: which one comes is chance.
+    """
+
+    text: str
+    retell: Retell | None = None
+    is_loud: bool = False
+
+
+# Writes a program for a scene, or nothing. Where it is text alone, what the program calls `got` and
+# `expected` is what the finding is told of.
+Form = Callable[[Scene], Repro | str]
 
 COMPARED = '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"'
 
@@ -202,6 +230,11 @@ def indented(lines: Sequence[str]) -> list[str]:
 def compared(got: str, expected: str) -> list[str]:
     """The lines that compare two rows of tensors."""
     return [f"for got, expected in zip({got}, {expected}):", COMPARED]
+
+
+def index_code(index: tuple[int, ...] | None) -> str:
+    """An index in code; nothing where there is none, or no dimension."""
+    return f"[{', '.join(map(str, index))}]" if index else ""
 
 
 def _product(output: str, cotangent: str, value: Tensor) -> str:
@@ -235,11 +268,9 @@ def scene_at(scene: Scene, example: Example) -> Scene:
 def _scene(
     subject: Subject, finding: Finding, example: Example, call: str, codes: dict[int, str]
 ) -> Scene | None:
-    needed = tuple(sorted(example.needs))
-    chosen = _NEEDED.search(finding.at)
-    if chosen:
-        wanted = re.findall(r"`([^`]+)`", chosen.group(1))
-        needed = tuple(i for i in needed if subject.names[i] in wanted)
+    needed, about = tuple(sorted(example.needs)), finding.about
+    if about.needed is not None:
+        needed = tuple(i for i in needed if subject.names[i] in about.needed)
     try:
         run = subject.run(example, needs=needed)
     except ForwardRefusedError:  # which is what there is to show
@@ -249,10 +280,7 @@ def _scene(
             return None
         if sum(isinstance(value, Tensor) for value in run.result) != len(run.outputs):
             return None  # a tensor lies deeper
-    used = run.live
-    told = _OUTPUTS.search(finding.at)
-    if told:
-        used = tuple(int(i) for i in re.findall(r"\d+", told.group(1)))
+    used = run.live if about.used is None else about.used
     names = tuple(_identifier(name, i) for i, name in enumerate(subject.names))
     is_random = _is_random(subject, example)
     return Scene(subject, finding, example, run, call, names, needed, used, is_random, codes)

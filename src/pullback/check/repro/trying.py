@@ -12,26 +12,22 @@ from typing import Any
 
 import torch
 
-from pullback.check.repros.scene import Scene
+from pullback.check.repro.scene import Repro, Scene
 from pullback.check.run import seeded
 from pullback.check.target import Target
-
-# Rules whose findings may show as an error too, depending on which thread comes first.
-LOUD = ("wrong-in-threads",)
 
 
 def fails(body: str, scene: Scene) -> bool:
     """Whether the program fails, by its assertion or as the finding says."""
-    return is_failure(executed(body, scene)[0], scene)
+    return is_failure(executed(body, scene)[0], scene, Repro(body))
 
 
-def is_failure(error: Exception | None, scene: Scene) -> bool:
+def is_failure(error: Exception | None, scene: Scene, program: Repro) -> bool:
     """Whether what a program raised is the failure that the finding tells of."""
-    if isinstance(error, AssertionError):
-        return True
-    if scene.finding.rule.name in LOUD:
+    if error is None or isinstance(error, AssertionError) or program.is_loud:
         return error is not None
-    return error is not None and type(error).__name__ == scene.finding.got.partition(":")[0]
+    raised = scene.about.raised
+    return raised is not None and type(error).__name__ == raised.type
 
 
 def executed(body: str, scene: Scene) -> tuple[Exception | None, dict[str, Any]]:

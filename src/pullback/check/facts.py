@@ -1,0 +1,238 @@
+"""What a finding is about, as data: words are made of these, and nothing reads the words back.
+
+A rule gives them to `Subject.finding` in the places of text. The reports show their text; repros,
+the folding of what has one cause, and other programs (`Finding.about`) use the data.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+Value = complex | float | None
+
+_QUOTED = re.compile(r"`[^`]*`")
+
+
+# ---- things of a call ----
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of an input, by the name of that."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"gradient of `{self.name}`"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input, by its name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"input `{self.name}`"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output, by its number among the tensors that forward returns."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"output {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cotangent:
+    """The cotangent of an output, by its number."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"cotangent of output {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """The gradient of one tensor that stands in the places of two inputs, by their names."""
+
+    one: str
+    two: str
+
+    def __str__(self) -> str:
+        return f"gradient of the tensor that is both `{self.one}` and `{self.two}`"
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """The second derivative with respect to an input or to a cotangent."""
+
+    of: Input | Cotangent
+    is_only: bool = False  # whether there is but one output, whose number need not be said
+
+    @property
+    def source(self) -> str:
+        """What it is with respect to, in words."""
+        if isinstance(self.of, Input):
+            return f"`{self.of.name}`"
+        return "the cotangent" if self.is_only else f"the {self.of}"
+
+    def __str__(self) -> str:
+        return f"second derivative with respect to {self.source}"
+
+
+Thing = Gradient | Input | Output | Cotangent | Both | Second | str  # words, for anything else
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A place: a thing of the call, perhaps an entry of it, and under which circumstances.
+
+    `wrong` of `total` entries are, where that is counted; `rest` ends the sentence.
+    """
+
+    thing: Thing
+    index: tuple[int, ...] | None = None
+    rest: str = ""
+    wrong: int = 0
+    total: int = 0
+
+    def then(self, rest: str) -> At:
+        """The same place, with something said of the circumstances."""
+        return replace(self, rest=self.rest + rest)
+
+    @property
+    def brief(self) -> str:
+        """The same in a list of gradients, where each needs no more than its name."""
+        if isinstance(self.thing, Gradient):
+            return str(replace(self, thing=f"`{self.thing.name}`"))
+        if isinstance(self.thing, Both):
+            both = f"the tensor that is both `{self.thing.one}` and `{self.thing.two}`"
+            return str(replace(self, thing=both))
+        return str(self)
+
+    def __str__(self) -> str:
+        where = f" at {list(self.index)}" if self.index is not None else ""
+        share = f", wrong in {self.wrong} of {self.total} entries" if self.total > 1 else ""
+        return f"{self.thing}{where}{share}{self.rest}"
+
+
+# ---- what came, or must come ----
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number as it is shown, and what is said of it besides; None where there is no gradient."""
+
+    value: Value
+    rest: str = ""
+    digits: int = 6
+
+    def then(self, rest: str) -> Number:
+        """The same number, with something said of it."""
+        return replace(self, rest=rest)
+
+    def __str__(self) -> str:
+        return f"{number(self.value, self.digits)}{self.rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is no number: a shape, that memory is gone."""
+
+    text: str
+    rest: str = ""
+
+    def then(self, rest: str) -> Words:
+        """The same, with something said of it."""
+        return replace(self, rest=rest)
+
+    def __str__(self) -> str:
+        return f"{self.text}{self.rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception, in one line: the name of its type, and the text that it came with."""
+
+    type: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.text}" if self.text else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a finding is about, as far as it is data and not words.
+
+    `used` are the outputs with a cotangent and `needed` the inputs that required grad, where the
+    finding needs these and no others; None where all do. `remedy` is the same for findings that
+    one action mends, whatever the names are. `detail` is what a rule knows besides, of a type of
+    its own, for its repros and for what it explains.
+    """
+
+    at: At | None = None
+    expected: Number | None = None
+    got: Number | Raised | None = None
+    used: tuple[int, ...] | None = None
+    needed: tuple[str, ...] | None = None
+    is_explained: bool = False  # whether a reason is known
+    remedy: tuple[str, ...] = ()
+    detail: Any = None
+
+    @property
+    def thing(self) -> Thing:
+        """What it is about; empty where that is not told."""
+        return "" if self.at is None else self.at.thing
+
+    @property
+    def raised(self) -> Raised | None:
+        """What the call raised, where that is the defect."""
+        return self.got if isinstance(self.got, Raised) else None
+
+    @property
+    def name(self) -> str:
+        """The input whose gradient is wrong; empty where none is named."""
+        return self.thing.name if isinstance(self.thing, Gradient) else ""
+
+    @property
+    def index(self) -> tuple[int, ...] | None:
+        """The entry that is named."""
+        return None if self.at is None else self.at.index
+
+
+# ---- numbers as text ----
+
+
+def number(value: Value, digits: int = 6) -> str:
+    """A number as it is shown: six digits, `none` where there is no gradient."""
+    if value is None:
+        return "None"
+    if isinstance(value, complex):
+        return f"{value.real:.{digits}g}{value.imag:+.{digits}g}j"
+    return f"{value:.{digits}g}"
+
+
+def numbers(one: Value, two: Value) -> tuple[Number, Number]:
+    """Two numbers as they are shown: with so many digits that they are not the same text."""
+    for digits in (6, 9, 12, 17):
+        if number(one, digits) != number(two, digits):
+            break
+    return Number(one, digits=digits), Number(two, digits=digits)
+
+
+def shapes(one: Any, two: Any) -> tuple[Words, Words]:
+    """The shapes of two tensors, where that is what differs."""
+    return Words(f"shape {list(one.shape)}"), Words(f"shape {list(two.shape)}")
+
+
+def gist(text: str) -> str:
+    """What a sentence says whatever the names and the code in it are."""
+    return _QUOTED.sub("`", text)

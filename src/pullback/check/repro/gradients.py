@@ -1,0 +1,200 @@
+"""Repros of wrong gradients: against the slope of forward, a number, another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.check.facts import Number, Value
+from pullback.check.mismatch import Mismatch, index_of
+from pullback.check.repro.retold import of_mismatch
+from pullback.check.repro.scene import Repro, Scene, indented, index_code, text_of
+from pullback.check.repro.trying import executed
+from pullback.check.run import copies_of
+
+DIRECTIONS = 8
+
+_SAID = 'f"expected {{{}:.6g}}, got {{got:.6g}}"'  # the digits that a finding has
+
+
+def against_slope(scene: Scene) -> Repro | str:
+    """The gradient against the slope of forward, in float64."""
+    mismatch = _mismatch_of(scene)
+    if mismatch is None or mismatch.index is None:
+        return ""
+    if scene.example.args[mismatch.position].dtype != torch.float64:
+        return ""
+    name = scene.names[mismatch.position]
+    at = index_code(mismatch.index)
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        _loss(scene, name),
+        f"loss({name}).backward()",
+        f"got = 0.0 if {name}.grad is None else {name}.grad{at}",
+        f"step = torch.zeros_like({name})",
+        f"step{at or '[()]'} = 1e-6",
+        f"slope = (loss({name} + step) - loss({name} - step)) / 2e-6",
+        f"assert abs(got - slope) <= 1e-4 * abs(slope) + 1e-5, {_SAID.format('slope')}",
+    )
+    found = executed(text, scene)[1].get("slope")
+    return Repro(text, of_mismatch(mismatch)) if _is_near(found, mismatch.expected) else ""
+
+
+def along(scene: Scene) -> str:
+    """The gradient against the slope of forward along a direction, on both sides of which it is
+    the same: where no single entry shows the fault.
+    """
+    if not scene.name or scene.example.args[scene.position].dtype != torch.float64:
+        return ""
+    name = scene.names[scene.position]
+    drawn = f"torch.randn({name}.shape, dtype={name}.dtype, generator=torch.Generator()"
+    steps = [f"torch.ones_like({name})"]
+    steps += [f"{drawn}.manual_seed({seed}))" for seed in range(DIRECTIONS)]
+    uneven = [f"g = {scene.each('0.37 * g', 'g')}"]  # such as no short fraction is
+    for step, more in product(steps, ([], uneven)):
+        text = text_of(
+            scene.settings(),
+            scene.weights(),
+            more,
+            _loss(scene, name),
+            f"loss({name}).backward()",
+            f"step = {step}",
+            f"got = 0.0 if {name}.grad is None else ({name}.grad * step).sum()",
+            f"right = (loss({name} + 1e-6 * step) - loss({name})) / 1e-6",
+            f"left = (loss({name}) - loss({name} - 1e-6 * step)) / 1e-6",
+            'assert abs(got - left) <= 1e-4 * abs(left) + 1e-5, f"{got=}, {left=}, {right=}"',
+        )
+        error, made = executed(text, scene)
+        if isinstance(error, AssertionError) and _is_near(made["left"], float(made["right"]), 1e-4):
+            return text
+    return ""
+
+
+def of_number(scene: Scene) -> Repro | str:
+    """The gradient against the number that it must be."""
+    mismatch = _mismatch_of(scene)
+    if mismatch is None:
+        return ""
+    index = mismatch.index if mismatch.index is not None else _worst(mismatch.want)
+    name, at = scene.names[mismatch.position], index_code(index)
+    if name not in scene.leaves:
+        return ""
+    expected = mismatch.want[index].item() if mismatch.index is None else mismatch.expected
+    if expected != expected:
+        return ""
+    size = max(abs(expected), 1e-6)
+    limit = size * (1e-2 if scene.example.args[mismatch.position].dtype != torch.float64 else 1e-4)
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"got = {scene.pull()}[{scene.leaves.index(name)}]{at}",
+        f"expected = {expected:.6g}  # forward, differentiated",
+        f"assert abs(got - expected) <= {limit:.1e}, {_SAID.format('expected')}",
+    )
+    return Repro(text, of_mismatch(mismatch))
+
+
+def as_told(scene: Scene) -> str:
+    """The gradient against what the finding says, where the call gives what the finding got."""
+    want, have = (_real(fact) for fact in (scene.about.expected, scene.about.got))
+    name = scene.names[scene.position] if scene.name else ""
+    if want is None or have is None or name not in scene.leaves:
+        return ""
+    text = text_of(
+        scene.settings(),
+        scene.weights(),
+        scene.done(),
+        f"got = {scene.pull()}[{scene.leaves.index(name)}]{scene.entry}",
+        f"expected = {want:.6g}  # forward, differentiated",
+        f"assert abs(got - expected) <= {1e-2 * abs(want) + 1e-6:.1e}, {_SAID.format('expected')}",
+    )
+    got = executed(text, scene)[1].get("got")
+    is_same = isinstance(got, Tensor) and got.numel() == 1 and f"{float(got):.4g}" == f"{have:.4g}"
+    return text if is_same else ""
+
+
+def _real(fact: object) -> float | None:
+    """The number of a fact, where it is a real one."""
+    value: Value = fact.value if isinstance(fact, Number) else None
+    return None if isinstance(value, complex) else value
+
+
+# ---- precision ----
+
+
+def by_float64(scene: Scene, weights: Sequence[str] = ()) -> str:
+    """The gradient in a low dtype against that in float64, at the same values."""
+    if not scene.name:
+        return ""
+    which = scene.leaves.index(scene.names[scene.position])
+    eps = torch.finfo(scene.example.args[scene.position].dtype).eps
+    wide = ", ".join(f"{name}.double()" for name in scene.floats)
+    return text_of(
+        gradient_lines(scene, weights=weights or scene.weights()),
+        f"got = gradients({', '.join(scene.floats)})[{which}].double()",
+        f"expected = gradients({wide})[{which}]",
+        f"limit = {20 * eps:.2g} * expected.abs().max()  # 20 roundings",
+        'assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
+    )
+
+
+def gradient_lines(
+    scene: Scene, *, weights: Sequence[str], with_outputs: bool = False
+) -> list[str]:
+    """The lines that define `gradients`, a function of the arguments that can have one.
+
+    `weights` are the lines that make the cotangents.
+    """
+    outputs = [scene.output(i) for i in scene.used] if with_outputs else []
+    returned = [*outputs, f"*{_cast_pull(scene)}"]
+    body = [
+        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
+        *scene.done(),
+        f"return [{', '.join(returned)}]",
+    ]
+    settings = [*scene.settings(leaves=False), *weights]
+    return [*settings, "", f"def gradients({', '.join(scene.floats)}):", *indented(body), ""]
+
+
+def _cast_pull(scene: Scene) -> str:
+    """The gradients of a call, the cotangents in the dtype of its outputs."""
+    if scene.is_one:
+        return scene.pull(g="g.to(out.dtype)")
+    pairs = enumerate(scene.used)
+    cast = ", ".join(f"g[{k}].to({scene.output(i)}.dtype)" for k, i in pairs)
+    return scene.pull(g=f"[{cast}]")
+
+
+# ---- parts ----
+
+
+def _mismatch_of(scene: Scene) -> Mismatch | None:
+    """What is wrong with the gradient that the finding names, for the cotangents of the scene."""
+    run = scene.subject.run(scene.example, needs=scene.needed)
+    given: list[Tensor | None] = [None] * len(run.outputs)
+    for i, cotangent in zip(scene.used, scene.cotangents(), strict=True):
+        given[i] = cotangent
+    found = scene.subject.mismatches(run, given, run.pull(copies_of(given)))
+    return next((m for m in found if m.name == scene.name), None)
+
+
+def _loss(scene: Scene, name: str) -> list[str]:
+    body = indented([*scene.done(), f"return {scene.total}"])
+    return ["", f"def loss({name}):", *body, ""]
+
+
+def _worst(tensor: Tensor) -> tuple[int, ...]:
+    return index_of(int(tensor.abs().argmax()), tensor.shape)
+
+
+def _is_near(found: Any, expected: complex | float | None, share: float = 1e-5) -> bool:
+    if not isinstance(found, Tensor) or expected is None:
+        return False
+    apart = abs(found.item() - expected)
+    return bool(apart <= share * abs(expected) + 1e-6)

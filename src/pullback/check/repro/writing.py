@@ -1,0 +1,93 @@
+"""The repro of a finding: the first program of its rule's forms that fails.
+
+Each form writes a program; the first one that fails when it is tried here is the repro. A wrong
+gradient is held against the slope of forward itself, so that nobody's word has to be taken; where a
+slope is not sharp enough, against the number that the check found. Anything else is held against
+the same call made the ordinary way.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pullback.check.example import Example
+from pullback.check.finding import Finding
+from pullback.check.registered import KNOWN
+from pullback.check.repro.gradients import against_slope, along, as_told, of_number
+from pullback.check.repro.modes import frozen, raises
+from pullback.check.repro.naming import with_names
+from pullback.check.repro.retold import of_gradients
+from pullback.check.repro.scene import Form, Repro, Scene, scenes
+from pullback.check.repro.trying import executed, is_failure
+from pullback.check.spelling import UnspeakableError, imported
+
+if TYPE_CHECKING:
+    from pullback.check.subject import Subject
+
+# The forms of a rule that has none of its own.
+USUAL: Sequence[Form] = (against_slope, of_number, along, as_told)
+
+# Where something is raised: by an ordinary call, or by one without grad; then the rule's own forms.
+RAISING: Sequence[Form] = (raises, frozen)
+
+
+def with_repro(subject: Subject, finding: Finding, example: Example | None) -> Finding:
+    """The finding with its repro, and with the numbers that the repro gives.
+
+    It stands as it is where none of the forms fails.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _first(subject, finding, example)
+    except Exception:  # the finding stands without a repro
+        return finding
+
+
+def forms_of(finding: Finding) -> Sequence[Form]:
+    """The forms that are tried for a finding, in order."""
+    known = KNOWN.get(finding.rule.code)
+    own = known.repros if known is not None else None
+    if finding.about.raised is None:
+        return USUAL if own is None else own
+    if known is not None and known.raising is not None:
+        return known.raising
+    return (*RAISING, *(own or ()))
+
+
+def _first(subject: Subject, finding: Finding, example: Example | None) -> Finding:
+    head, call = imported(subject.target)
+    where = subject.small_given if example is None else example
+    for scene in scenes(subject, finding, where, call):
+        for form in forms_of(finding):
+            program = _written(form, scene)
+            if not program.text:
+                continue
+            error, made = executed(program.text, scene)
+            if is_failure(error, scene, program):
+                names = dict(zip(scene.names, subject.names, strict=False))
+                text = _whole(head, with_names(program.text, names))
+                told = program.retell(finding, made) if program.retell else finding
+                return replace(told, repro=text)
+    return finding
+
+
+def _written(form: Form, scene: Scene) -> Repro:
+    try:
+        made = form(scene)
+    except UnspeakableError:
+        return Repro("")
+    return made if isinstance(made, Repro) else Repro(made, of_gradients(scene))
+
+
+def _whole(head: str, body: str) -> str:
+    """The program: what every form needs, what this one needs, the target, and the body."""
+    first, _, rest = body.partition("\n\n")
+    own = first.splitlines()
+    if not all(line.startswith(("import ", "from ")) for line in own):
+        own, rest = [], body
+    lines = dict.fromkeys([*own, "import torch", *head.splitlines()])
+    return "\n".join([*lines, "", rest])

@@ -1,1 +1,0 @@
-"""Repros: how each kind of finding is shown in a few lines of plain PyTorch."""
