@@ -1,27 +1,32 @@
 """What is proved of a Function for all inputs, within a time: an extra to what was tried.
 
 Rules try inputs; a proof (`prove`) holds for all of them, as far as real numbers go. It is searched
-for where nothing wrong was found, has a limit in seconds of work by profile, and what it raises is
-not told.
+for where no rule found a wrong result, in a worker of its own and with a limit in seconds of work
+by profile; what it raises is not told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pullback.check.finding import Finding, Severity, Skip
+from pullback.check.isolate import Died, answer_of
 from pullback.check.subject import Subject
+from pullback.check.work import SEED, Job
+from pullback.function.isolation import drawing_from
 
 # Seconds of work to search for a proof, by profile.
 SECONDS = {"quick": 0.0, "standard": 2.0, "deep": 20.0}
+PATIENCE = 3.0  # times as much work, or as long at rest, and the search is ended
 
 
 @dataclass(frozen=True, slots=True)
 class Proved:
     """What a search for a proof came to.
 
-    `gradients` are the inputs whose gradients are right for all inputs, in the `scope` of shapes
-    and but for the `provisos`; `reason` says why others are not known to be.
+    `gradients` are the inputs whose gradients are right for all inputs, for the shapes of `scope`
+    and but for the `provisos`; `unknown` are the others, and `reason` says why.
     """
 
     gradients: tuple[str, ...] = ()
@@ -31,29 +36,48 @@ class Proved:
     reason: str = ""
 
 
-def proved_of(subject: Subject, results: list[Finding | Skip]) -> Proved | None:
-    """What can be proved of a subject; None where it is not tried, or numbers are against it.
+def proved_of(job: Job, results: Iterable[Finding | Skip], *, is_here: bool) -> Proved | None:
+    """What can be proved of what a job has checked; None where it is not tried.
 
-    A gradient that is meant to be another than forward's is not looked at, and none where a rule
-    found a wrong result: that comes first.
+    It is for a Function whose backward is meant to be forward's, where no rule found a wrong
+    result: that would come first.
     """
-    target, seconds = subject.target, SECONDS[subject.profile]
-    is_wrong = any(isinstance(r, Finding) and r.weight == Severity.WRONG for r in results)
-    if not seconds or not target.is_function or is_wrong or target.intent.has_surrogate:
+    seconds, target = SECONDS[job.profile], job.target
+    is_asked = any(registered.rule.group == "gradient" for registered in job.rules)
+    is_wrong = any(isinstance(r, Finding) and _is_against(r) for r in results)
+    if not (seconds and is_asked and target.is_function) or is_wrong or target.intent.has_surrogate:
         return None
+    if is_here:
+        return _searched(job, seconds)
+    try:
+        found: Proved | None = answer_of(lambda: _searched(job, seconds), PATIENCE * seconds)
+    except Died:
+        return None
+    return found
+
+
+def _is_against(finding: Finding) -> bool:
+    """Whether a finding says that a first gradient is wrong, or may be."""
+    return finding.weight == Severity.WRONG and finding.rule.group != "second"
+
+
+def _searched(job: Job, seconds: float) -> Proved | None:
+    """What is proved within the time; None where numbers refute it, which is for rules to tell."""
     from pullback.prove.judge import PROVED, REFUTED
     from pullback.prove.proof import prove  # heavy: sympy
 
     try:
-        proof = prove(target.function, *subject.small.fresh(), seconds=seconds)
-    except Exception:  # the report stands without it
+        with drawing_from(SEED):
+            subject = Subject(job.target, job.examples, profile=job.profile)
+            proof = prove(job.target.function, *subject.small.fresh(), seconds=seconds)
+    except Exception:  # an odd function: the report stands without a proof
         return None
     if proof.verdict == REFUTED:
         return None
-    verdicts = {name: judgement.verdict == PROVED for name, judgement in proof.gradients.items()}
+    proved = [name for name, judged in proof.gradients.items() if judged.verdict == PROVED]
     return Proved(
-        tuple(name for name, is_proved in verdicts.items() if is_proved),
-        tuple(name for name, is_proved in verdicts.items() if not is_proved),
+        tuple(proved),
+        tuple(name for name in proof.gradients if name not in proved),
         proof.scope,
         proof.provisos,
         proof.reason,

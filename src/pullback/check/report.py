@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from pullback.check.finding import Finding, Severity, Skip
+from pullback.check.proving import Proved
 
 BLIND = (
     "values, shapes and dtypes that were not tried",
@@ -34,6 +35,7 @@ class Report:
     profile: str = "standard"
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    proved: Proved | None = None
 
     @property
     def ok(self) -> bool:
@@ -80,6 +82,7 @@ class Report:
         ]
         if self.ok:
             lines += [f"  inputs: {example}" for example in self.examples[:MOST]]
+        lines += [f"  proved: {_proof(self.proved)}"] if self.proved is not None else []
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  not tried: {who}: {why}" for why, who in self._refusals().items()]
         routine = dict.fromkeys(s.rule.name for s in self.skips if not s.is_refusal)
@@ -98,6 +101,20 @@ class Report:
                 why = ABOVE if skip.raised in raised else skip.reason
                 found.setdefault(why, []).append(f"{skip.rule.name} ({skip.rule.code})")
         return {why: _first(names) for why, names in found.items()}
+
+
+def _proof(proved: Proved) -> str:
+    """What was proved, in a line."""
+    if not proved.gradients:
+        return f"nothing: {proved.reason}"
+    parts = [f"{_gradients(proved.gradients)} for all inputs, {proved.scope}", *proved.provisos]
+    if proved.unknown:
+        parts.append(f"not {_gradients(proved.unknown)}: {proved.reason}")
+    return "; ".join(parts)
+
+
+def _gradients(names: Sequence[str]) -> str:
+    return f"the gradient{'s' * (len(names) > 1)} of {', '.join(f'`{name}`' for name in names)}"
 
 
 def _first(names: Sequence[str]) -> str:

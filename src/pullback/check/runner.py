@@ -16,6 +16,7 @@ from pullback.check.crash import RULE as CRASH
 from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Skip
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
+from pullback.check.proving import Proved, proved_of
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.target import Target, target_of
@@ -63,6 +64,7 @@ def check(
         if why_not:
             collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
+        collected.prove()
     except KeyboardInterrupt:
         collected.interrupted = True
     return collected.report(start)
@@ -92,6 +94,7 @@ class _Collected:
         self.seconds = 0.0  # that one call takes
         self.interrupted = False
         self.is_here = False  # whether rules ran in this process
+        self.proved: Proved | None = None
 
     def drive(self) -> None:
         """Workers one after the other, until every rule has been tried or too many were lost."""
@@ -128,6 +131,10 @@ class _Collected:
                 if self.current < 0:
                     return
                 first = self.current + 1
+
+    def prove(self) -> None:
+        """What holds for all inputs, after the rules have tried some."""
+        self.proved = proved_of(self.job, self.results, is_here=self.is_here)
 
     def take(self, message: Message) -> None:
         """Note what a worker said; raises `ExamplesError` where forward refuses the examples."""
@@ -197,6 +204,7 @@ class _Collected:
             profile=job.profile,
             notes=tuple(self.notes),
             interrupted=self.interrupted,
+            proved=self.proved,
         )
 
 

@@ -142,7 +142,12 @@ from {stem} import check"""
 
 @click.group("new")
 def command() -> None:
-    """Write the files that something of your own begins with."""
+    """Write the files that something of your own begins with.
+
+    \b
+    Examples:
+      pullback new check gradient-not-finite --group acme
+    """
 
 
 @command.command("check")

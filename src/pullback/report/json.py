@@ -15,6 +15,7 @@ from typing import Any
 from pullback.check.facts import About, Both, Number, Second, Thing, Value
 from pullback.check.facts import number as shown
 from pullback.check.finding import PROFILES, Finding, Rule, Severity
+from pullback.check.proving import Proved
 from pullback.check.report import Report
 from pullback.errors import PullbackError
 
@@ -75,6 +76,12 @@ _REPORT = _object(
     examples=_TEXTS,
     notes=_TEXTS,
     blind=_TEXTS,
+    proved={
+        "anyOf": [
+            {"type": "null"},
+            _object(gradients=_TEXTS, unknown=_TEXTS, scope=_TEXT, provisos=_TEXTS, reason=_TEXT),
+        ]
+    },
 )
 _ERROR = _object(
     target=_TEXT,
@@ -135,6 +142,18 @@ def _report(report: Report) -> dict[str, Any]:
         "examples": list(report.examples),
         "notes": list(report.notes),
         "blind": list(report.blind),
+        "proved": None if report.proved is None else _proved(report.proved),
+    }
+
+
+def _proved(proved: Proved) -> dict[str, Any]:
+    """What holds for all inputs, as plain data."""
+    return {
+        "gradients": list(proved.gradients),
+        "unknown": list(proved.unknown),
+        "scope": proved.scope,
+        "provisos": list(proved.provisos),
+        "reason": proved.reason,
     }
 
 
