@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -58,3 +60,33 @@ def made(forward: Callable[..., Any], backward: Callable[..., Any], **body: Any)
 
     methods = {"forward": staticmethod(run), "backward": staticmethod(pull)}
     return type("Made", (Function,), {**methods, **body})
+
+
+def rule_tests(
+    check: Any, sound: dict[str, Any], planted: dict[str, Any], *, count: int | None = None
+) -> tuple[Any, Any]:
+    """The two tests of a rule: sound functions have no finding, planted faults have, in its name.
+
+    A row is a target and its arguments, or a function that gives them; that of a fault also has a
+    part of the place that the finding names. `count` is how many findings a fault must have, where
+    that matters.
+    """
+    rule = sys.modules[check.__module__].RULE.name
+
+    def found(row: Any) -> list[Finding]:
+        target, args = row[:2]
+        return findings(check, target, *(args() if callable(args) else args))
+
+    @pytest.mark.parametrize("name", sound)
+    def test_sound_function_has_no_finding(name: str) -> None:
+        assert found(sound[name]) == []
+
+    @pytest.mark.parametrize("name", planted)
+    def test_planted_fault_is_caught(name: str) -> None:
+        results = found(planted[name])
+
+        assert {finding.rule.name for finding in results} == {rule}
+        assert any(planted[name][2] in finding.at for finding in results)
+        assert count in (None, len(results))
+
+    return test_sound_function_has_no_finding, test_planted_fault_is_caught

@@ -53,7 +53,16 @@ def test_check_of_ours_gets_the_next_code_of_its_group(repository):
     spec.loader.exec_module(module)
 
     assert result.exit_code == 0
-    assert (repository / TESTS / "gradient" / "test_not_finite.py").is_file()
+    test = (repository / TESTS / "gradient" / "test_not_finite.py").read_text("utf-8")
+    assert "from pullback.check.rules.gradient.not_finite import check" in test
+    space = {"__name__": "test_not_finite"}
+    sys.modules["pullback.check.rules.gradient.not_finite"] = sys.modules["not_finite"] = module
+    try:
+        exec(test, space)
+        space["test_sound_function_has_no_finding"]("stable")
+        space["test_planted_fault_is_caught"]("overflow")
+    finally:
+        del sys.modules["pullback.check.rules.gradient.not_finite"], sys.modules["not_finite"]
     assert module.RULE.group == "gradient"
     assert module.RULE.code not in {f"G10{i}" for i in range(9)}
     assert module.RULE.code.startswith("G1")

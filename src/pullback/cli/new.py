@@ -82,7 +82,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-{imports}
+from pullback.extend import Finding, Subject, example_of, target_of
+from {stem} import check
 
 X = torch.tensor([-1.0, 2.0], dtype=torch.float64).requires_grad_()
 
@@ -132,12 +133,31 @@ def test_planted_fault_is_caught(name):
     assert at in found.at
 '''
 
-OUR_TEST = """from pullback.check.example import example_of
+OUR_TEST = '''"""Sound functions pass `{name}`; planted faults are caught, and named."""
+
+import torch
+import torch.nn.functional as F
+
 from pullback.check.rules.{group}.{stem} import check
-from pullback.check.subject import Finding, Subject
-from pullback.check.target import target_of"""
-THEIR_TEST = """from pullback.extend import Finding, Subject, example_of, target_of
-from {stem} import check"""
+from tests.check.subjects import made, normal, rule_tests
+
+X = normal(4)
+
+SOUND = {{
+    "stable": (made(lambda x: F.softplus(x), lambda g, x: g * torch.sigmoid(x)), (X,)),
+}}
+
+PLANTED = {{
+    "overflow": (
+        made(lambda x: F.softplus(x), lambda g, x: g * x.exp() / (1 + x.exp())),
+        (X,),
+        "gradient of `x`",
+    ),
+}}
+
+
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
+'''
 
 
 @click.group("new")
@@ -209,10 +229,9 @@ def _our_files(name: str, group: str, into: Path) -> dict[Path, str]:
         )
     stem = _stem(name)
     facts = {"code": _next_code(group), "name": name, "group": group, "stem": stem}
-    test = TEST.format(name=name, imports=OUR_TEST.format(**facts))
     return {
         into / RULES / group / f"{stem}.py": RULE.format(page=PAGE, imports=OURS, **facts),
-        into / TESTS / group / f"test_{stem}.py": test,
+        into / TESTS / group / f"test_{stem}.py": OUR_TEST.format(**facts),
     }
 
 
@@ -222,7 +241,7 @@ def _their_files(name: str, group: str, into: Path) -> dict[Path, str]:
     facts = {"code": _next_code(group), "name": name, "group": group, "stem": stem}
     return {
         into / f"{stem}.py": RULE.format(page=PAGE, imports=THEIRS, **facts),
-        into / f"test_{stem}.py": TEST.format(name=name, imports=THEIR_TEST.format(**facts)),
+        into / f"test_{stem}.py": TEST.format(**facts),
     }
 
 

@@ -1,12 +1,11 @@
 """Sound functions pass `compiled-differs`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules import all_rules
 from pullback.check.rules.compile.compiled_differs import check, prepare
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 class Square(Function):
@@ -78,20 +77,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"compiled-differs"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_compiler_is_loaded_before_the_fork():

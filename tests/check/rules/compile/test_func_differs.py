@@ -1,10 +1,9 @@
 """Sound functions pass `func-differs`; planted faults are caught, and named."""
 
-import pytest
 from torch.autograd import Function
 
 from pullback.check.rules.compile.func_differs import check
-from tests.check.subjects import findings, normal, skips
+from tests.check.subjects import normal, rule_tests, skips
 
 
 class Sine(Function):
@@ -59,20 +58,7 @@ SOUND = {"sine": (Sine, lambda: (normal(5),)), "old style": (Old, lambda: (norma
 PLANTED = {"identity": (ByIdentity, lambda: (normal(5),), "gradient of `x`")}
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"func-differs"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_old_style_is_a_skip():

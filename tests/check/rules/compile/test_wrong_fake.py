@@ -1,10 +1,9 @@
 """Sound functions pass `wrong-fake`; planted faults are caught, and named."""
 
-import pytest
 import torch
 
 from pullback.check.rules.compile.wrong_fake import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 @torch.library.custom_op("tests_wrong_fake::right", mutates_args=())
@@ -77,16 +76,6 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert [at in finding.at for finding in found] == [True]
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(
+    check, SOUND, PLANTED, count=1
+)

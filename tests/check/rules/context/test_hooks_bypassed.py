@@ -1,11 +1,10 @@
 """Sound functions pass `hooks-bypassed`; planted faults are caught, and named."""
 
-import pytest
 from torch.autograd import Function
 
 import pullback as pb
 from pullback.check.rules.context.hooks_bypassed import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 class Square(Function):
@@ -91,17 +90,4 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"hooks-bypassed"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

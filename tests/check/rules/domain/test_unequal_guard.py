@@ -1,10 +1,9 @@
 """Sound functions pass `unequal-guard`; planted faults are caught, and named."""
 
-import pytest
 import torch
 
 from pullback.check.rules.domain.unequal_guard import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 X = normal(4, 5)
 
@@ -64,20 +63,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args)
-
-    assert {f.rule.name for f in found} == {"unequal-guard"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_gradcheck_alone_would_miss_it():

@@ -1,10 +1,9 @@
 """Sound functions pass `default-dtype`; planted faults are caught, and named."""
 
-import pytest
 import torch
 
 from pullback.check.rules.dtype.default_dtype import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 SOUND = {
     "number": (made(lambda x: x * 0.1, lambda g, x: g * 0.1), lambda: (normal(5),)),
@@ -35,19 +34,9 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert [at in finding.at for finding in found] == [True]
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(
+    check, SOUND, PLANTED, count=1
+)
 
 
 def test_default_dtype_is_put_back():

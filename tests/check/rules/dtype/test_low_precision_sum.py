@@ -1,11 +1,10 @@
 """Sound functions pass `low-precision-sum`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules.dtype.low_precision_sum import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 def made(forward, backward):
@@ -51,20 +50,7 @@ SOUND = {
 PLANTED = {"running": (made(lambda x, b: x + b, running), args, "gradient of `args[1]`")}
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"low-precision-sum"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_gradcheck_alone_would_miss_it():

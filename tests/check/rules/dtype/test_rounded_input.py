@@ -1,10 +1,9 @@
 """Sound functions pass `rounded-input`; planted faults are caught, and named."""
 
-import pytest
 import torch
 
 from pullback.check.rules.dtype.rounded_input import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 
 def coarse(tensor, dtype=torch.bfloat16):
@@ -51,19 +50,9 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert [at in finding.at for finding in found] == [True]
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(
+    check, SOUND, PLANTED, count=1
+)
 
 
 def test_gradcheck_alone_would_miss_it():

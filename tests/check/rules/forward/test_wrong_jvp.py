@@ -1,11 +1,10 @@
 """Sound functions pass `wrong-jvp`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules.forward.wrong_jvp import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 class Sine(Function):
@@ -74,20 +73,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"wrong-jvp"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_gradcheck_of_backward_misses_it():

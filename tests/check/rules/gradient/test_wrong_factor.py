@@ -1,9 +1,7 @@
 """Sound functions pass `wrong-factor`; planted faults are caught, and named."""
 
-import pytest
-
 from pullback.check.rules.gradient.wrong_factor import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 X = normal(3, 4)
 
@@ -18,21 +16,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["wrong-factor"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_factor_is_told():

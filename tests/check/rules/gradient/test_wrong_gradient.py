@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.check.rules.gradient.wrong_gradient import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 X, A, B = normal(3, 4), normal(5), normal(5, seed=1)
 SIN = (lambda x: x.sin(), lambda g, x: g * x.cos())
@@ -54,21 +54,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["wrong-gradient"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_finding_says_what_it_must_be():

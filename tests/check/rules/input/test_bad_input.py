@@ -1,11 +1,10 @@
 """Sound functions pass `bad-input`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules.input.bad_input import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 
 class Product(Function):
@@ -87,20 +86,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"bad-input"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_index_beyond_size_is_named():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.check.rules.linearity.nonlinear_backward import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 X = normal(4, 3)
 SQUARE = lambda x: x * x  # noqa: E731
@@ -42,21 +42,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["nonlinear-backward"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 @pytest.mark.parametrize("fast_mode", [False, True])

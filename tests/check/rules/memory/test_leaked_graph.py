@@ -6,7 +6,7 @@ from torch.autograd import Function
 
 import pullback as pb
 from pullback.check.rules.memory.leaked_graph import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import findings, normal, rule_tests
 
 X = normal(4)
 SEEN = []
@@ -153,21 +153,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["leaked-graph"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 @pytest.mark.parametrize(("name", "words"), [("cycle", "collector only"), ("list", "still held")])

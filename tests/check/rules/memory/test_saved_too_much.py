@@ -1,11 +1,10 @@
 """Sound functions pass `saved-too-much`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules.memory.saved_too_much import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 X, W = normal(16, 8, dtype=torch.float32), normal(8, seed=1, dtype=torch.float32)
 
@@ -117,18 +116,4 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["saved-too-much"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

@@ -1,12 +1,11 @@
 """Sound functions pass `stale-after-edit`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 import pullback as pb
 from pullback.check.rules.memory.stale_after_edit import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 X, W = normal(4), normal(4, seed=1)
 
@@ -85,18 +84,4 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["stale-after-edit"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

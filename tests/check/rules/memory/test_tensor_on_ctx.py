@@ -1,12 +1,11 @@
 """Sound functions pass `tensor-on-ctx`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 import pullback as pb
 from pullback.check.rules.memory.tensor_on_ctx import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 X, W = normal(4, 3), normal(4, 3, seed=1)
 
@@ -112,21 +111,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["tensor-on-ctx"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_what_is_held_is_told():

@@ -1,10 +1,9 @@
 """Sound functions pass `mutated-cotangent`; planted faults are caught, and named."""
 
-import pytest
 import torch
 
 from pullback.check.rules.mutation.mutated_cotangent import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 X = normal(4, 3)
 
@@ -33,18 +32,4 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["mutated-cotangent"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

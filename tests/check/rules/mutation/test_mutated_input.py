@@ -7,7 +7,7 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.mutation.mutated_input import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 X, W = normal(3, 4), normal(4, seed=1)
 
@@ -94,21 +94,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["mutated-input"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 @pytest.mark.parametrize(("name", "weight"), [("past the counter", "wrong"), ("buffer", "fragile")])

@@ -1,10 +1,9 @@
 """Sound functions pass `touched-grad`; planted faults are caught, and named."""
 
-import pytest
 import torch
 
 from pullback.check.rules.mutation.touched_grad import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import made, normal, rule_tests
 
 X, W = normal(3, 4), normal(4, seed=1)
 SHARED = torch.ones(4, dtype=torch.float64, requires_grad=True)
@@ -62,18 +61,4 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["touched-grad"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

@@ -1,12 +1,11 @@
 """Sound functions pass `wrong-double-backward`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from pullback.check.rules.second.wrong_double_backward import check
-from tests.check.subjects import findings, normal, skips
+from tests.check.subjects import normal, rule_tests, skips
 
 
 class Square(Function):
@@ -148,20 +147,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, where = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert {f.rule.name for f in found} == {"wrong-double-backward"}
-    assert any(where in f.at for f in found)
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_refusal_by_decorator_is_a_skip():

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.state.changed_setting import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 @pytest.fixture(autouse=True)
@@ -64,16 +64,6 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert [at in finding.at for finding in found] == [True]
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(
+    check, SOUND, PLANTED, count=1
+)

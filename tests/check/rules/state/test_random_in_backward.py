@@ -3,12 +3,11 @@
 import random
 
 import numpy as np
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules.state.random_in_backward import check
-from tests.check.subjects import findings, made, normal
+from tests.check.subjects import findings, made, normal, rule_tests
 
 X = normal(16)
 
@@ -92,21 +91,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args, *_ = SOUND[name]
-
-    assert findings(check, target, *args) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-
-    found = findings(check, target, *args)
-
-    assert [finding.rule.name for finding in found] == ["random-in-backward"] * len(found)
-    assert at in found[0].at
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
 def test_draw_for_nothing_is_fragile():

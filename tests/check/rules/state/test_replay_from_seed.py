@@ -1,11 +1,10 @@
 """Sound functions pass `replay-from-seed`; planted faults are caught, and named."""
 
-import pytest
 import torch
 from torch.autograd import Function
 
 from pullback.check.rules.state.replay_from_seed import check
-from tests.check.subjects import findings, normal
+from tests.check.subjects import normal, rule_tests
 
 
 class ByState(Function):
@@ -45,16 +44,6 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_function_has_no_finding(name):
-    target, args = SOUND[name]
-
-    assert findings(check, target, *args()) == []
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault_is_caught(name):
-    target, args, at = PLANTED[name]
-    found = findings(check, target, *args())
-
-    assert [at in finding.at for finding in found] == [True]
+test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(
+    check, SOUND, PLANTED, count=1
+)
