@@ -151,7 +151,7 @@ def test_page_of_stranger_check_is_explained(package, run_python):
     assert "Cannot see\n    Other values at which a gradient is not finite." in run.stdout
 
 
-# ---- the door ----
+# ---- the names ----
 
 
 def names_used(module):
@@ -169,7 +169,7 @@ OWN = [r.module for r in rules.all_rules() if r.module.startswith("pullback.")]
 
 
 @pytest.mark.parametrize("name", OWN, ids=lambda n: n.rpartition(".")[2])
-def test_names_of_our_own_are_at_the_door(name):
+def test_names_of_our_own_are_exported(name):
     used = names_used(importlib.import_module(name))
 
     assert used

@@ -1,4 +1,4 @@
-"""The door for a stranger's check, backend or emitter: the names that our own are written with.
+"""The extension API, for checks of other packages: the names that our own are written with.
 
 A check is a module with `RULE`, a `Rule`, and `check(subject)`, which yields `Finding` or `Skip`;
 its docstring is its page. `REPROS` and `RAISING` are forms that show its findings, `EXPLAINS` says

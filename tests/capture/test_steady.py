@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pullback.capture.around import state_around, steady_state
+from pullback.capture.environment import environment_of, steady_state
 
 FACTOR = 2.0
 OPTIONS = {"scale": 3.0}
@@ -134,7 +134,7 @@ def test_odd_places_are_looked_at(case):
     change(held)
 
     assert not holds()
-    assert state_around(program) != state
+    assert environment_of(program) != state
 
 
 def test_nothing_and_zero_of_a_module_are_told_apart():
@@ -144,7 +144,7 @@ def test_nothing_and_zero_of_a_module_are_told_apart():
     module.scale = None
 
     assert not holds()
-    assert state_around(module) != state
+    assert environment_of(module) != state
 
 
 MODULE_CHANGES = {
@@ -213,7 +213,7 @@ def test_what_has_no_place_is_never_steady():
     state, holds = steady_state(program)
 
     assert not holds()
-    assert state_around(program) == state
+    assert environment_of(program) == state
 
 
 def test_equal_number_bound_anew_is_left_to_a_look(monkeypatch):
@@ -221,7 +221,7 @@ def test_equal_number_bound_anew_is_left_to_a_look(monkeypatch):
     monkeypatch.setitem(globals(), "FACTOR", float("2.0"))
 
     assert not holds()
-    assert state_around(by_global) == state
+    assert environment_of(by_global) == state
 
 
 def test_module_inside_a_module_is_looked_at(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_module_inside_a_module_is_looked_at(tmp_path, monkeypatch):
     package.conf.scale = 3.0
 
     assert not holds()
-    assert state_around(program) != state
+    assert environment_of(program) != state
 
 
 def test_object_that_answers_for_itself_is_no_error():
@@ -248,4 +248,4 @@ def test_object_that_answers_for_itself_is_no_error():
     odd = Odd()
     program = lambda x: (x, odd)  # noqa: E731
 
-    assert state_around(program) == state_around(program)
+    assert environment_of(program) == environment_of(program)

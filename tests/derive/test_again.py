@@ -5,8 +5,8 @@ import torch
 
 from pullback.derive.again import again_of, between
 from pullback.derive.backward import derive
-from pullback.derive.likes import likes_of
 from pullback.derive.source import function_source, readable_parts
+from pullback.derive.tensor_specs import tensor_specs_of
 
 
 def chain(x, y):
@@ -21,7 +21,7 @@ def dropped(x):
 
 def loaded(program, *examples, save="everything"):
     captured = derive(program, *examples, save=save)._pb_derived.general.captured
-    source = function_source(captured, save, "Printed", program, likes_of(examples))
+    source = function_source(captured, save, "Printed", program, tensor_specs_of(examples))
     text = "\n".join(["import torch", *source.constants, *source.lines])
     space = {}
     exec(text, space)

@@ -5,7 +5,7 @@ import torch
 
 from pullback.capture.joint import capture
 from pullback.derive.backward import derive
-from pullback.derive.likes import fitted, like_of, likes_of
+from pullback.derive.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
 from pullback.derive.trial_rows import is_unchecked, size_rows, value_rows
 
 
@@ -23,7 +23,10 @@ def shapes_of(rows):
 
 def test_values_have_zeros_and_ties():
     x, y = normal(4, 3), normal(4, 3)
-    rows = {row.what: row.tensors for row in value_rows(capture(product, (x, y)), likes_of((x, y)))}
+    rows = {
+        row.what: row.tensors
+        for row in value_rows(capture(product, (x, y)), tensor_specs_of((x, y)))
+    }
 
     assert torch.equal(rows["the example"][0], x.detach())
     assert int((rows["zeros among them"][0] == 0).sum()) == 4
@@ -33,7 +36,7 @@ def test_values_have_zeros_and_ties():
 
 def test_sizes_that_are_equal_grow_together():
     x, y = normal(4, 3), normal(4, 3)
-    rows = size_rows(capture(product, (x, y)), likes_of((x, y)))
+    rows = size_rows(capture(product, (x, y)), tensor_specs_of((x, y)))
     shapes = shapes_of(row for row in rows if not row.is_odd)
 
     assert [(5, 4), (5, 4)] in shapes
@@ -42,7 +45,7 @@ def test_sizes_that_are_equal_grow_together():
 
 def test_odd_sizes_are_broadcast():
     x, y = normal(4, 3), normal(4, 3)
-    rows = size_rows(capture(product, (x, y)), likes_of((x, y)))
+    rows = size_rows(capture(product, (x, y)), tensor_specs_of((x, y)))
     odd = [row for row in rows if row.is_odd]
 
     assert [(1, 3), (4, 3)] in shapes_of(odd)
@@ -57,7 +60,7 @@ def test_unchecked_kernel_gets_its_own_sizes_only():
     captured = capture(program, (x, lengths))
 
     assert is_unchecked(captured)
-    assert size_rows(captured, likes_of((x, lengths))) == []
+    assert size_rows(captured, tensor_specs_of((x, lengths))) == []
 
 
 def test_text_of_an_unchecked_kernel_checks_the_size_that_stands_in_it():
@@ -73,7 +76,7 @@ def test_text_of_an_unchecked_kernel_checks_the_size_that_stands_in_it():
 
 def test_large_example_becomes_a_corner():
     x = normal(500, 400)
-    (row, *_) = value_rows(capture(torch.sin, (x,)), likes_of((x,)))
+    (row, *_) = value_rows(capture(torch.sin, (x,)), tensor_specs_of((x,)))
     (small,) = row.tensors
 
     assert small.numel() < 1000
@@ -81,6 +84,6 @@ def test_large_example_becomes_a_corner():
 
 
 def test_fitted_repeats_and_crops():
-    like = like_of(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    like = tensor_spec_of(torch.tensor([[1, 2, 3], [4, 5, 6]]))
 
     assert fitted(like, (3, 2)).tolist() == [[1, 2], [4, 5], [1, 2]]

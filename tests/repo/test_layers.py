@@ -32,7 +32,7 @@ PLANTED = {
         {"check/__init__.py": "from pullback import Function\n"},
         "pullback.check is not allowed to import pullback:",
     ),
-    "the stranger's door": (
+    "the stranger's info": (
         {"cli/__init__.py": "import pullback.extend\n"},
         "pullback.cli is not allowed to import pullback.extend",
     ),

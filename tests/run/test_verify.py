@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import pullback as pb
-from pullback.compose import light
+from pullback.compose import fast_path
 from pullback.errors import WrongCodeWarning
 from pullback.run import backend_of
 from pullback.run.closeness import Measures, compared
@@ -47,7 +47,7 @@ def spoiled(name, spoil):
 
 
 def use(monkeypatch, name, spoil):
-    monkeypatch.setattr(light, "backends_of", lambda _: {name: spoiled(name, spoil)})
+    monkeypatch.setattr(fast_path, "backends_of", lambda _: {name: spoiled(name, spoil)})
 
 
 def gradients(function, args, cotangents):

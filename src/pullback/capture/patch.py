@@ -92,11 +92,11 @@ def _is_general() -> bool:
     return _watched.handler is not None or bool(_transforms_active())
 
 
-def _apply_generally(door: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply_generally(info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _slowly(door, args, kwargs)
+        return _slowly(info, args, kwargs)
 
-    return announce(door.cls, call, args, kwargs)
+    return announce(info.cls, call, args, kwargs)
 
 
 # ---- putting it there, and taking it away ----

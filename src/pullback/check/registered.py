@@ -64,7 +64,7 @@ def registered(module: ModuleType) -> Registered:
     return made
 
 
-def strangers(known: Sequence[Registered]) -> list[Registered]:
+def third_party(known: Sequence[Registered]) -> list[Registered]:
     """The rules of other packages, in the order of their names; `known` are those already there."""
     found: list[Registered] = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.autopsy import Cause, cause_of
 from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
+from pullback.check.crash_diagnosis import Cause, cause_of
 from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Skip
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pullback.compose.light import lightened
+from pullback.compose.fast_path import with_fast_path
 from pullback.compose.nested import as_written, callable_of
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
 from pullback.derive.backward import make_derived
@@ -131,7 +131,7 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
         if is_refusal(error):  # others are raised by the general way
             refuse(args, {}, error)
 
-    light, nodes = lightened(derived, general, backend, failed, verify=verify)
+    light, nodes = with_fast_path(derived, general, backend, failed, verify=verify)
 
     def explain() -> str:
         count = len(known.general.captured.units)

@@ -24,13 +24,13 @@ from pullback.capture.patch import watching
 from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import Watcher
+from pullback.compose.fast_path import with_fast_path
 from pullback.compose.grouping import (
     Groups,
     groups_of,
     is_in_order,
     unfit,
 )
-from pullback.compose.light import lightened
 from pullback.compose.reasons import REFUSALS, reason_of
 from pullback.compose.text import Node, function_of
 from pullback.derive.backward import make_derived
@@ -238,7 +238,7 @@ def node_of(
             program = function_of(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
             known = make_derived(program, examples, save, keeps_inputs=True)
-            call, known.nodes = lightened(known, known.apply, backend, verify=verify)
+            call, known.nodes = with_fast_path(known, known.apply, backend, verify=verify)
             known.apply = staticmethod(call)
             _nodes[key] = known
         return known

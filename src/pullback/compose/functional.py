@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pullback.capture.around import Given
+from pullback.capture.environment import Given
 from pullback.capture.names import identifier
 from pullback.capture.steady import Places
 from pullback.capture.trees import kept, map_leaves

@@ -24,12 +24,12 @@ from pullback.compose.combined import (
     policy_of,
     require_examples,
 )
+from pullback.compose.fast_path import FastPath
 from pullback.compose.flow import Flow, flow_of, recorded, skeleton
-from pullback.compose.light import Light
 from pullback.compose.nested import as_written, callable_of, composition
 from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
-from pullback.derive.likes import like_of_leaf
 from pullback.derive.recipes import Recipes
+from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
 from pullback.run import text_of
 from pullback.run.paths import Paths, Reason
@@ -87,12 +87,12 @@ def hybrid(
     except REFUSALS as error:
         paths.tell(Reason(reason_of(error), AS_WRITTEN))
         return as_written(program, reason_of(error), name)
-    light = Light(program, flows.entry, flows.run, paths)
+    light = FastPath(program, flows.entry, flows.run, paths)
     made = composition(program, "hybrid", light.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
-    made.flow, made.likes = flows.first, map_leaves(like_of_leaf, examples)
+    made.flow, made.likes = flows.first, map_leaves(tensor_spec_of_leaf, examples)
     return made
 
 

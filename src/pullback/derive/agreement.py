@@ -26,7 +26,7 @@ from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.patch import watching
 from pullback.capture.trees import flatten
 from pullback.capture.watch import Watcher
-from pullback.derive.likes import Like
+from pullback.derive.tensor_specs import TensorSpec
 from pullback.derive.trial_rows import Row, size_rows, value_rows
 from pullback.function.isolation import RandomState, seed_torch
 
@@ -84,7 +84,7 @@ class Agreement:
     """
 
     def __init__(
-        self, captured: Capture, program: Callable[..., Any], likes: Sequence[Like]
+        self, captured: Capture, program: Callable[..., Any], likes: Sequence[TensorSpec]
     ) -> None:
         self.captured, self.program, self.likes = captured, program, likes
         self._expected: dict[tuple[int, bool], Run | None] = {}

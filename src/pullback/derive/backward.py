@@ -36,11 +36,11 @@ from pullback.capture.trees import tensors_in
 from pullback.derive.call import Call, Inputs, pull
 from pullback.derive.draws import draws_now
 from pullback.derive.lifted import is_kept_out, run_lifted
-from pullback.derive.likes import like_of, likes_of
 from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
 from pullback.derive.source import module_source
+from pullback.derive.tensor_specs import tensor_spec_of, tensor_specs_of
 from pullback.derive.traced import traceable
 from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
@@ -148,13 +148,13 @@ class _Derived:
         self.program = program
         self.recipes = recipes
         self.keeps_inputs = keeps_inputs
-        self.likes = likes_of(examples)
+        self.likes = tensor_specs_of(examples)
         self.general = recipes.general(examples)
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
         captured = self.general.captured
-        held = [like_of(one.tensor) for one in captured.inputs if one.tensor is not None]
+        held = [tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None]
         likes = [*self.likes, *held]
         return module_source(captured, self.recipes.save, name, self.program, likes)
 

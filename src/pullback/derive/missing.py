@@ -28,8 +28,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from pullback.derive.plain import forward_of
 from pullback.derive.unseen import unseen_in, without_history
 from pullback.errors import PullbackError
-from pullback.function.door import Door
 from pullback.function.forward import LIST
+from pullback.function.info import FunctionInfo
 from pullback.function.isolation import RandomState
 from pullback.function.slots import has_tangent, is_traced, no_jvp, version_of
 from pullback.function.unwritten import NoDraws, run_plainly, supply
@@ -37,18 +37,18 @@ from pullback.function.unwritten import NoDraws, run_plainly, supply
 # ---- a class without backward ----
 
 
-def make_call(door: Door, plain: Callable[..., Any]) -> Callable[..., Any]:
+def make_call(info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any]:
     """The call of a class without `backward`, with derivatives derived from its `forward`."""
-    return _Calls(door, plain).call
+    return _Calls(info, plain).call
 
 
 class _Calls:
     """The calls of one class without `backward`, and what was found out about it."""
 
-    def __init__(self, door: Door, plain: Callable[..., Any]) -> None:
-        self.door = door
+    def __init__(self, info: FunctionInfo, plain: Callable[..., Any]) -> None:
+        self.info = info
         self.plain = plain
-        self.program = forward_of(door.cls)
+        self.program = forward_of(info.cls)
         self.derived: Any = None
         self.is_started = False  # whether an output was ever seen that carries a gradient
         self.is_recorded = False  # whether plain ops run, because capture does not do
@@ -56,10 +56,10 @@ class _Calls:
 
     def call(self, *args: Any) -> Any:
         """One call."""
-        if self.door.why:
+        if self.info.why:
             return self.plain(*args)
         if has_tangent(args):
-            return self.program(*args) if self.door.cls.jvp is no_jvp else self.plain(*args)
+            return self.program(*args) if self.info.cls.jvp is no_jvp else self.plain(*args)
         if is_traced(_tensors(args)):
             return self.program(*args)
         if not self.is_started:
@@ -80,7 +80,7 @@ class _Calls:
         if not any(leaf.requires_grad for leaf in _tensors(_row(output))):
             return output
         if changed:
-            self.door.why = f"`forward` changes `{self.door.signature.name(changed[0])}` in place"
+            self.info.why = f"`forward` changes `{self.info.signature.name(changed[0])}` in place"
             return output
         random.restore()
         self.is_started = True
@@ -93,7 +93,7 @@ class _Calls:
         try:
             if self.derived is None:
                 self.derived = _named(
-                    make_derived(self.program, args, is_strict=True), self.door.name
+                    make_derived(self.program, args, is_strict=True), self.info.name
                 )
         except Exception:
             # Whatever capture cannot do, or an error of the user's: the plain ops know.
@@ -116,21 +116,21 @@ class _Calls:
                 raise
             random.restore()
             output = self.plain(*args)  # raises what is the user's own
-            self.door.why = f"`forward` does not run with gradient recording on ({error})"
+            self.info.why = f"`forward` does not run with gradient recording on ({error})"
             return output
         _hold(held, _row(output))
         if not self.is_recorded:
             self.is_recorded = True
-            self.door.why = unseen_in(self.door.cls, args, _row(output))
+            self.info.why = unseen_in(self.info.cls, args, _row(output))
         return output
 
     def _is_refused(self, args: Sequence[Any], outputs: Sequence[Any]) -> bool:
         """Whether no gradient could be right, since an output moves that has no history."""
         silent = set(without_history(outputs)) - self.cleared
-        if silent and not self.door.why:
+        if silent and not self.info.why:
             self.cleared |= silent
-            self.door.why = unseen_in(self.door.cls, args, outputs)
-        return bool(self.door.why)
+            self.info.why = unseen_in(self.info.cls, args, outputs)
+        return bool(self.info.why)
 
 
 def _hold(held: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -152,7 +152,7 @@ _seen: weakref.WeakKeyDictionary[type, set[tuple[int, ...]]] = weakref.WeakKeyDi
 
 
 def pull(
-    door: Door, args: Sequence[Any], cotangents: Sequence[Any], places: Sequence[int]
+    info: FunctionInfo, args: Sequence[Any], cotangents: Sequence[Any], places: Sequence[int]
 ) -> list[Tensor | None]:
     """The gradients of `forward` for the inputs at `places`, and no others."""
     from pullback.derive.second import keeping_history  # heavy
@@ -160,8 +160,8 @@ def pull(
     records = torch.is_grad_enabled()
     row = [_input(arg, i in places, records) for i, arg in enumerate(args)]
     with torch.enable_grad(), keeping_history() as held, NoDraws():
-        outputs = _row(run_plainly(door.cls, row))
-    _require_seen(door, row, outputs, places)
+        outputs = _row(run_plainly(info.cls, row))
+    _require_seen(info, row, outputs, places)
     pairs = [
         (output, cotangent)
         for output, cotangent in zip(outputs, cotangents, strict=True)
@@ -191,14 +191,14 @@ def _input(arg: Any, is_wanted: bool, records: bool) -> Any:
 
 
 def _require_seen(
-    door: Door, row: Sequence[Any], outputs: Sequence[Any], places: Sequence[int]
+    info: FunctionInfo, row: Sequence[Any], outputs: Sequence[Any], places: Sequence[int]
 ) -> None:
     """Raise unless autograd sees how `forward` uses the inputs at `places`; asked once."""
-    known = _seen.setdefault(door.cls, set())
+    known = _seen.setdefault(info.cls, set())
     if tuple(places) in known or is_traced(_tensors(row)):
         return
     alone = [_input(arg, i in places, False) for i, arg in enumerate(row)]
-    reason = unseen_in(door.cls, alone, outputs)
+    reason = unseen_in(info.cls, alone, outputs)
     if reason:
         raise RuntimeError(reason)
     known.add(tuple(places))

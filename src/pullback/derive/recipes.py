@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.around import State, state_around, steady_state
 from pullback.capture.check import verify
+from pullback.capture.environment import State, environment_of, steady_state
 from pullback.capture.fake import apart
 from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
@@ -199,7 +199,7 @@ class Recipes:
     def require_seen(self, args: Sequence[Any]) -> None:
         """Raise if the program, or an argument, holds what no call can compare with an earlier."""
         leaves = [leaf for leaf in flatten(tuple(args))[0] if not isinstance(leaf, Tensor)]
-        for state in (self._surroundings(), *map(state_around, leaves)):
+        for state in (self._surroundings(), *map(environment_of, leaves)):
             if state.unseen:
                 raise self._unseen(state.unseen)
 
@@ -242,7 +242,7 @@ def _key(leaf: Any) -> Any:
         return type(leaf), repr(leaf)  # 0.0 and -0.0 are equal, and not the same; NaN is not equal
     if isinstance(leaf, slice):
         return slice, _key(leaf.start), _key(leaf.stop), _key(leaf.step)
-    return type(leaf), leaf if isinstance(leaf, _FIXED) else state_around(leaf)
+    return type(leaf), leaf if isinstance(leaf, _FIXED) else environment_of(leaf)
 
 
 def _is_as_it_was(captured: Capture) -> bool:

@@ -23,9 +23,9 @@ from pullback.derive.forward_lines import (
     taken_apart,
     without_history,
 )
-from pullback.derive.likes import Like
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
+from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
@@ -49,7 +49,7 @@ class Source:
 
 
 def module_source(
-    captured: Capture, save: str | int, name: str, program: Any, likes: Sequence[Like]
+    captured: Capture, save: str | int, name: str, program: Any, likes: Sequence[TensorSpec]
 ) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
     require_beginnings(captured, to="printed")
@@ -67,7 +67,7 @@ def function_source(
     save: str | int,
     name: str,
     program: Any,
-    likes: Sequence[Like],
+    likes: Sequence[TensorSpec],
     *,
     said: Any = None,
 ) -> Source:

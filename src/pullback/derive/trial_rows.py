@@ -18,7 +18,7 @@ from torch import Tensor
 from pullback.capture.fake import is_open, numbers_of, resized
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import near
-from pullback.derive.likes import Like, fitted
+from pullback.derive.tensor_specs import TensorSpec, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
 
@@ -67,7 +67,7 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def value_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
+def value_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
     """The example, or a smaller one in its place, and others of its sizes."""
     shapes = _few(captured, likes)
     rows = [_row(captured, likes, shapes, "the example")]
@@ -79,7 +79,7 @@ def value_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
     return rows
 
 
-def size_rows(captured: Capture, likes: Sequence[Like]) -> list[Row]:
+def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
     """Rows of other sizes: those that the capture serves, and those that it does not.
 
     None where an unchecked kernel takes integers, which say where it reads or writes.
@@ -156,7 +156,7 @@ def _equal(captured: Capture, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] |
     return None if all(a is b for a, b in zip(row, tensors, strict=True)) else tuple(row)
 
 
-def _is_index(like: Like) -> bool:
+def _is_index(like: TensorSpec) -> bool:
     return not (like.dtype.is_floating_point or like.dtype.is_complex or like.dtype == torch.bool)
 
 
@@ -167,7 +167,7 @@ def _is_number(tensor: Tensor) -> bool:
 # ---- sizes ----
 
 
-def _row(captured: Capture, likes: Sequence[Like], shapes: Shapes, what: str) -> Row:
+def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: str) -> Row:
     """The example in other shapes, laid out in memory as it was."""
     tensors = list[Tensor]()
     inputs = zip(captured.inputs, captured.joint.inputs, likes, strict=True)
@@ -190,7 +190,7 @@ def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return torch.empty_permuted(tensor.shape, order, **kind).copy_(tensor)  # type: ignore[arg-type]
 
 
-def _few(captured: Capture, likes: Sequence[Like]) -> Shapes:
+def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
     """The shapes of the example's arguments, or of a smaller one that is served, if it is large."""
     own = tuple(like.shape for like in likes[: _count(captured)])
     if _elements(own) <= MANY:

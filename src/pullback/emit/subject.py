@@ -20,10 +20,10 @@ from pullback.capture.joint import Capture, capture
 from pullback.capture.names import function_of
 from pullback.capture.trees import flatten, map_leaves
 from pullback.compose.flow import Flow, flow_of, recorded
-from pullback.derive.likes import Like, drawn, like_of, likes_of
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
 from pullback.derive.source import readable_parts
+from pullback.derive.tensor_specs import TensorSpec, drawn, tensor_spec_of, tensor_specs_of
 from pullback.errors import ExamplesError, TargetError
 from pullback.function.unwritten import lacks_backward
 
@@ -45,7 +45,7 @@ class Subject:
     captured: Capture
     program: Callable[..., Any]
     save: str | int
-    likes: tuple[Like, ...]
+    likes: tuple[TensorSpec, ...]
     function: Any = None
     flow: Flow | None = None
     left: tuple[inspect.Parameter, ...] = ()
@@ -137,7 +137,7 @@ def _of_derived(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
     known = cls._pb_derived
     recipe, likes = known.general, known.likes
     if examples is not None:
-        recipe, likes = known.recipes.general(examples), likes_of(examples)
+        recipe, likes = known.recipes.general(examples), tensor_specs_of(examples)
     return _subject(cls.__name__, cls.program, recipe.captured, known.recipes.save, likes)
 
 
@@ -149,7 +149,7 @@ def _of_program(program: Any, examples: tuple[Any, ...] | None) -> Subject:
         )
     given = _required(getattr(program, "__name__", type(program).__name__), examples)
     captured = Recipes(program, "auto").general(given).captured
-    return _subject(class_name(program), program, captured, "auto", likes_of(given))
+    return _subject(class_name(program), program, captured, "auto", tensor_specs_of(given))
 
 
 def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
@@ -161,7 +161,7 @@ def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
     except InputChangedError:
         captured = None  # and let go of the error before another may be raised
     captured = _named(captured or _of_changing(cls, given), cls)
-    return _subject(cls.__name__, cls.apply, captured, save, likes_of(given), function=cls)
+    return _subject(cls.__name__, cls.apply, captured, save, tensor_specs_of(given), function=cls)
 
 
 def _named(captured: Capture, cls: Any) -> Capture:
@@ -197,7 +197,7 @@ def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
     """A program in several nodes; its capture is that of the whole."""
     if examples is None and hasattr(cls, "likes"):
         examples = map_leaves(
-            lambda leaf: drawn(leaf) if isinstance(leaf, Like) else leaf, cls.likes
+            lambda leaf: drawn(leaf) if isinstance(leaf, TensorSpec) else leaf, cls.likes
         )
     given, program = _required(cls.__name__, examples), cls.program
     captured = Recipes(program, "everything").general(given).captured
@@ -207,7 +207,9 @@ def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
         whole = functools.partial(_called, program)
         units = recorded(whole, call)
         flow = flow_of(units, (), call, save="everything", module=cls.__module__)
-    return _subject(cls.__name__, program, captured, "everything", likes_of(given), flow=flow)
+    return _subject(
+        cls.__name__, program, captured, "everything", tensor_specs_of(given), flow=flow
+    )
 
 
 def _called(program: Any, args: Any, kwargs: Any) -> Any:
@@ -219,12 +221,12 @@ def _subject(
     program: Any,
     captured: Capture,
     save: str | int,
-    likes: tuple[Like, ...],
+    likes: tuple[TensorSpec, ...],
     *,
     function: Any = None,
     flow: Flow | None = None,
 ) -> Subject:
-    held = tuple(like_of(one.tensor) for one in captured.inputs if one.tensor is not None)
+    held = tuple(tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None)
     said = vars(function).get("__doc__") if function is not None else inspect.getdoc(program)
     doc = inspect.cleandoc(said or "").split("\n\n")[0]
     return Subject(name, doc, captured, program, save, (*likes, *held), function, flow)

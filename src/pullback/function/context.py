@@ -47,7 +47,7 @@ from pullback.function.slots import (
 )
 
 if TYPE_CHECKING:
-    from pullback.function.door import Door
+    from pullback.function.info import FunctionInfo
     from pullback.function.keeping import Run
     from pullback.function.replay import Origin
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 class AutogradContext(BackwardCFunction):
     """The context of one call: `ctx` in `forward`, `setup_context`, `backward` and `jvp`."""
 
-    _pb_door: Door
+    _pb_info: FunctionInfo
     _autograd_function_id: int
     _pb_plain: tuple[int, ...] = ()  # positions of the arguments that are not tensors
     _pb_kept: list[Any] | None = None  # attribute tensors, while forward runs
@@ -125,8 +125,8 @@ class AutogradContext(BackwardCFunction):
             kept.append(tensor)
 
     def _pb_become_keeping(self) -> None:
-        if self.__class__ is not self._pb_door.keeping:
-            object.__setattr__(self, "__class__", self._pb_door.keeping)
+        if self.__class__ is not self._pb_info.keeping:
+            object.__setattr__(self, "__class__", self._pb_info.keeping)
 
     def _pb_tensor_at(self, place: int) -> Any:
         """The tensor at `place` behind the user's saves."""
@@ -177,7 +177,7 @@ class AutogradContext(BackwardCFunction):
         if is_dynamo_compiling():  # from torch 2.14 on, Dynamo reads this very function
             return cast(NeedsInputGrad, self._pb_flags or get_needs(self))
         if self._pb_needs is None:
-            needs = NeedsInputGrad(self._pb_door.group(get_needs(self)))
+            needs = NeedsInputGrad(self._pb_info.group(get_needs(self)))
             needs._ctx = weakref.ref(self)
             self.__dict__["_pb_needs"] = needs
         return cast(NeedsInputGrad, self._pb_needs)
@@ -191,11 +191,11 @@ class AutogradContext(BackwardCFunction):
 
     def apply(self, *cotangents: Any) -> Any:
         """Run the user's backward once and give the engine one gradient per input."""
-        door, first = self._pb_door, cotangents[0]
+        info, first = self._pb_info, cotangents[0]
         # The short way: nothing unusual, and this shape was looked at before.
-        if first.__class__ is Tensor and door.is_usual and first.shape in door.seen:
-            result = door.cls.backward(self, *cotangents)
-            if result.__class__ is Tensor and door.is_single:
+        if first.__class__ is Tensor and info.is_usual and first.shape in info.seen:
+            result = info.cls.backward(self, *cotangents)
+            if result.__class__ is Tensor and info.is_single:
                 return result
             return settle(self, result)
         return self._pb_apply_with_care(cotangents)
@@ -203,22 +203,22 @@ class AutogradContext(BackwardCFunction):
     def _pb_apply_with_care(self, cotangents: tuple[Any, ...]) -> Any:
         if self._pb_list_output:
             cotangents = cotangents[:-1]
-        door = self._pb_door
-        args = (list(cotangents),) if door.is_boxed else cotangents
+        info = self._pb_info
+        args = (list(cotangents),) if info.is_boxed else cotangents
         first = cotangents[0] if cotangents else None
-        result = user_backward(door)(self, *args)
+        result = user_backward(info)(self, *args)
         gradients = settle(self, result, cotangents)
         look_at(self, gradients)
-        if first.__class__ is Tensor and len(door.seen) < 1000:
-            door.seen.add(first.shape)
+        if first.__class__ is Tensor and len(info.seen) < 1000:
+            info.seen.add(first.shape)
         return result if result.__class__ is Tensor else gradients
 
     def apply_boxed(self, cotangents: list[Any]) -> Any:
         """As `apply`, with the cotangents in one list that the user's backward may empty."""
         if self._pb_list_output:
             del cotangents[-1]
-        given = tuple(cotangents) if self._pb_door.completes else None
-        result = settle(self, user_backward(self._pb_door)(self, cotangents), given)
+        given = tuple(cotangents) if self._pb_info.completes else None
+        result = settle(self, user_backward(self._pb_info)(self, cotangents), given)
         look_at(self, result)
         return result
 
@@ -226,7 +226,7 @@ class AutogradContext(BackwardCFunction):
         """Run the user's jvp right after forward."""
         self.__dict__["_pb_in_jvp"] = True
         try:
-            result = self._pb_door.cls.jvp(self, *tangents)
+            result = self._pb_info.cls.jvp(self, *tangents)
         finally:
             del self.__dict__["_pb_in_jvp"]
             if self.next_functions:  # else there will be no backward, and jvp may be asked again
@@ -236,12 +236,12 @@ class AutogradContext(BackwardCFunction):
         return (*(result if isinstance(result, (tuple, list)) else (result,)), None)
 
     def _compiled_autograd_key(self) -> tuple[int, ...]:
-        edges = self.next_functions if self._pb_door.is_translated else ()
+        edges = self.next_functions if self._pb_info.is_translated else ()
         live = tuple(node is not None and will_run(node) for node, _ in edges)
         self.__dict__["_pb_live"] = live if edges else None
         self.__dict__["_pb_flags"] = tuple(self.needs_input_grad)
-        key = self._pb_door.cls._compiled_autograd_key(self)
-        return (*key, *map(int, live), *self._pb_door.layout(self))
+        key = self._pb_info.cls._compiled_autograd_key(self)
+        return (*key, *map(int, live), *self._pb_info.layout(self))
 
     # ---- the checks of the calls above ----
 
@@ -249,17 +249,17 @@ class AutogradContext(BackwardCFunction):
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
                 raise MarkedNonTensorError(
-                    f"`{self._pb_door.name}`: `{call}` must be given tensors",
-                    at=self._pb_door.signature.place,
+                    f"`{self._pb_info.name}`: `{call}` must be given tensors",
+                    at=self._pb_info.signature.place,
                     got=f"{type(tensor).__name__} as argument {position}",
                     torch=f"{call} can only accept variables, but argument {position} is not one",
                 )
 
     def _pb_warn_once(self, kind: Any, call: str, done: str) -> None:
-        self._pb_door.warn_once(
+        self._pb_info.warn_once(
             kind(
-                f"`{self._pb_door.name}` must call `{call}` at most once",
-                at=self._pb_door.signature.place,
+                f"`{self._pb_info.name}` must call `{call}` at most once",
+                at=self._pb_info.signature.place,
                 got=f"a second call, which replaces what the first one {done}",
                 fix=f"give `{call}` all tensors in one call",
             )

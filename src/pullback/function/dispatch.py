@@ -14,8 +14,8 @@ from torch import Tensor, is_grad_enabled, no_grad
 from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import HiddenTensorWarning
-from pullback.function.door import Door, current, open_door
 from pullback.function.forward import LIST
+from pullback.function.info import FunctionInfo, current, info_of
 from pullback.function.slots import (
     below_ad_guard,
     torch_apply,
@@ -40,57 +40,57 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    door = cls._pb_door
-    if door is None or door.cls is not cls:
-        door = open_door(cls)
-    if kwargs or (door.fixed != -1 and len(args) != door.fixed) or transforms_active():
-        return _apply_slowly(door, args, kwargs)
+    info = cls._pb_info
+    if info is None or info.cls is not cls:
+        info = info_of(cls)
+    if kwargs or (info.fixed != -1 and len(args) != info.fixed) or transforms_active():
+        return _apply_slowly(info, args, kwargs)
     for arg in args:
         if not isinstance(arg, Tensor):
-            door.is_mixed = True
+            info.is_mixed = True
             if type(arg) in _CONTAINERS:
-                return _apply_slowly(door, args, kwargs)
+                return _apply_slowly(info, args, kwargs)
         elif unwrap_if_dead(arg) is not arg:
-            return _apply_slowly(door, args, kwargs)
-    output = door.raw(*args)
+            return _apply_slowly(info, args, kwargs)
+    output = info.raw(*args)
     if output.__class__ is tuple and output and output[-1] is LIST:
         return list(output[:-1])
     return output
 
 
-def _apply_slowly(door: Door, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply_slowly(info: FunctionInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with keywords, defaults, containers, or under a functorch transform."""
-    door = current(door)
-    if HiddenTensorWarning not in door.warned and not door.traverses and is_grad_enabled():
-        named = {door.signature.name(i): arg for i, arg in enumerate(args)} | kwargs
+    info = current(info)
+    if HiddenTensorWarning not in info.warned and not info.traverses and is_grad_enabled():
+        named = {info.signature.name(i): arg for i, arg in enumerate(args)} | kwargs
         for name, arg in named.items():
             if type(arg) in _CONTAINERS and _hides_tensor(arg):
-                _warn_hidden(door, name, arg)
-    is_whole = not lacks_backward(door.cls)
-    if is_whole and transforms_active() and not (door.traverses or _plain_keywords(door, kwargs)):
-        return torch_apply(door.cls)(*args, **kwargs)
-    keywords = door.signature.keywords(kwargs)
-    if kwargs or door.fixed != -1:
-        args = door.signature.bind(args, kwargs)
-    if keywords or door.traverses:
-        spread = spread_call(door, args, keywords)
+                _warn_hidden(info, name, arg)
+    is_whole = not lacks_backward(info.cls)
+    if is_whole and transforms_active() and not (info.traverses or _plain_keywords(info, kwargs)):
+        return torch_apply(info.cls)(*args, **kwargs)
+    keywords = info.signature.keywords(kwargs)
+    if kwargs or info.fixed != -1:
+        args = info.signature.bind(args, kwargs)
+    if keywords or info.traverses:
+        spread = spread_call(info, args, keywords)
         if spread is not None:
             return spread[0].apply(*spread[1])
     if transforms_active():
-        if is_whole or has_rule(door.cls):
-            return torch_apply(door.cls)(*args)
-        return run_plainly(door.cls, args)
-    door.is_mixed |= not all(isinstance(arg, Tensor) for arg in args)
+        if is_whole or has_rule(info.cls):
+            return torch_apply(info.cls)(*args)
+        return run_plainly(info.cls, args)
+    info.is_mixed |= not all(isinstance(arg, Tensor) for arg in args)
     args = tuple(unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in args)
-    output = door.raw(*args)
+    output = info.raw(*args)
     if output.__class__ is tuple and output and output[-1] is LIST:
         return list(output[:-1])
     return output
 
 
-def _plain_keywords(door: Door, kwargs: dict[str, Any]) -> bool:
+def _plain_keywords(info: FunctionInfo, kwargs: dict[str, Any]) -> bool:
     """Whether keyword-only values are given and none is a tensor, which PyTorch's vmap refuses."""
-    given = [kwargs[name] for name in door.signature.keyword_only if name in kwargs]
+    given = [kwargs[name] for name in info.signature.keyword_only if name in kwargs]
     return bool(given) and not any(isinstance(value, Tensor) for value in given)
 
 
@@ -105,11 +105,11 @@ def _hides_tensor(container: Any, depth: int = 3) -> bool:
     )
 
 
-def _warn_hidden(door: Door, name: str, container: Any) -> None:
-    door.warn_once(
+def _warn_hidden(info: FunctionInfo, name: str, container: Any) -> None:
+    info.warn_once(
         HiddenTensorWarning(
-            f"`{door.name}.apply` must be given tensors that need gradients directly",
-            at=door.signature.place,
+            f"`{info.name}.apply` must be given tensors that need gradients directly",
+            at=info.signature.place,
             got=f"one that requires grad inside `{name}`, a {type(container).__name__}: "
             "no gradient will reach it",
             fix="pass it as an argument of its own, or set `traverse_lists = True` on the class",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.function import dispatch
-from pullback.function.door import Door
+from pullback.function.info import FunctionInfo
 from pullback.function.signature import has_setup_context, signature_of
 from pullback.function.slots import SeenMeta, be_seen, hidden
 from pullback.function.translation import translated
@@ -51,7 +51,7 @@ class Function(TorchFunction):
     is_traceable: ClassVar[bool] = True
     traverse_lists: ClassVar[bool] = False
 
-    _pb_door: ClassVar[Door | None] = None
+    _pb_info: ClassVar[FunctionInfo | None] = None
     _pb_is_base: ClassVar[bool] = True
     _pb_parameters: ClassVar[tuple[Any, ...]] = ()
 
@@ -59,7 +59,7 @@ class Function(TorchFunction):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # users mix in bases of their own
-        cls._pb_door = None
+        cls._pb_info = None
         if cls.forward is TorchFunction.forward:
             return
         for name, method in translated(cls, signature_of(cls)).items():

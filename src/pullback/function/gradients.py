@@ -31,35 +31,35 @@ from pullback.function.unwritten import complete, derived
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
-    from pullback.function.door import Door
+    from pullback.function.info import FunctionInfo
 
 
-def user_backward(door: Door) -> Callable[..., Any]:
+def user_backward(info: FunctionInfo) -> Callable[..., Any]:
     """The backward of a class, under either of its names."""
-    cls = door.cls
+    cls = info.cls
     backward, vjp = cls.backward, cls.vjp
     if vjp is no_vjp and backward is not no_backward:
-        return door.opaque(backward) if door.is_opaque else backward
+        return info.opaque(backward) if info.is_opaque else backward
     if vjp is no_vjp:
         raise MissingBackwardError(
-            f"`{door.name}` must define `backward` to be differentiated",
-            at=door.signature.place,
+            f"`{info.name}` must define `backward` to be differentiated",
+            at=info.signature.place,
             expected="`backward(ctx, *cotangents)`, one cotangent per output",
-            got="none" + (door.why and f", and none can be derived: {door.why}"),
+            got="none" + (info.why and f", and none can be derived: {info.why}"),
             fix="define `backward`, or mark the outputs with `ctx.mark_non_differentiable`",
             torch="You must implement either the backward or vjp method for your custom "
             "autograd.Function to use it with backward mode AD.",
         )
     if backward is not no_backward:
         raise BothBackwardAndVjpError(
-            f"`{door.name}` must define one of `backward` and `vjp`",
+            f"`{info.name}` must define one of `backward` and `vjp`",
             at=place_of(backward),
             got=f"both; `vjp` at {place_of(vjp)}",
             fix="delete one of them",
             torch="Implementing both 'backward' and 'vjp' for a custom Function is not allowed. "
             "You should only implement one of them.",
         )
-    return door.opaque(vjp) if door.is_opaque else vjp
+    return info.opaque(vjp) if info.is_opaque else vjp
 
 
 def settle(
@@ -72,7 +72,7 @@ def settle(
     """
     if result.__class__ is not tuple:
         if isinstance(result, Mapping):
-            signature, count = ctx._pb_door.signature, len(get_needs(ctx))
+            signature, count = ctx._pb_info.signature, len(get_needs(ctx))
             names = tuple(signature.name(i) for i in range(count))
             also = (*signature.names, *signature.keyword_only)
             result = by_name(signature.owner, names, result, also)
@@ -129,15 +129,15 @@ def _fit(ctx: AutogradContext, result: tuple[Any, ...], count: int) -> tuple[Any
     """`result` cut to `count` values when the surplus is `None`, else an error."""
     if len(result) > count and all(gradient is None for gradient in result[count:]):
         return result[:count]
-    door = ctx._pb_door
-    names = ", ".join(door.signature.name(i) for i in range(count))
+    info = ctx._pb_info
+    names = ", ".join(info.signature.name(i) for i in range(count))
     raise BackwardArityError(
-        f"`{door.name}.backward` must return one value per input of `forward`",
-        at=place_of(user_backward(door)),
+        f"`{info.name}.backward` must return one value per input of `forward`",
+        at=place_of(user_backward(info)),
         expected=f"{count}, for ({names})",
         got=f"{len(result)}",
         fix="return `None` in the place of each input that needs no gradient",
-        torch=f"function {door.name}Backward returned an incorrect number of gradients "
+        torch=f"function {info.name}Backward returned an incorrect number of gradients "
         f"(expected {count}, got {len(result)})",
     )
 
@@ -145,11 +145,11 @@ def _fit(ctx: AutogradContext, result: tuple[Any, ...], count: int) -> tuple[Any
 def _require_tensor(ctx: AutogradContext, position: int, gradient: Any) -> None:
     if isinstance(gradient, Tensor):
         return
-    door = ctx._pb_door
+    info = ctx._pb_info
     raise GradientTypeError(
-        f"`{door.name}.backward` must return a tensor or `None` for "
-        f"`{door.signature.name(position)}`",
-        at=place_of(user_backward(door)),
+        f"`{info.name}.backward` must return a tensor or `None` for "
+        f"`{info.signature.name(position)}`",
+        at=place_of(user_backward(info)),
         got=f"{type(gradient).__name__}",
         fix="return a tuple of tensors and `None`, or a mapping by input name",
         torch=f"expected Variable or None (got {type(gradient).__name__})",
@@ -157,15 +157,15 @@ def _require_tensor(ctx: AutogradContext, position: int, gradient: Any) -> None:
 
 
 def _refuse(ctx: AutogradContext, position: int, gradient: Tensor) -> None:
-    door = ctx._pb_door
+    info = ctx._pb_info
     raise NonTensorGradientError(
-        f"`{door.name}.backward` must return `None` for `{door.signature.name(position)}`, "
+        f"`{info.name}.backward` must return `None` for `{info.signature.name(position)}`, "
         "which is not a tensor",
-        at=place_of(user_backward(door)),
+        at=place_of(user_backward(info)),
         expected="None",
         got=f"a tensor of shape {list(gradient.shape)}",
         fix="return `None` in its place",
-        torch=f"function {door.name}Backward returned a gradient different than None at "
+        torch=f"function {info.name}Backward returned a gradient different than None at "
         f"position {position + 1}, but the corresponding forward input was not a Variable",
     )
 
@@ -173,15 +173,15 @@ def _refuse(ctx: AutogradContext, position: int, gradient: Tensor) -> None:
 def _misshapen(
     ctx: AutogradContext, position: int, gradient: Tensor, shape: list[int]
 ) -> GradientShapeError:
-    door = ctx._pb_door
+    info = ctx._pb_info
     return GradientShapeError(
-        f"`{door.name}.backward` must return a gradient of the shape of "
-        f"`{door.signature.name(position)}`",
-        at=place_of(user_backward(door)),
+        f"`{info.name}.backward` must return a gradient of the shape of "
+        f"`{info.signature.name(position)}`",
+        at=place_of(user_backward(info)),
         expected=f"{shape}, or a shape that sums down to it",
         got=f"{list(gradient.shape)}",
         fix="reduce or transpose it; check that no two gradients are swapped",
-        torch=f"Function {door.name}Backward returned an invalid gradient at index {position} "
+        torch=f"Function {info.name}Backward returned an invalid gradient at index {position} "
         f"- got {list(gradient.shape)} but expected shape compatible with {shape}",
     )
 
@@ -199,12 +199,12 @@ def _warn_dtype(ctx: AutogradContext, position: int, got: Any, expected: Any) ->
         return  # the engine refuses it by itself
     if "_fwd_used_autocast" in ctx.__dict__:
         return  # `custom_fwd` cast the inputs: the gradients are of the dtype it cast to
-    door = ctx._pb_door
-    door.warn_once(
+    info = ctx._pb_info
+    info.warn_once(
         GradientDtypeWarning(
-            f"`{door.name}.backward` must return gradients of their inputs' dtypes",
-            at=place_of(user_backward(door)),
-            expected=f"{expected}, for `{door.signature.name(position)}`",
+            f"`{info.name}.backward` must return gradients of their inputs' dtypes",
+            at=place_of(user_backward(info)),
+            expected=f"{expected}, for `{info.signature.name(position)}`",
             got=f"{got}, which the engine casts",
             fix=f"return it `.to({expected})`, or compute in that dtype",
         )

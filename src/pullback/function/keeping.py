@@ -63,7 +63,7 @@ class KeepingContext(AutogradContext):
             return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
         saved = self._pb_all_saved()
         run = (self._pb_runs or {}).get(threading.get_ident())
-        if run is not None and self._pb_door.is_clearing:
+        if run is not None and self._pb_info.is_clearing:
             return self._pb_hand_over(run, saved)
         count = len(saved) if self._pb_user_saves is None else self._pb_user_saves
         if run is not None:

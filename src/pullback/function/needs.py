@@ -41,8 +41,8 @@ def _needs(ctx: AutogradContext, index: int) -> bool:
         return False  # nothing is recorded, so no backward will ask
     if not 0 <= index < len(edges):
         raise InputIndexError(
-            f"`{ctx._pb_door.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
-            at=ctx._pb_door.signature.place,
+            f"`{ctx._pb_info.name}`: `needs_input_grad(i)` must name one of the tensor inputs",
+            at=ctx._pb_info.signature.place,
             expected=f"0 <= i < {len(edges)}",
             got=f"i = {index}",
             fix="count tensor inputs only, or use `needs_input_grad[i]` to count every argument",

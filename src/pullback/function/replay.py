@@ -38,7 +38,7 @@ from pullback.function.slots import get_needs, is_traced, transforms_active, ver
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
-    from pullback.function.door import Door
+    from pullback.function.info import FunctionInfo
 
 _VALUES = (type(None), numbers.Number, str, bytes, enum.Enum, type, slice, range)
 _SIMPLE = (*_VALUES, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -154,10 +154,12 @@ def _apply(function: Any, *args: Any) -> Any:
 class Origin:
     """Where the saved intermediates of one call came from."""
 
-    __slots__ = ("arguments", "autocast", "door", "middles")
+    __slots__ = ("arguments", "autocast", "info", "middles")
 
-    def __init__(self, door: Door, arguments: tuple[_Plain | _Input, ...], middles: list[int]):
-        self.door = door
+    def __init__(
+        self, info: FunctionInfo, arguments: tuple[_Plain | _Input, ...], middles: list[int]
+    ):
+        self.info = info
         self.arguments = arguments
         self.middles = middles
         self.autocast = [(d, torch.get_autocast_dtype(d)) for d in _DEVICES if _autocasts(d)]
@@ -201,7 +203,7 @@ def origin_of(
         else _Plain(arg)
         for arg in args
     )
-    return Origin(ctx._pb_door, arguments, middles)
+    return Origin(ctx._pb_info, arguments, middles)
 
 
 def _lacks_history(tensor: Tensor) -> bool:
@@ -235,7 +237,7 @@ class _Replay:
 
     def __init__(self, origin: Origin, ctx: AutogradContext) -> None:
         self.origin = origin
-        self.door = origin.door
+        self.info = origin.info
         self.slots = dict(ctx._pb_slots or {})
         self.data_slots = dict(ctx._pb_data_slots or {})
         self.user_saves = ctx._pb_user_saves or 0
@@ -280,11 +282,11 @@ class _Replay:
         given = iter(inputs)
         args = [a.value if isinstance(a, _Plain) else next(given) for a in self.origin.arguments]
         ctx: Any = ListeningContext(self.flags, self.plain)
-        cls = self.door.cls
+        cls = self.info.cls
         with isolated(args, seed), contextlib.ExitStack() as stack:
             for device, dtype in self.origin.autocast:
                 stack.enter_context(torch.autocast(device, dtype))
-            if self.door.signature.has_setup:
+            if self.info.signature.has_setup:
                 output = cls.forward(*args)
                 cls.setup_context(ctx, tuple(args), output)
             else:
@@ -328,7 +330,7 @@ class _Replay:
     def _require_arguments(self, flowing: Sequence[int]) -> None:
         for position, argument in enumerate(self.origin.arguments):
             if isinstance(argument, _Plain) and not argument.is_there:
-                name = self.door.signature.name(position)
+                name = self.info.signature.name(position)
                 raise self._error(flowing[0], f"argument `{name}` is gone")
 
     def _require_constant(self, flowing: Sequence[int]) -> None:
@@ -337,7 +339,7 @@ class _Replay:
         inputs = [a for a in arguments if isinstance(a, _Input)]
         there = iter(self.present)
         gone = [i for i, a in enumerate(arguments) if isinstance(a, _Input) and not next(there)]
-        names = ", ".join(self.door.signature.name(i) for i in gone)
+        names = ", ".join(self.info.signature.name(i) for i in gone)
         reason = f"input `{names}` was not saved and is gone or changed"
         for row in zip(*(a.stand_ins() for a in inputs), strict=True):
             try:
@@ -351,11 +353,11 @@ class _Replay:
                     raise self._error(i, reason)
 
     def _error(self, index: int, reason: str) -> DoubleBackwardError:
-        door, place = self.door, self.origin.middles[index]
+        info, place = self.info, self.origin.middles[index]
         name = self._names().get(place, f"saved tensor {place}")
         return DoubleBackwardError(
-            f"`{door.name}.backward` must be given `{name}` with its history to be differentiated",
-            at=place_of(door.cls.forward),
+            f"`{info.name}.backward` must be given `{name}` with its history to be differentiated",
+            at=place_of(info.cls.forward),
             expected="an input or an output, or inputs from which it can be computed again",
             got=f"`{name}`, computed inside `forward`; {reason}",
             fix="(1) save the inputs and recompute it in `backward`; (2) return it as one more "
@@ -367,8 +369,8 @@ class _Replay:
         names = {self.user_saves + place: f"ctx.{name}" for name, place in self.slots.items()}
         for key, place in self.data_slots.items():
             names[self.user_saves + place] = f'ctx.saved_data["{key}"]'
-        cls = self.door.cls
-        function = cls.setup_context if self.door.signature.has_setup else cls.forward
+        cls = self.info.cls
+        function = cls.setup_context if self.info.signature.has_setup else cls.forward
         for call in _save_calls(function):
             if not any(isinstance(arg, ast.Starred) for arg in call.args):
                 names |= {place: ast.unparse(arg) for place, arg in enumerate(call.args)}

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from pullback.errors import BackwardArityError, BatchError
-from pullback.function.door import Door
 from pullback.function.gradients import by_name
+from pullback.function.info import FunctionInfo
 from pullback.function.signature import REQUIRED, Signature, place_of
 from pullback.function.slots import new_class, no_jvp, no_vmap
 from pullback.function.unwritten import derived, lacks_backward
@@ -67,18 +67,18 @@ class Layout:
 
 
 def spread_call(
-    door: Door, args: tuple[Any, ...], keywords: dict[str, Any]
+    info: FunctionInfo, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...]] | None:
     """The class and the row of inputs for a call, or None when the plain call does."""
     values = (*args, *keywords.values())
-    lengths = tuple(len(v) if door.traverses and _has_tensor(v) else -1 for v in values)
+    lengths = tuple(len(v) if info.traverses and _has_tensor(v) else -1 for v in values)
     if not keywords and all(length < 0 for length in lengths):
         return None
-    names = (*(door.signature.name(i) for i in range(len(args))), *keywords)
+    names = (*(info.signature.name(i) for i in range(len(args))), *keywords)
     layout = Layout(tuple(map(type, values)), lengths, names, tuple(keywords))
-    cls = door.layouts.get(layout)
+    cls = info.layouts.get(layout)
     if cls is None:
-        cls = door.layouts[layout] = _spread_class(door, layout)
+        cls = info.layouts[layout] = _spread_class(info, layout)
     rows = (v if n >= 0 else [v] for v, n in zip(values, lengths, strict=True))
     return cls, tuple(item for row in rows for item in row)
 
@@ -87,23 +87,23 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value)
 
 
-def _spread_class(door: Door, layout: Layout) -> Any:
-    """The class of `door`, with one positional input for everything that `layout` names."""
-    cls = door.cls
+def _spread_class(info: FunctionInfo, layout: Layout) -> Any:
+    """The class of `info`, with one positional input for everything that `layout` names."""
+    cls = info.cls
     base = next(c for c in cls.__mro__ if c.__dict__.get("_pb_is_base"))
-    spread_cls: Any = new_class(cls.__name__, base, _methods(door, layout))
-    spread = Door(spread_cls, _signature(door, layout))
+    spread_cls: Any = new_class(cls.__name__, base, _methods(info, layout))
+    spread = FunctionInfo(spread_cls, _signature(info, layout))
     spread.groups = layout.groups
-    spread.warned = door.warned
-    spread_cls._pb_door = spread
+    spread.warned = info.warned
+    spread_cls._pb_info = spread
     return spread_cls
 
 
-def _signature(door: Door, layout: Layout) -> Signature:
+def _signature(info: FunctionInfo, layout: Layout) -> Signature:
     return Signature(
-        owner=door.signature.owner,
-        place=door.signature.place,
-        has_setup=door.signature.has_setup,
+        owner=info.signature.owner,
+        place=info.signature.place,
+        has_setup=info.signature.has_setup,
         names=layout.inputs,
         defaults=(REQUIRED,) * len(layout.inputs),
         variadic="",
@@ -112,9 +112,9 @@ def _signature(door: Door, layout: Layout) -> Signature:
     )
 
 
-def _methods(door: Door, layout: Layout) -> dict[str, Any]:
+def _methods(info: FunctionInfo, layout: Layout) -> dict[str, Any]:
     """The methods of the user's class, which take and give rows instead."""
-    cls, has_setup = door.cls, door.signature.has_setup
+    cls, has_setup = info.cls, info.signature.has_setup
 
     def forward(ctx: Any, *row: Any) -> Any:
         args, keywords = layout.split(row)
@@ -128,13 +128,13 @@ def _methods(door: Door, layout: Layout) -> dict[str, Any]:
         return cls.setup_context(ctx, tuple(layout.nested(inputs)), output)
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        return _row(door, layout, cls.backward(ctx, *cotangents))
+        return _row(info, layout, cls.backward(ctx, *cotangents))
 
-    def vmap(info: Any, in_dims: tuple[Any, ...], *row: Any) -> Any:
+    def vmap(batch: Any, in_dims: tuple[Any, ...], *row: Any) -> Any:
         args, keywords = layout.split(row)
         dims, keyword_dims = layout.split(in_dims)  # a rule for PyTorch's class knows no others
-        _require_unbatched(door, keyword_dims)
-        return cls.vmap(info, tuple(dims), *args, **keywords)
+        _require_unbatched(info, keyword_dims)
+        return cls.vmap(batch, tuple(dims), *args, **keywords)
 
     backward.__wrapped__ = cls.backward  # type: ignore[attr-defined]
     space: dict[str, Any] = {
@@ -155,47 +155,47 @@ def _methods(door: Door, layout: Layout) -> dict[str, Any]:
     return space
 
 
-def _require_unbatched(door: Door, keyword_dims: dict[str, Any]) -> None:
+def _require_unbatched(info: FunctionInfo, keyword_dims: dict[str, Any]) -> None:
     """Raise if a keyword-only tensor is batched: `in_dims` has no place to say so."""
     batched = [name for name, dim in keyword_dims.items() if dim is not None]
     if batched:
         raise BatchError(
-            f"`{door.name}.apply` must be given `{batched[0]}` unbatched to be batched by `vmap`",
-            at=place_of(door.cls.vmap),
+            f"`{info.name}.apply` must be given `{batched[0]}` unbatched to be batched by `vmap`",
+            at=place_of(info.cls.vmap),
             got="a batched tensor for a keyword-only parameter, which `in_dims` does not mention",
             fix=f"make `{batched[0]}` a positional parameter of `forward`",
         )
 
 
-def _row(door: Door, layout: Layout, result: Any) -> tuple[Any, ...]:
+def _row(info: FunctionInfo, layout: Layout, result: Any) -> tuple[Any, ...]:
     """One gradient per input of the row from what the user's backward returned."""
     if isinstance(result, Mapping):
-        result = by_name(door.name, layout.names, result, door.signature.names)
+        result = by_name(info.name, layout.names, result, info.signature.names)
     values = result if isinstance(result, tuple) else (result,)
     count = len(layout.lengths)
     if len(values) < count:
         raise BackwardArityError(
-            f"`{door.name}.backward` must return one value per input of `forward`",
-            at=place_of(door.cls.backward),
+            f"`{info.name}.backward` must return one value per input of `forward`",
+            at=place_of(info.cls.backward),
             expected=f"{count}, for ({', '.join(layout.names)})",
             got=f"{len(values)}",
             fix="return `None` in the place of each input that needs no gradient",
         )
     row: list[Any] = []
     for gradient, length in zip(values, layout.lengths, strict=False):
-        row += [gradient] if length < 0 else _per_element(door, gradient, length)
+        row += [gradient] if length < 0 else _per_element(info, gradient, length)
     return (*row, *values[count:])
 
 
-def _per_element(door: Door, gradients: Any, length: int) -> list[Any]:
+def _per_element(info: FunctionInfo, gradients: Any, length: int) -> list[Any]:
     """One gradient per element of a list argument."""
     if gradients is None or gradients is derived:
         return [gradients] * length
     counted = isinstance(gradients, (list, tuple))
     if not counted or len(gradients) != length:
         raise BackwardArityError(
-            f"`{door.name}.backward` must return one gradient per element of a list argument",
-            at=place_of(door.cls.backward),
+            f"`{info.name}.backward` must return one gradient per element of a list argument",
+            at=place_of(info.cls.backward),
             expected=f"a list of {length}, or `None`",
             got=f"{len(gradients)}" if counted else type(gradients).__name__,
             fix="return a list with `None` for each element that needs no gradient",

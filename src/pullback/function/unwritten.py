@@ -31,7 +31,7 @@ from pullback.function.slots import (
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
-    from pullback.function.door import Door
+    from pullback.function.info import FunctionInfo
 
 
 @final
@@ -56,14 +56,18 @@ derived: Final[Any] = Derived()
 class Supplier(Protocol):
     """Who derives: filled in by `pullback.derive.missing`."""
 
-    def make_call(self, door: Door, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def make_call(self, info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any]:
         """The call of a class without `backward`.
 
         Law: it gives what `plain`, PyTorch's own call, gives, with the derivatives of `forward`.
         """
 
     def pull(
-        self, door: Door, args: Sequence[Any], cotangents: Sequence[Any], places: Sequence[int]
+        self,
+        info: FunctionInfo,
+        args: Sequence[Any],
+        cotangents: Sequence[Any],
+        places: Sequence[int],
     ) -> list[Tensor | None]:
         """The gradients of `forward` for the inputs at `places`, and no others."""
 
@@ -93,17 +97,17 @@ def lacks_backward(cls: Any) -> bool:
     return cls.backward is no_backward and cls.vjp is no_vjp
 
 
-def make_raw(door: Door, plain: Callable[..., Any]) -> Callable[..., Any]:
+def make_raw(info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any]:
     """The call of a class without `backward`: `plain` until a derivative may be asked for."""
-    cls = door.cls
+    cls = info.cls
     calls: list[Callable[..., Any]] = []
 
     def raw(*args: Any) -> Any:
         if not lacks_backward(cls) or not _is_differentiated(cls, args):
             return plain(*args)
         if not calls:
-            calls.append(supplier().make_call(door, plain))
-        return door.opaque(calls[0])(*args)
+            calls.append(supplier().make_call(info, plain))
+        return info.opaque(calls[0])(*args)
 
     return cast("Callable[..., Any]", unseen(raw))
 
@@ -185,8 +189,8 @@ def complete(
     if cotangents is None or ctx._pb_arguments is None:
         reason = "`backward` gets `pb.derived` from elsewhere, so the inputs were not kept"
         fix = "write `pb.derived` in `backward` itself"
-        door = ctx._pb_door
-        raise underivable(door.cls, door.signature.name(wanted[0]), reason, fix)
+        info = ctx._pb_info
+        raise underivable(info.cls, info.signature.name(wanted[0]), reason, fix)
     return pulled(ctx, result, cotangents, wanted, ctx._pb_all_saved())
 
 
@@ -201,20 +205,20 @@ def pulled(
 
     `saved` is all that the call saved, its arguments among it.
     """
-    door = ctx._pb_door
-    name = door.signature.name(wanted[0])
+    info = ctx._pb_info
+    name = info.signature.name(wanted[0])
     row = []
     for place, one in enumerate(ctx._pb_arguments):
         if isinstance(one, _Kept) and one.is_changed:
-            reason = f"`forward` changes `{door.signature.name(place)}` in place"
-            raise underivable(door.cls, name, reason)
+            reason = f"`forward` changes `{info.signature.name(place)}` in place"
+            raise underivable(info.cls, name, reason)
         row.append(saved[one.place] if isinstance(one, _Kept) else one)
     try:
-        gradients = supplier().pull(door, row, cotangents, wanted)
+        gradients = supplier().pull(info, row, cotangents, wanted)
     except PullbackError:
         raise
     except Exception as error:
-        raise underivable(door.cls, name, str(error)) from error
+        raise underivable(info.cls, name, str(error)) from error
     return filled(result, dict(zip(wanted, gradients, strict=True)))
 
 

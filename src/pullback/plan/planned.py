@@ -40,7 +40,7 @@ class Plan(Generic[C]):
         self.program = program
         self.evidence = evidence
         stops, borders = _stops(evidence)
-        # The program as written needs no door to go through.
+        # The program as written needs no info to go through.
         calls: list[Any] = [
             program if one.chosen.how == NESTED else functions[one.chosen, one.size].apply
             for one in stops

@@ -5,7 +5,7 @@ A backend is a module of this folder with two functions, and may have others:
     absence() -> str | None
     specialise(graph, row, *, name, free_sizes=False) -> function
     make_node(spec) -> function
-    whole(lean, compiled) -> function
+    whole(minimal, compiled) -> function
     donates(forward) -> bool
 
 `absence` says in one line why it cannot be used here. `specialise` compiles the forward or the
@@ -22,9 +22,9 @@ that every backend keeps:
 - It may be called from several threads at once, and on the device and stream of its arguments.
 
 `make_node` builds the autograd node, where the backend has one of its own (`node.make_node`), and
-`whole` completes what a lean graph returns (`lean.whole`). The node may let a backward graph write
-over some of its arguments: where `donates` says so of the forward that saved them, `specialise` is
-told their places (`donated`).
+`whole` completes what a minimal graph returns (`minimal.whole`). The node may let a backward graph
+write over some of its arguments: where `donates` says so of the forward that saved them,
+`specialise` is told their places (`donated`).
 
 What a backend cannot compile, it refuses with `CaptureError`: that node then runs eagerly, and
 `explain()` repeats the reason.

@@ -1,4 +1,4 @@
-"""A lean graph as a function: compiled by a backend, or as Python."""
+"""A minimal graph as a function: compiled by a backend, or as Python."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run import eager
-from pullback.run.lean import Lean, whole
+from pullback.run.minimal import Minimal, whole
 from pullback.run.node import Compiled, Source
 
 
 def compiled(
     backend: Any,
-    one: Lean,
+    one: Minimal,
     row: Sequence[Any],
     name: str,
     *,
     is_open: bool,
     donated: Sequence[int] = (),
 ) -> Compiled:
-    """A lean graph, compiled by a backend for arguments like `row`."""
+    """A minimal graph, compiled by a backend for arguments like `row`."""
     if not one.made_count:
         return whole(one, lambda row: ())
     more = {"donated": donated} if donated else {}
     made: Compiled = backend.specialise(one.graph, row, name=name, free_sizes=is_open, **more)
-    complete: Callable[[Lean, Compiled], Compiled] = getattr(backend, "whole", whole)
+    complete: Callable[[Minimal, Compiled], Compiled] = getattr(backend, "whole", whole)
     found = complete(one, made)
     if is_open and found is not made:
         found = _meeting(found, made)
@@ -45,13 +45,13 @@ def _meeting(run: Compiled, code: Any) -> Compiled:
     return call
 
 
-def made_by(one: Lean) -> tuple[Source, ...]:
-    """What a lean graph itself returns."""
+def made_by(one: Minimal) -> tuple[Source, ...]:
+    """What a minimal graph itself returns."""
     return tuple(Source(False, i) for i in range(one.made_count))
 
 
-def text_of(one: Lean, name: str, recipe: Recipe) -> Compiled:
-    """A lean graph as Python."""
+def text_of(one: Minimal, name: str, recipe: Recipe) -> Compiled:
+    """A minimal graph as Python."""
     if not one.made_count:
         return whole(one, lambda row: ())
     program, names = recipe.captured.name, recipe.parts.names

@@ -28,8 +28,8 @@ from torch import Tensor, fx
 
 from pullback.errors import BackendError, BuildError, CaptureError
 from pullback.run import building, inductor, toolchain
-from pullback.run.lean import Lean
-from pullback.run.lean import whole as whole_in_python
+from pullback.run.minimal import Minimal
+from pullback.run.minimal import whole as whole_in_python
 from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
 from pullback.run.wrapper import reading_of
 
@@ -161,11 +161,11 @@ def donates(forward: Compiled) -> bool:
     return isinstance(forward, extension().Library)
 
 
-def whole(lean: Lean, compiled: Compiled) -> Compiled:
-    """As `lean.whole`; without Python where `compiled` is."""
+def whole(minimal: Minimal, compiled: Compiled) -> Compiled:
+    """As `minimal.whole`; without Python where `compiled` is."""
     if not isinstance(compiled, extension().Library):
-        return whole_in_python(lean, compiled)
-    results = [_result(one) for one in lean.sources]
+        return whole_in_python(minimal, compiled)
+    results = [_result(one) for one in minimal.sources]
     return extension().picked(compiled, results)  # type: ignore[no-any-return]
 
 

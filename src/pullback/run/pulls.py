@@ -19,7 +19,7 @@ from pullback.errors import CaptureError
 from pullback.function.slots import is_batched
 from pullback.run.choosing import quickest
 from pullback.run.graphs import compiled, text_of
-from pullback.run.lean import lean
+from pullback.run.minimal import minimal
 from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, Source
 from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, Reason
 from pullback.run.verify import graph_difference
@@ -35,7 +35,7 @@ class Pulls:
 
     def __init__(self, spec: Spec, backend: Any, donated: Sequence[int]) -> None:
         self.spec, self.backend, self.donated = spec, backend, donated
-        self.lean = lean(spec.recipe.parts.backward)
+        self.minimal = minimal(spec.recipe.parts.backward)
         self.made: dict[Any, Pull] = {}
 
     def __call__(self, given: Sequence[Any]) -> Pull:
@@ -72,7 +72,7 @@ class Pulls:
             spec.maker.refused(error)
             return None
         if spec.maker.verifies:
-            text = text_of(self.lean, "backward", spec.recipe)
+            text = text_of(self.minimal, "backward", spec.recipe)
             names = [f"the gradient of `{o.name}`" for o in spec.recipe.captured.inputs if o.needs]
             graph = spec.recipe.parts.backward
 
@@ -93,7 +93,7 @@ class Pulls:
 
     def _compiled(self, given: Sequence[Any]) -> Compiled:
         return compiled(
-            self.backend, self.lean, given, "backward", is_open=False, donated=self.donated
+            self.backend, self.minimal, given, "backward", is_open=False, donated=self.donated
         )
 
     def _spared(self, given: Sequence[Any]) -> list[Any]:
@@ -118,7 +118,7 @@ def donated_by(spec: Spec, backend: Any) -> list[int]:
     donates: Callable[[Compiled], bool] = getattr(backend, "donates", lambda forward: False)
     if not donates(spec.forward):
         return []
-    pull = lean(spec.recipe.parts.backward)
+    pull = minimal(spec.recipe.parts.backward)
     places = _unshared(spec.recipe, spec.sources, spec.made or ())
     return [place for place in places if Source(True, place) not in pull.sources]
 

@@ -21,7 +21,7 @@ from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
 from pullback.run.graphs import compiled, made_by, require_own_memory, text_of
-from pullback.run.lean import Lean, lean, whole
+from pullback.run.minimal import Minimal, minimal, whole
 from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, Source
 from pullback.run.open_sizes import OpenSizes
 from pullback.run.paths import Reason
@@ -52,22 +52,22 @@ class Maker:
 def eager(maker: Maker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that runs the text."""
     parts = recipe.parts
-    forward = lean(parts.forward)
+    forward = minimal(parts.forward)
 
     def some(wanted: tuple[bool, ...]) -> Compiled:
         needed = tuple(place for place, want in enumerate(wanted) if want)
         graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
-        return text_of(lean(graph), "backward", recipe)
+        return text_of(minimal(graph), "backward", recipe)
 
-    run = text_of(Lean(forward.graph, made_by(forward)), "forward", recipe)
+    run = text_of(Minimal(forward.graph, made_by(forward)), "forward", recipe)
     spec = Spec(maker, recipe, row, forward.sources, run)
     return replace(spec.finish(ANY, lambda _: spec.text()), some=some)
 
 
 def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled once for tensors of every size."""
-    forward = lean(recipe.parts.forward)
-    bare = Lean(forward.graph, made_by(forward))
+    forward = minimal(recipe.parts.forward)
+    bare = Minimal(forward.graph, made_by(forward))
     run = OpenSizes(
         compiled(backend, bare, row, "forward", is_open=True),
         text_of(bare, "forward", recipe),
@@ -77,7 +77,7 @@ def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]
         made = run(list(row))
     require_own_memory(recipe, forward.sources, row, made)
     spec = Spec(maker, recipe, row, forward.sources, run, made)
-    pull = lean(recipe.parts.backward)
+    pull = minimal(recipe.parts.backward)
 
     def backward(given: Sequence[Any]) -> Pull:
         try:
@@ -94,8 +94,8 @@ def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]
 def exact(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled for tensors of one layout."""
     count = recipe.captured.joint.output_count + recipe.saved_count
-    forward = lean(recipe.parts.forward, count)
-    bare = Lean(forward.graph, made_by(forward))
+    forward = minimal(recipe.parts.forward, count)
+    bare = Minimal(forward.graph, made_by(forward))
     run = compiled(backend, bare, row, "forward", is_open=False)
     with torch.no_grad():
         made = run(list(row))
@@ -149,7 +149,7 @@ class Spec:
 
     def text(self) -> Pull:
         """The backward as Python."""
-        pull = lean(self.recipe.parts.backward)
+        pull = minimal(self.recipe.parts.backward)
         return Pull(text_of(pull, "backward", self.recipe), self.cotangents)
 
     def finish(self, demands: str, backward: Callable[[Sequence[Any]], Pull]) -> NodeSpec:
@@ -185,13 +185,13 @@ def _dense(output: Tensor, order: Sequence[int]) -> Layout:
 
 def forward_only(
     backend: Any, recipe: Recipe, row: Sequence[Tensor]
-) -> tuple[Callable[..., Any], Compiled, Lean]:
+) -> tuple[Callable[..., Any], Compiled, Minimal]:
     """A function of the row that gives the outputs: one as it is, several as a tuple.
 
     With it come the compiled graph, and the graph.
     """
-    forward = lean(recipe.parts.forward, recipe.captured.joint.output_count)
-    bare = Lean(forward.graph, made_by(forward))
+    forward = minimal(recipe.parts.forward, recipe.captured.joint.output_count)
+    bare = Minimal(forward.graph, made_by(forward))
     code = compiled(backend, bare, row, "forward", is_open=False)
     with torch.no_grad():
         made = code(list(row))

@@ -19,7 +19,7 @@ from types import ModuleType
 from pullback.check import crash
 from pullback.check.finding import PROFILES, Rule
 from pullback.check.registered import Registered as Registered
-from pullback.check.registered import registered, strangers
+from pullback.check.registered import registered, third_party
 from pullback.errors import RuleNameError
 
 
@@ -27,7 +27,7 @@ from pullback.errors import RuleNameError
 def all_rules() -> tuple[Registered, ...]:
     """Every rule there is, in order of code."""
     found = [registered(module) for module in _modules()]
-    found += strangers([*found, registered(crash)])
+    found += third_party([*found, registered(crash)])
     return tuple(sorted(found, key=lambda each: each.rule.code))
 
 

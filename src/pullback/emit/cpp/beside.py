@@ -15,8 +15,8 @@ from torch import Tensor
 from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten
 from pullback.derive.agreement import LARGEST_TRIAL, all_close, pulled_twice, random_like
-from pullback.derive.likes import drawn
 from pullback.derive.recipe import Parts
+from pullback.derive.tensor_specs import drawn
 from pullback.emit.cpp.runs import functions_of
 from pullback.emit.subject import Subject
 from pullback.function.isolation import seed_torch

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from pullback.capture.trees import flatten, tensors_in, unflatten
-from pullback.derive.likes import drawn
 from pullback.derive.plain import forward_of
+from pullback.derive.tensor_specs import drawn
 from pullback.emit.subject import Subject, subject_of
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.derive.likes import Like, drawn
+from pullback.derive.tensor_specs import TensorSpec, drawn
 from pullback.emit.cpp.beside import Beside, apart
 from pullback.emit.cpp.body import wrapped
 from pullback.emit.cpp.library import NAMESPACE
@@ -241,7 +241,7 @@ def _spread(shape: torch.Size | tuple[int, ...], low: float, high: float) -> Ten
     return ((steps - steps.floor()) * (high - low) + low).reshape(shape)
 
 
-def _like(like: Like) -> Tensor:
+def _like(like: TensorSpec) -> Tensor:
     """The input that the program in C++ makes."""
     if like.values is not None:
         return drawn(like)
@@ -255,7 +255,7 @@ def _like(like: Like) -> Tensor:
     return made.to(device=like.device, dtype=like.dtype)
 
 
-def _made(like: Like) -> str:
+def _made(like: TensorSpec) -> str:
     """A tensor like that of the examples: its values if they are few, else others between them."""
     sizes, dtype = f"{{{', '.join(map(str, like.shape))}}}", DTYPES[like.dtype]
     if like.values is not None:

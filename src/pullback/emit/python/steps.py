@@ -20,9 +20,9 @@ from pullback.capture.trees import flatten, literal_of, map_leaves, tensors_in
 from pullback.capture.units import Ref, Unit, part_of
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
-from pullback.derive.likes import drawn
 from pullback.derive.recipe import parts_of
 from pullback.derive.source import returning
+from pullback.derive.tensor_specs import drawn
 from pullback.emit.python.module import RESERVED, Pieces, Shown, graph_pieces, snake
 from pullback.emit.python.twin import own_text
 from pullback.emit.subject import Subject, subject_of

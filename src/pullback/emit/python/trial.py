@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.likes import Like
+from pullback.derive.tensor_specs import TensorSpec
 from pullback.graph.text_lines import WIDTH, wrapped
 
 FEW = 24
@@ -133,7 +133,7 @@ class Trial:
     call: str
     names: tuple[str, ...]
     needs: tuple[bool, ...]
-    likes: tuple[Like, ...]
+    likes: tuple[TensorSpec, ...]
     program: str = ""
     fixed: frozenset[str] = frozenset()
     literal: bool = False
@@ -223,7 +223,7 @@ class Trial:
 
     # ---- inputs ----
 
-    def _input(self, place: int, name: str, needs: bool, like: Like) -> list[str]:
+    def _input(self, place: int, name: str, needs: bool, like: TensorSpec) -> list[str]:
         """The lines that make one input."""
         dtype = self.dtype_of(like.dtype)
         device = "" if like.device == "cpu" else f', device="{like.device}"'
@@ -253,12 +253,12 @@ class Trial:
             return torch.complex128
         return torch.float64 if dtype.is_floating_point else dtype
 
-    def _shaped(self, like: Like) -> str:
+    def _shaped(self, like: TensorSpec) -> str:
         """What gives literal values their shape, where an empty list does not tell it."""
         return f".reshape({_row(like.shape)})" if like.numel == 0 else ""
 
 
-def _integers(like: Like) -> str:
+def _integers(like: TensorSpec) -> str:
     """Integers between those of an example, one after another."""
     low, high = int(like.low), int(like.high)
     return f"({low} + torch.arange({like.numel}) % {high - low + 1}).reshape({_row(like.shape)})"
@@ -300,7 +300,7 @@ def _row(shape: Sequence[int]) -> str:
     return "(" + "".join(f"{size}, " for size in shape).rstrip(" ") + ")"
 
 
-def bounds_of(like: Like) -> tuple[float, float]:
+def bounds_of(like: TensorSpec) -> tuple[float, float]:
     """Between which numbers to draw: those of the example, some room around a single one."""
     low, high = (float(f"{value:.3g}") for value in (like.low, like.high))
     return (low - 0.5, high + 0.5) if low == high else (low, high)

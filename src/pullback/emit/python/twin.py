@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pullback.capture.trees import tensors_in
 from pullback.derive.agreement import Agreement
-from pullback.derive.likes import drawn
+from pullback.derive.tensor_specs import drawn
 from pullback.emit.python.own import Own, own_source
 from pullback.emit.subject import Subject
 from pullback.function.listening import ListeningContext

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
-from pullback.capture.around import State, steady_state
+from pullback.capture.environment import State, steady_state
 from pullback.capture.modes import autocast_now, autocast_off
 from pullback.capture.patch import is_watched
 from pullback.capture.trees import tensors_in
@@ -69,7 +69,7 @@ def _extend(key: list[Any], args: Any) -> bool:
     return True
 
 
-class Light:
+class FastPath:
     """The table of one composition.
 
     `make` gives the entry for a call, a function of its arguments, and the path that it takes in
@@ -184,7 +184,7 @@ def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
 # ---- nodes ----
 
 
-def lightened(
+def with_fast_path(
     derived: Any,
     general: Callable[..., Any],
     backend: str,
@@ -214,7 +214,7 @@ def lightened(
             return None
         return _entry(recipe.captured, found.node, args, general), found.path
 
-    light = Light(known.program, make, general, nodes.paths)
+    light = FastPath(known.program, make, general, nodes.paths)
     nodes.await_backends(light.forget)
     return light.make_call(), nodes
 

@@ -1,4 +1,4 @@
-"""A *door*: one Function class as the eager path sees it.
+"""`FunctionInfo`: one Function class as the eager path sees it.
 
 It is made at the first call of a class and holds what every later call needs: the signature, and a
 second class, the twin, whose `forward` wraps the user's and whose context is `AutogradContext`.
@@ -37,7 +37,7 @@ from pullback.function.unwritten import (
 )
 
 
-class Door:
+class FunctionInfo:
     """One Function class as the eager path sees it."""
 
     __slots__ = (
@@ -122,31 +122,31 @@ class Door:
         return cast("Callable[..., Any]", disable(function))
 
 
-def open_door(cls: Any) -> Door:
-    """The door of `cls`, made at its first call."""
-    door = cls.__dict__.get("_pb_door")
-    if door is None:
-        door = Door(cls)
-        cls._pb_door = door
-    return cast(Door, door)
+def info_of(cls: Any) -> FunctionInfo:
+    """The info of `cls`, made at its first call."""
+    info = cls.__dict__.get("_pb_info")
+    if info is None:
+        info = FunctionInfo(cls)
+        cls._pb_info = info
+    return cast(FunctionInfo, info)
 
 
-def current(door: Door) -> Door:
-    """`door`, or a new one when the user has replaced `forward`, its defaults or its style."""
-    state = state_of(door.cls)
-    same = len(state) == len(door.state) and all(map(is_, state, door.state))
-    if door.groups is not None or same:
-        return door
-    door.cls._pb_door = Door(door.cls)
-    return cast(Door, door.cls._pb_door)
+def current(info: FunctionInfo) -> FunctionInfo:
+    """`info`, or a new one when the user has replaced `forward`, its defaults or its style."""
+    state = state_of(info.cls)
+    same = len(state) == len(info.state) and all(map(is_, state, info.state))
+    if info.groups is not None or same:
+        return info
+    info.cls._pb_info = FunctionInfo(info.cls)
+    return cast(FunctionInfo, info.cls._pb_info)
 
 
-def _twin(door: Door) -> Callable[..., Any]:
+def _twin(info: FunctionInfo) -> Callable[..., Any]:
     """PyTorch's C `apply`, bound to a class that runs the user's methods with our context."""
-    cls = door.cls
+    cls = info.cls
     space = _attributes(cls) | {
-        "forward": staticmethod(make_run(door)),
-        "backward": staticmethod(_compiled_backward(door)),
+        "forward": staticmethod(make_run(info)),
+        "backward": staticmethod(_compiled_backward(info)),
         "jvp": staticmethod(cls.jvp),
         "vjp": staticmethod(no_vjp),
         "setup_context": staticmethod(no_setup_context),
@@ -163,15 +163,15 @@ def _twin(door: Door) -> Callable[..., Any]:
         made.__name__,
         (AutogradContext, made),
         {
-            "_pb_door": door,
+            "_pb_info": info,
             "_pb_made": made,
-            "_forward_cls": twin if door.is_opaque else cls,
+            "_forward_cls": twin if info.is_opaque else cls,
             "__module__": cls.__module__,
         },
     )
-    door.plain = twin._backward_cls = cls._backward_cls = plain
+    info.plain = twin._backward_cls = cls._backward_cls = plain
     # What keeps more than PyTorch knows of is not for compiled autograd to read by itself.
-    door.keeping = type(
+    info.keeping = type(
         made.__name__,
         (KeepingContext, plain),
         {"_forward_cls": twin, "__module__": cls.__module__},
@@ -189,33 +189,33 @@ def _attributes(cls: type) -> dict[str, Any]:
     return found
 
 
-def _compiled_backward(door: Door) -> Callable[..., Any]:
+def _compiled_backward(info: FunctionInfo) -> Callable[..., Any]:
     """What compiled autograd traces: the user's backward on the context that it brings."""
 
     # Bound here: Dynamo has rules of its own for `cls.backward`, which refuse our view of `ctx`.
-    users = door.cls.backward
+    users = info.cls.backward
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         if ctx._pb_list_output:
             cotangents = cotangents[:-1]
         seen = ctx
-        if ctx._pb_user_saves is not None or door.completes:
+        if ctx._pb_user_saves is not None or info.completes:
             seen = ContextView(ctx, ctx._pb_slots, ctx._pb_user_saves)
         result = users(seen, *cotangents)
-        return _completed(door, ctx, result, cotangents) if door.completes else result
+        return _completed(info, ctx, result, cotangents) if info.completes else result
 
     def opaque(ctx: Any, *cotangents: Any) -> Any:
-        return door.opaque(backward)(ctx, *cotangents)
+        return info.opaque(backward)(ctx, *cotangents)
 
-    return cast("Callable[..., Any]", hidden(opaque)) if door.is_opaque else backward
+    return cast("Callable[..., Any]", hidden(opaque)) if info.is_opaque else backward
 
 
-def _completed(door: Door, ctx: Any, result: Any, cotangents: tuple[Any, ...]) -> Any:
+def _completed(info: FunctionInfo, ctx: Any, result: Any, cotangents: tuple[Any, ...]) -> Any:
     """What the user's backward returned to compiled autograd, the gradients left out derived."""
     flags = tuple(ctx.needs_input_grad)
     if isinstance(result, Mapping):
-        names = tuple(door.signature.name(i) for i in range(len(flags)))
-        result = by_name(door.name, names, result, door.signature.names)
+        names = tuple(info.signature.name(i) for i in range(len(flags)))
+        result = by_name(info.name, names, result, info.signature.names)
     row = result if isinstance(result, tuple) else (result,)
     wanted = [i for i, gradient in enumerate(row) if gradient is derived and flags[i]]
     if not wanted:

@@ -1,4 +1,4 @@
-"""A door is made at the first call of a class, belongs to it alone, and sees it change."""
+"""A info is made at the first call of a class, belongs to it alone, and sees it change."""
 
 import gc
 import io
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.function.door import open_door
+from pullback.function.info import info_of
 
 
 def leaf(*values):
@@ -42,12 +42,12 @@ def slope(function, *args):
 def test_door_is_made_once():
     cls = square()
     cls.apply(leaf(1.0))
-    door = open_door(cls)
+    info = info_of(cls)
     cls.apply(leaf(1.0))
 
-    assert open_door(cls) is door
-    assert door.cls is cls
-    assert door.name == "Square"
+    assert info_of(cls) is info
+    assert info.cls is cls
+    assert info.name == "Square"
 
 
 def test_every_subclass_has_its_own():
@@ -61,7 +61,7 @@ def test_every_subclass_has_its_own():
     assert slope(parent) == 6.0
     assert slope(Child) == 60.0
     assert slope(parent) == 6.0
-    assert open_door(Child) is not open_door(parent)
+    assert info_of(Child) is not info_of(parent)
 
 
 def test_threads_may_make_the_first_call():

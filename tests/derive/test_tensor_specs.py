@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from pullback.derive.backward import derive
-from pullback.derive.likes import FEW, drawn, like_of, like_of_leaf, likes_of
+from pullback.derive.tensor_specs import (
+    FEW,
+    drawn,
+    tensor_spec_of,
+    tensor_spec_of_leaf,
+    tensor_specs_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +30,7 @@ from pullback.derive.likes import FEW, drawn, like_of, like_of_leaf, likes_of
     ids=lambda tensor: str(tensor.dtype),
 )
 def test_drawn_tensor_is_like_the_first(tensor):
-    like = like_of(tensor)
+    like = tensor_spec_of(tensor)
     again = drawn(like)
 
     assert (again.shape, again.dtype) == (tensor.shape, tensor.dtype)
@@ -37,7 +43,7 @@ def test_drawn_tensor_is_like_the_first(tensor):
 def test_few_values_are_kept_as_they_are():
     tensor = torch.randn(FEW)
 
-    assert torch.equal(drawn(like_of(tensor)), tensor)
+    assert torch.equal(drawn(tensor_spec_of(tensor)), tensor)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def test_few_values_are_kept_as_they_are():
     ids=lambda tensor: str(tensor.dtype),
 )
 def test_integers_are_never_invented(tensor):
-    like = like_of(tensor)
+    like = tensor_spec_of(tensor)
     again = drawn(like, 3)
 
     assert again.dtype is tensor.dtype
@@ -60,7 +66,7 @@ def test_integers_are_never_invented(tensor):
 
 
 def test_integers_of_another_shape_are_cropped_or_repeated():
-    like = like_of(torch.tensor([[5, 7, 9], [1, 2, 3]]))
+    like = tensor_spec_of(torch.tensor([[5, 7, 9], [1, 2, 3]]))
 
     again = drawn(replace(like, shape=(3, 2), values=None))
 
@@ -71,13 +77,13 @@ def test_integers_of_another_shape_are_cropped_or_repeated():
 
 @pytest.mark.parametrize("shape", [(), (2, 1)], ids=str)
 def test_integers_of_an_empty_example_are_zeros_elsewhere(shape):
-    like = replace(like_of(torch.empty(0, 3, dtype=torch.int64)), shape=shape, values=None)
+    like = replace(tensor_spec_of(torch.empty(0, 3, dtype=torch.int64)), shape=shape, values=None)
 
     assert not drawn(like).any()
 
 
 def test_seed_decides_what_is_drawn():
-    like = like_of(torch.linspace(0, 1, FEW + 1))
+    like = tensor_spec_of(torch.linspace(0, 1, FEW + 1))
 
     assert torch.equal(drawn(like, 1), drawn(like, 1))
     assert not torch.equal(drawn(like, 1), drawn(like, 2))
@@ -86,24 +92,24 @@ def test_seed_decides_what_is_drawn():
 def test_infinite_values_do_not_count():
     tensor = torch.tensor([1.0, float("inf"), float("nan"), -2.0])
 
-    assert (like_of(tensor).low, like_of(tensor).high) == (-2.0, 1.0)
+    assert (tensor_spec_of(tensor).low, tensor_spec_of(tensor).high) == (-2.0, 1.0)
 
 
 @pytest.mark.parametrize(
     "tensor", [torch.empty(0, 3), torch.empty(2, device="meta"), torch.eye(2).to_sparse()], ids=repr
 )
 def test_tensor_without_values_has_a_range(tensor):
-    like = like_of(tensor)
+    like = tensor_spec_of(tensor)
 
     assert (like.low, like.high, like.shape) == (-1.0, 1.0, tuple(tensor.shape))
 
 
 def test_containers_are_looked_into():
-    assert [like.shape for like in likes_of(([torch.ones(2)], {"w": torch.ones(3)}, 4))] == [
+    assert [like.shape for like in tensor_specs_of(([torch.ones(2)], {"w": torch.ones(3)}, 4))] == [
         (2,),
         (3,),
     ]
-    assert like_of_leaf(4) == 4
+    assert tensor_spec_of_leaf(4) == 4
 
 
 def test_derived_class_lets_examples_go():

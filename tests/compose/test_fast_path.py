@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pullback as pb
-from pullback.compose.light import Light, key_of
+from pullback.compose.fast_path import FastPath, key_of
 from pullback.errors import DoubleBackwardError
 from pullback.run.paths import Paths
 
-light = import_module("pullback.compose.light")
+fast_path = import_module("pullback.compose.fast_path")
 node = import_module("pullback.run.node")
 
 
@@ -85,7 +85,7 @@ def test_default_dtype_is_part_of_the_key():
 
 
 def counting():
-    """A `Light` over a program, and what was made and what went the general way."""
+    """A `FastPath` over a program, and what was made and what went the general way."""
     made, general = [], []
 
     def make(args):
@@ -96,7 +96,7 @@ def counting():
         general.append(args)
         return "general"
 
-    return Light(program, make, run, Paths("program")).make_call(), made, general
+    return FastPath(program, make, run, Paths("program")).make_call(), made, general
 
 
 SCALE = 2.0
@@ -134,7 +134,7 @@ def test_equal_surroundings_keep_the_table(monkeypatch):
 
 
 def test_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(light, "CALLS", 4)
+    monkeypatch.setattr(fast_path, "CALLS", 4)
     call, made, _ = counting()
     for size in range(1, 11):
         call(torch.ones(size))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check.autopsy import Cause, cause_of
+from pullback.check.crash_diagnosis import Cause, cause_of
 from pullback.check.example import example_of
 from pullback.check.rules import selected
 from pullback.check.target import target_of

@@ -29,7 +29,7 @@ _NARROW = (torch.int8, torch.int16, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
+class TensorSpec:
     """One tensor: what it was, between which finite values it lay, and the values if few.
 
     `sample` is a copy of it, or of a corner of it; of integers and bools, all of them.
@@ -49,15 +49,15 @@ class Like:
         return math.prod(self.shape)
 
 
-def likes_of(args: Sequence[Any]) -> tuple[Like, ...]:
+def tensor_specs_of(args: Sequence[Any]) -> tuple[TensorSpec, ...]:
     """What the tensors among `args` are like, in order."""
-    return tuple(like_of(tensor) for tensor in tensors_in(tuple(args)))
+    return tuple(tensor_spec_of(tensor) for tensor in tensors_in(tuple(args)))
 
 
-def like_of(tensor: Tensor) -> Like:
+def tensor_spec_of(tensor: Tensor) -> TensorSpec:
     """What `tensor` is like; one whose values cannot be read is taken to lie between -1 and 1."""
     shape, device = tuple(int(size) for size in tensor.shape), str(tensor.device)
-    unread = Like(shape, tensor.dtype, device, -1.0, 1.0)
+    unread = TensorSpec(shape, tensor.dtype, device, -1.0, 1.0)
     if is_fake(tensor) or tensor.is_meta or tensor.layout != torch.strided:
         return unread
     try:
@@ -70,17 +70,17 @@ def like_of(tensor: Tensor) -> Like:
             low, high = (one.item() for one in flat.aminmax())
             is_smooth = real.is_floating_point() or real.is_complex()
             sample = _corner(real) if is_smooth else _narrowed(real, low, high)
-            return Like(shape, tensor.dtype, device, float(low), float(high), values, sample)
+            return TensorSpec(shape, tensor.dtype, device, float(low), float(high), values, sample)
     except (RuntimeError, NotImplementedError, TypeError):  # a subclass that keeps to itself
         return unread
 
 
-def like_of_leaf(leaf: Any) -> Any:
+def tensor_spec_of_leaf(leaf: Any) -> Any:
     """What `leaf` is like if it is a tensor, else `leaf` itself: to remember whole arguments."""
-    return like_of(leaf) if isinstance(leaf, Tensor) else leaf
+    return tensor_spec_of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def drawn(like: Like, seed: int = 0) -> Tensor:
+def drawn(like: TensorSpec, seed: int = 0) -> Tensor:
     """A tensor like the one remembered: its values if they are, else others between them.
 
     Integers are always the remembered ones: cropped or repeated where `like` was given another
@@ -99,7 +99,7 @@ def drawn(like: Like, seed: int = 0) -> Tensor:
     return row.to(device=like.device, dtype=like.dtype)
 
 
-def fitted(like: Like, shape: Sequence[int], seed: int = 0) -> Tensor:
+def fitted(like: TensorSpec, shape: Sequence[int], seed: int = 0) -> Tensor:
     """A tensor of another shape: the sample of one, cropped or repeated. It has no other values."""
     sample = drawn(like, seed) if like.sample is None else like.sample
     if not sample.numel():

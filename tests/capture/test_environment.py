@@ -1,4 +1,4 @@
-"""`state_around` is another value as soon as something changes that a program reads."""
+"""`environment_of` is another value as soon as something changes that a program reads."""
 
 import array
 import collections
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pullback.capture.around import state_around
+from pullback.capture.environment import environment_of
 
 FACTOR = 2.0
 
@@ -41,13 +41,13 @@ def by_inner_function(x):
 
 @pytest.mark.parametrize("program", [by_global, by_helper, by_inner_function])
 def test_global_that_is_bound_anew_is_seen(program, monkeypatch):
-    before = state_around(program)
-    again = state_around(program)
+    before = environment_of(program)
+    again = environment_of(program)
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
 
     assert again == before
     assert hash(again) == hash(before)
-    assert state_around(program) != before
+    assert environment_of(program) != before
 
 
 def closing_over(value):
@@ -78,22 +78,22 @@ VALUES = [
 @pytest.mark.parametrize(("first", "second"), VALUES)
 def test_closure_that_is_bound_anew_is_seen(first, second):
     program, bind = closing_over(first)
-    before = state_around(program)
+    before = environment_of(program)
     bind(second)
-    after = state_around(program)
+    after = environment_of(program)
     bind(first)
 
     assert after != before
-    assert state_around(program) == before
+    assert environment_of(program) == before
 
 
 def test_values_of_tensors_do_not_count():
     weight = torch.ones(3)
     program, _ = closing_over(weight)
-    before = state_around(program)
+    before = environment_of(program)
     weight.mul_(2)
 
-    assert state_around(program) == before
+    assert environment_of(program) == before
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_values_of_tensors_do_not_count():
 def test_what_a_tensor_is_counts(change):
     weight = torch.ones(3)
     program, _ = closing_over(weight)
-    before = state_around(program)
+    before = environment_of(program)
     change(weight)
 
-    assert state_around(program) != before
+    assert environment_of(program) != before
 
 
 class Scale(nn.Module):
@@ -139,12 +139,12 @@ class Scale(nn.Module):
 @pytest.mark.parametrize("reach", [lambda m: m, lambda m: m.forward], ids=["module", "method"])
 def test_change_of_a_module_is_seen(change, reach):
     module = Scale()
-    before = state_around(reach(module))
-    again = state_around(reach(module))
+    before = environment_of(reach(module))
+    again = environment_of(reach(module))
     change(module)
 
     assert again == before
-    assert state_around(reach(module)) != before
+    assert environment_of(reach(module)) != before
 
 
 def test_settings_in_the_users_module_are_seen(monkeypatch):
@@ -152,10 +152,10 @@ def test_settings_in_the_users_module_are_seen(monkeypatch):
     settings.__file__ = __file__
     settings.scale = 1.0
     monkeypatch.setitem(globals(), "settings", settings)
-    before = state_around(by_settings)
+    before = environment_of(by_settings)
     settings.scale = 2.0
 
-    assert state_around(by_settings) != before
+    assert environment_of(by_settings) != before
 
 
 def by_settings(x):
@@ -167,9 +167,9 @@ def test_cycles_and_large_things_come_to_an_end():
     ring.append(ring)
     program, bind = closing_over(ring)
 
-    assert state_around(program) == state_around(program)
+    assert environment_of(program) == environment_of(program)
     bind([list(range(100)) for _ in range(100)])
-    assert len(state_around(program).entries) < 2000
+    assert len(environment_of(program).entries) < 2000
 
 
 # ---- objects and classes ----
@@ -248,20 +248,20 @@ def test_change_inside_an_object_is_seen(what, monkeypatch):
     value, read, change = CHANGES[what]
     monkeypatch.setattr(Settings, "gain", 2.0)
     program = reading(value, read)
-    before = state_around(program)
-    again = state_around(program)
+    before = environment_of(program)
+    again = environment_of(program)
     change(value)
 
     assert again == before
-    assert state_around(program) != before
+    assert environment_of(program) != before
 
 
 def test_method_that_is_exchanged_is_seen(monkeypatch):
     program = reading(Settings(), lambda s: s.scale())
-    before = state_around(program)
+    before = environment_of(program)
     monkeypatch.setattr(Settings, "hidden", lambda self: 5.0)
 
-    assert state_around(program) != before
+    assert environment_of(program) != before
 
 
 class ByGlobal(nn.Module):
@@ -271,19 +271,19 @@ class ByGlobal(nn.Module):
 
 def test_global_that_a_module_reads_is_seen(monkeypatch):
     module = ByGlobal()
-    before = state_around(module)
+    before = environment_of(module)
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
 
-    assert state_around(module) != before
+    assert environment_of(module) != before
 
 
 def test_module_may_hold_tensors_that_are_no_buffers():
     module = Scale()
     module.table = torch.ones(3)
-    before = state_around(module)
+    before = environment_of(module)
     module.table = torch.ones(3)
 
-    assert state_around(module) != before
+    assert environment_of(module) != before
 
 
 # ---- whether all was seen ----
@@ -325,12 +325,12 @@ MANY = [[float(i)] for i in range(1000)]
 
 @pytest.mark.parametrize("program", [simple, by_global, by_helper, by_class, by_import, by_many])
 def test_what_can_be_looked_at_is_whole(program):
-    assert state_around(program).is_whole
+    assert environment_of(program).is_whole
 
 
 @pytest.mark.parametrize("program", [by_random, by_generator, by_file])
 def test_what_can_change_unseen_is_not_whole(program):
-    assert not state_around(program).is_whole
+    assert not environment_of(program).is_whole
 
 
 def by_eval(x):
@@ -351,7 +351,7 @@ def by_globals(x):
     ],
 )
 def test_what_no_look_can_compare_is_named(program, unseen):
-    assert unseen in state_around(program).unseen
+    assert unseen in environment_of(program).unseen
 
 
 def nested(depth):
@@ -395,14 +395,14 @@ BOUNDLESS = {
 @pytest.mark.parametrize("what", BOUNDLESS)
 def test_what_the_code_names_is_looked_at_whole(what, monkeypatch):
     program, change = BOUNDLESS[what]
-    before = state_around(program)
-    again = state_around(program)
+    before = environment_of(program)
+    again = environment_of(program)
     change()
     monkeypatch.setenv("SCALE", "3.0")
 
     assert again == before
     assert not before.unseen
-    assert state_around(program) != before
+    assert environment_of(program) != before
 
 
 class WithLog:
@@ -415,24 +415,24 @@ class WithLog:
 
 def test_what_no_code_names_is_no_reason_to_refuse():
     program = WithLog()
-    before = state_around(program)
+    before = environment_of(program)
     program.scale = 3.0
 
     assert not before.unseen
-    assert state_around(program) != before
+    assert environment_of(program) != before
 
 
 def test_too_much_to_look_at_is_said():
     much = [[i] for i in range(60_000)]
 
-    assert "more than 100,000 things" in state_around(lambda x: x * much[0][0]).unseen
+    assert "more than 100,000 things" in environment_of(lambda x: x * much[0][0]).unseen
 
 
 def test_tensors_are_told_apart():
     weight = torch.ones(2)
     program, bind = closing_over(weight)
-    before = state_around(program)
+    before = environment_of(program)
     bind(torch.ones(2))
 
     assert len(before.tensors) == 1
-    assert state_around(program).tensors != before.tensors
+    assert environment_of(program).tensors != before.tensors

@@ -1,8 +1,8 @@
 """The graphs of a node without what need not go through them.
 
 A forward graph returns outputs, saved tensors and saved numbers, many of which are its own inputs,
-or the same value twice; a backward graph may return a cotangent as it is, or nothing. A lean graph
-returns each value that it *makes* once, and says where all the others come from.
+or the same value twice; a backward graph may return a cotangent as it is, or nothing. A minimal
+graph returns each value that it *makes* once, and says where all the others come from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pullback.run.node import Compiled, Source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lean:
+class Minimal:
     """A graph that returns what it makes, and where each value of the first one comes from.
 
     A value that is neither made nor an input is a plain one: a number, or None.
@@ -34,7 +34,7 @@ class Lean:
         return len(returned)
 
 
-def lean(graph: fx.Graph, count: int | None = None) -> Lean:
+def minimal(graph: fx.Graph, count: int | None = None) -> Minimal:
     """`graph` with the first `count` values that it returns, or all of them."""
     copy, _ = copy_of(graph)
     inputs = list(copy.find_nodes(op="placeholder"))
@@ -53,16 +53,16 @@ def lean(graph: fx.Graph, count: int | None = None) -> Lean:
             sources.append(Source(False, made.index(value)))
     output.args = (tuple(made),)
     copy.eliminate_dead_code()
-    return Lean(copy, tuple(sources))
+    return Minimal(copy, tuple(sources))
 
 
-def whole(lean: Lean, compiled: Compiled) -> Compiled:
-    """A function that gives all values of the first graph, for the compiled lean one."""
-    if lean.sources == tuple(Source(False, i) for i in range(lean.made_count)):
+def whole(minimal: Minimal, compiled: Compiled) -> Compiled:
+    """A function that gives all values of the first graph, for the compiled minimal one."""
+    if minimal.sources == tuple(Source(False, i) for i in range(minimal.made_count)):
         return compiled
-    if not lean.made_count:
-        return _picking(lean.sources, lambda row: ())
-    return _picking(lean.sources, compiled)
+    if not minimal.made_count:
+        return _picking(minimal.sources, lambda row: ())
+    return _picking(minimal.sources, compiled)
 
 
 def _picking(sources: Sequence[Any], compiled: Callable[[list[Any]], Sequence[Any]]) -> Compiled:

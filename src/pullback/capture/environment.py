@@ -1,9 +1,9 @@
 """What a program reads from around it, as it is now: has anything changed since it was captured?
 
-A capture holds the decisions and the numbers that the program took from its surroundings: closures,
-globals, defaults, attributes of objects and classes, a module's `eval`. `state_around` writes them
-down as one value, which is another one as soon as a name is bound to something else, a list grows
-or an attribute changes.
+A capture holds the decisions and the numbers that the program took from its environment: closures,
+globals, defaults, attributes of objects and classes, a module's `eval`. `environment_of` writes
+them down as one value, which is another one as soon as a name is bound to something else, a list
+grows or an attribute changes.
 
 Tensors count by what they are and not by their values: a capture reads those when it runs. What the
 user's own code names is looked at whole, however deep and long it is. Where that cannot be (an
@@ -91,7 +91,7 @@ class State:
     unseen: str = field(compare=False, default="")
 
 
-def state_around(program: Any) -> State:
+def environment_of(program: Any) -> State:
     """What `program` reads from around it now."""
     return _Look(program).state()
 
