@@ -40,7 +40,7 @@ def test_finding_has_reason_edit_and_place():
 
 
 def test_quick_profile_takes_no_time(monkeypatch):
-    monkeypatch.setattr(reasons, "blame", None)
+    monkeypatch.setattr(reasons, "diagnose", None)
     monkeypatch.setattr(reasons, "derive", None)
     (finding,) = pb.check(WRONG, INPUTS, select=["gradient"], profile="quick", isolate=False)
 
@@ -52,7 +52,7 @@ def test_failure_of_the_search_is_not_told(monkeypatch):
     def fails(*args, **options):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(reasons, "blame", fails)
+    monkeypatch.setattr(reasons, "diagnose", fails)
     monkeypatch.setattr(reasons, "derive", fails)
     report = pb.check(WRONG, INPUTS, select=["gradient"], isolate=False)
 
@@ -64,7 +64,7 @@ def test_failure_of_the_search_is_not_told(monkeypatch):
 
 @pytest.mark.parametrize("target", [lambda x: WRONG.apply(x)], ids=["callable"])
 def test_callable_gets_no_reason(target, monkeypatch):
-    monkeypatch.setattr(reasons, "blame", None)
+    monkeypatch.setattr(reasons, "diagnose", None)
     (finding,) = pb.check(target, INPUTS, select=["gradient"], isolate=False)
 
     assert finding.why == ""
@@ -78,9 +78,9 @@ def test_plain_arguments_are_told():
 
 def test_search_is_made_once(monkeypatch):
     calls = []
-    real = reasons.blame
+    real = reasons.diagnose
     monkeypatch.setattr(
-        reasons, "blame", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
+        reasons, "diagnose", lambda *a, **o: calls.append(1) or real(*a, **o | {"seconds": 0})
     )
     monkeypatch.setattr(reasons, "can_fork", lambda: "in this process, to be counted")
     one = subject(WRONG, *INPUTS, profile="deep")
@@ -108,9 +108,9 @@ def test_search_without_end_is_ended(monkeypatch):
 
 
 def test_unknown_pattern_is_no_reason(monkeypatch):
-    real = reasons.blame
+    real = reasons.diagnose
     monkeypatch.setattr(
-        reasons, "blame", lambda *a, **o: [replace(f, is_known=False) for f in real(*a, **o)]
+        reasons, "diagnose", lambda *a, **o: [replace(f, is_known=False) for f in real(*a, **o)]
     )
 
     assert reasons.reason_of(subject(WRONG, *INPUTS), "x").why == ""

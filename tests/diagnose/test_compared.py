@@ -7,7 +7,7 @@ from pullback.diagnose.patterns_of_error import Evidence
 from pullback.diagnose.trials import Trials
 from tests.diagnose import faulty, sound
 from tests.diagnose.faulty import EXAMPLES, row
-from tests.diagnose.test_mend import compared_of
+from tests.diagnose.test_repairing import compared_of
 
 
 def test_user_graph_gives_what_backward_gave():

@@ -6,7 +6,7 @@ from pullback.diagnose import edits
 from pullback.diagnose.edits import candidates, give, leaves_of, swap
 from pullback.graph.parts import BACKWARD, phase_of
 from tests.diagnose import faulty
-from tests.diagnose.test_mend import compared_of
+from tests.diagnose.test_repairing import compared_of
 
 
 def scope_of(function):

@@ -5,13 +5,13 @@ import torch
 from pullback.capture.joint import capture
 from pullback.derive.plain import program_of
 from pullback.diagnose.edits import give
-from pullback.diagnose.mend import make_edited
+from pullback.diagnose.repairing import make_edited
 from pullback.diagnose.trials import Trials
 from pullback.diagnose.verified import Verifier
 from pullback.graph.copies import copy_of, with_graph
 from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
-from tests.diagnose.test_mend import compared_of, mender_of
+from tests.diagnose.test_repairing import compared_of, mender_of
 
 
 def verifier_of(function):

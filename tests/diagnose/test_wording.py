@@ -4,7 +4,7 @@ from pullback.diagnose.edits import Site
 from pullback.diagnose.wording import Wording
 from pullback.graph.values import aten
 from tests.diagnose import faulty
-from tests.diagnose.test_mend import compared_of
+from tests.diagnose.test_repairing import compared_of
 
 
 def words_of(function):

@@ -37,16 +37,16 @@ class Cause:
 
 def cause_of(job: Job, rule: int) -> Cause:
     """The call by which rule number `rule` is ended, or the examples where it is negative."""
-    told = _last_words(lambda pipe: _try_again(job, rule, pipe))
+    told = _last_message(lambda pipe: _try_again(job, rule, pipe))
     if told is None:
         return Cause()
     inputs, repro = told
-    if repro and _last_words(lambda pipe: _alone(repro, job.target, pipe)) is None:
+    if repro and _last_message(lambda pipe: _alone(repro, job.target, pipe)) is None:
         repro = ""
     return Cause(inputs, repro)
 
 
-def _last_words(task: Callable[[Connection], None]) -> Any:
+def _last_message(task: Callable[[Connection], None]) -> Any:
     """What a process said last before it died; None where it lived, or is silent for too long."""
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)

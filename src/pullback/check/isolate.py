@@ -1,4 +1,4 @@
-"""The patient may crash: rules are tried in a worker process, and the run goes on without it.
+"""The target may crash: rules are tried in a worker process, and the run goes on without it.
 
 The worker is a fork of this process, so that any class can be checked, also one defined in a
 function or in a notebook. When it dies, hangs, exits or runs out of memory, the rule it was at gets

@@ -1,6 +1,6 @@
 """Why a gradient is wrong, and the backward that is right: asked once for each subject.
 
-The reason comes from `derive.blame`, the backward from `derive` itself. Both are extras to a
+The reason comes from `diagnose`, the backward from `derive` itself. Both are extras to a
 finding that stands without them: they have a limit in seconds of work by profile, which the load of
 the machine does not change, and what they raise is not told.
 """
@@ -51,9 +51,9 @@ class _Known:
 _known: WeakKeyDictionary[Subject, _Known] = WeakKeyDictionary()
 
 
-def blame(*args: Any, **options: Any) -> Any:
-    """`derive.blame.blame`: with it comes Dynamo, which the quick profile does without."""
-    from pullback.diagnose.blame import blame as search
+def diagnose(*args: Any, **options: Any) -> Any:
+    """`diagnose.diagnosis.diagnose`: with it comes Dynamo, which the quick profile does without."""
+    from pullback.diagnose.diagnosis import diagnose as search
 
     return search(*args, **options)
 
@@ -68,7 +68,7 @@ def derive(*args: Any) -> Any:
 def prepare(profile: str) -> None:
     """Import what a search needs before workers are forked, so that not each of them has to."""
     if SECONDS[profile]:
-        import_module("pullback.diagnose.blame")
+        import_module("pullback.diagnose.diagnosis")
 
 
 def reason_of(subject: Subject, name: str) -> Reason:
@@ -111,11 +111,11 @@ def _searched(subject: Subject, seconds: float) -> _Known:
 
 
 def _reasons(subject: Subject, seconds: float) -> dict[str, Reason]:
-    """The reasons by the name of the input; those that `blame` cannot name are left out."""
+    """The reasons by the name of the input; those that `diagnose` cannot name are left out."""
     args = subject.small.fresh()
     try:
-        faults = blame(subject.target.function, *args, seconds=seconds)
-    except Exception:  # an odd patient: the finding stands without a reason
+        faults = diagnose(subject.target.function, *args, seconds=seconds)
+    except Exception:  # an odd function: the finding stands without a reason
         return {}
     return {fault.input: _reason(subject, fault) for fault in faults}
 
@@ -127,7 +127,7 @@ def _reason(subject: Subject, fault: Fault) -> Reason:
 
 
 def _whole_place(subject: Subject, place: str) -> str:
-    """The line that `blame` names, in the file as the target names it."""
+    """The line that `diagnose` names, in the file as the target names it."""
     file, _, line = place.rpartition(":")
     ours = subject.target.place("backward", "vjp")
     path = ours.rpartition(":")[0]

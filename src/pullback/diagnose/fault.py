@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from pullback.diagnose.measured import Trial
-from pullback.diagnose.mend import Edit
+from pullback.diagnose.repairing import Edit
 
 Number = float | complex | None
 

@@ -1,4 +1,4 @@
-"""Cures: for each wrong gradient the edit that makes it right.
+"""Repairs: for each wrong gradient the edit that makes it right.
 
 What the numbers alone tell comes first, then the smallest change of the user's backward that is
 right, then the derived gradient in its place. Each is verified before it is named.
@@ -13,7 +13,6 @@ from torch import fx
 
 from pullback.diagnose.compared import Compared
 from pullback.diagnose.edits import Candidate, give, swap
-from pullback.diagnose.mend import Edit, Mender, make_edited
 from pullback.diagnose.numerals import refined
 from pullback.diagnose.patterns_of_error import (
     Evidence,
@@ -22,11 +21,12 @@ from pullback.diagnose.patterns_of_error import (
     swapped_with,
     unexpected,
 )
+from pullback.diagnose.repairing import Edit, Mender, make_edited
 from pullback.diagnose.verified import Verifier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cure:
+class Repair:
     """An edit that was found, and what it tells about the error.
 
     Arguments:
@@ -43,7 +43,7 @@ class Cure:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cures:
+class Repairs:
     """The search for the edits of one backward.
 
     Arguments:
@@ -58,23 +58,23 @@ class Cures:
     verifier: Verifier
     deadline: float
 
-    def find(self) -> dict[int, Cure]:
-        """For each wrong gradient, by its place, what cures it."""
+    def find(self) -> dict[int, Repair]:
+        """For each wrong gradient, by its place, what repairs it."""
         shown = [place for place in self.wrong if self.compared.shows(place)]
         places = [place for place in shown if self.wrong[place].has_shape()]
         scope, trials = self.compared.scope, self.compared.trials
         mender = Mender(scope, trials, frozenset(places), self.verifier, self.deadline)
-        found: dict[int, Cure] = {}
+        found: dict[int, Repair] = {}
         for place in places:
             if place not in found:
                 found = self._cured(mender, place) | found
         for place in set(shown) - set(places):
-            cure = self._reshaped(self.wrong[place])
-            found |= {place: cure} if cure else {}
+            repair = self._reshaped(self.wrong[place])
+            found |= {place: repair} if repair else {}
         return found
 
-    def _cured(self, mender: Mender, place: int) -> dict[int, Cure]:
-        """What cures the gradient at `place`, also for the others that it cures."""
+    def _cured(self, mender: Mender, place: int) -> dict[int, Repair]:
+        """What repairs the gradient at `place`, also for the others that it repairs."""
         self._add_numbers(place)
         for find in (self._obvious, mender.mend, self._given):
             candidate = find(place)
@@ -83,8 +83,8 @@ class Cures:
                 text, pattern = candidate.say()
                 graph = make_edited(self.compared.scope, candidate)
                 edit = Edit(text, candidate.kind != "derived", graph)
-                cure = Cure(edit, candidate.kind, pattern, tuple(candidate.users))
-                return dict.fromkeys(mended, cure)
+                repair = Repair(edit, candidate.kind, pattern, tuple(candidate.users))
+                return dict.fromkeys(mended, repair)
         return {}
 
     def _obvious(self, place: int) -> Candidate | None:
@@ -115,17 +115,17 @@ class Cures:
         text = f"return what is derived:\n{compared.listing(place)}"
         return replace(candidate, say=lambda: (text, ""))
 
-    def _reshaped(self, evidence: Evidence) -> Cure | None:
-        """The cure of a gradient of unfit shape: the captured graph has it in shape already."""
+    def _reshaped(self, evidence: Evidence) -> Repair | None:
+        """The repair of a gradient of unfit shape: the captured graph has it in shape already."""
         hand, place = self.compared.hand, evidence.place
         if place not in self.verifier.right(hand):
             return None
         if swapped_with(evidence) is not None:
-            return Cure(Edit(_swap_words(evidence), True, hand))
+            return Repair(Edit(_swap_words(evidence), True, hand))
         if not any(repairs(evidence)):
             return None
         written = self.compared.scope.written(hand.gradients[place])
-        return Cure(Edit(f"return {written}", True, hand))
+        return Repair(Edit(f"return {written}", True, hand))
 
 
 def _swap_words(evidence: Evidence) -> str:

@@ -19,7 +19,6 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.joint import Capture
 from pullback.diagnose.compared import Compared, captured_of, compare
-from pullback.diagnose.cures import Cure, Cures
 from pullback.diagnose.fault import Fault, Faults
 from pullback.diagnose.held import held_in
 from pullback.diagnose.patterns_of_error import (
@@ -30,6 +29,7 @@ from pullback.diagnose.patterns_of_error import (
     unused_cotangent,
     within,
 )
+from pullback.diagnose.repairs import Repair, Repairs
 from pullback.diagnose.scope import cotangent_names
 from pullback.diagnose.slopes import Hidden, hidden
 from pullback.diagnose.trials import Trials, UntriedError
@@ -45,7 +45,7 @@ HIDDEN = "forward hides it from autograd, and finite differences give another gr
 UNKNOWN = "it follows no simple pattern"
 
 
-def blame(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
+def diagnose(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
     """What is wrong with the backward of `target`: one fault for each wrong gradient.
 
     The same call gives the same faults, if it has the time to find them. A gradient that is meant
@@ -68,7 +68,7 @@ def blame(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
     ...     @staticmethod
     ...     def backward(ctx, g):
     ...         return g
-    >>> [fault] = blame(Double, torch.ones(3))
+    >>> [fault] = diagnose(Double, torch.ones(3))
     >>> print(fault.pattern, "->", fault.edit)
     1/2 times what it should be -> multiply by 2
     """
@@ -106,7 +106,7 @@ class _Case:
         self.hidden: dict[int, Hidden] = {}  # where slopes contradict autograd
         self.wrong = [one for one in self.evidence if one.first and not self.is_right(one)]
         self.compared: Compared | None = None
-        self.cures: dict[int, Cure] = {}
+        self.repairs: dict[int, Repair] = {}
         if self.wrong and self.in_time() and self.derived is not None:
             self.attempt(self.explain)
 
@@ -144,7 +144,7 @@ class _Case:
             hand = self.compared.scope.hand.captured
             verifier = Verifier(hand, self.trials.held_out(self.compared.derived))
             seen = {e.place: e for e in self.wrong if e.place not in self.hidden}
-            self.cures = Cures(self.compared, seen, verifier, self.deadline).find()
+            self.repairs = Repairs(self.compared, seen, verifier, self.deadline).find()
 
     # ---- faults ----
 
@@ -175,7 +175,7 @@ class _Case:
         place, trial = evidence.place, evidence.first
         assert trial is not None
         expected, got = trial.pair(place)
-        cure, said = self.cures.get(place), self.hidden.get(place)
+        repair, said = self.repairs.get(place), self.hidden.get(place)
         is_fit = place not in trial.misfits
         element = trial.worst(place) if is_fit else ()
         wrong, total = int(trial.wrong(place).sum()), expected.numel()
@@ -192,8 +192,8 @@ class _Case:
             total=total,
             pattern=pattern,
             is_known=is_known,
-            edit=cure.edit if cure else None,
-            place=self.place(place, cure),
+            edit=repair.edit if repair else None,
+            place=self.place(place, repair),
             witness=trial,
         )
 
@@ -213,8 +213,8 @@ class _Case:
         known = PATTERNS if self.in_time() or not evidence.shown[0].is_large else PATTERNS[:2]
         found = ((text, pattern) for pattern in known if (text := pattern(evidence)))
         sure, by = next(found, ("", None))
-        cure = self.cures.get(evidence.place)
-        words, kind = (cure.pattern, cure.kind) if cure else ("", "")
+        repair = self.repairs.get(evidence.place)
+        words, kind = (repair.pattern, repair.kind) if repair else ("", "")
         is_clear = kind == "factor"
         if kind == "reduction" and by is factor:
             return words, is_clear  # the mean for the sum: more than a factor
@@ -266,9 +266,9 @@ class _Case:
                 found.append((f"~{known.text.within(ATOM)}", opposite))
         return found
 
-    def place(self, place: int, cure: Cure | None) -> str:
+    def place(self, place: int, repair: Repair | None) -> str:
         """The line of the edit, or of what is returned, or of the backward."""
-        nodes: list[Any] = list(cure.users) if cure else []
+        nodes: list[Any] = list(repair.users) if repair else []
         nodes += [self.compared.hand.gradients[place]] if self.compared else []
         places = (str(n.meta.get("place", "")) for n in nodes if isinstance(n, fx.Node))
         return next((found for found in places if found), "") or place_of(self.backward)

@@ -11,10 +11,10 @@ from torch import fx
 from examples.my_activation import MyActivationAsPublished
 from examples.my_complex_op import MyComplexOpAsPublished
 from pullback.derive.plain import program_of
-from pullback.diagnose.blame import blame
-from pullback.diagnose.cures import Cures
+from pullback.diagnose.diagnosis import diagnose
 from pullback.diagnose.fault import Faults
-from pullback.diagnose.mend import Edit
+from pullback.diagnose.repairing import Edit
+from pullback.diagnose.repairs import Repairs
 from pullback.errors import CaptureError
 from pullback.function.signature import signature_of
 from tests.diagnose import faulty, odd
@@ -31,7 +31,7 @@ MENDED = [f for f in EXAMPLES if any(edit for _, edit in PLANTED[f.__name__].val
 @functools.cache
 def faults_of(function: type) -> Faults:
     """The faults of a planted Function, found once."""
-    return blame(function, *EXAMPLES[function], seconds=ENOUGH)
+    return diagnose(function, *EXAMPLES[function], seconds=ENOUGH)
 
 
 def spaced(words):
@@ -108,7 +108,7 @@ def test_one_wrong_element_is_found():
 
 
 def test_worst_element_and_values_are_given():
-    (fault,) = blame(faulty.SquareWithoutTwo, torch.tensor([1.0, -8.0, 2.0]))
+    (fault,) = diagnose(faulty.SquareWithoutTwo, torch.tensor([1.0, -8.0, 2.0]))
 
     off = (fault.witness.expected[0] - fault.witness.got[0]).abs()
     assert fault.element == (int(off.argmax()),)
@@ -130,14 +130,14 @@ def test_fault_only_at_other_sizes_is_found():
     (fault,) = faults_of(faulty.MeanOfFour)
 
     assert fault.total == 20
-    assert blame(faulty.MeanOfFour, row(8, 3), seconds=ENOUGH)[0].total == 24
+    assert diagnose(faulty.MeanOfFour, row(8, 3), seconds=ENOUGH)[0].total == 24
 
 
 # ---- the published examples ----
 
 
 def test_saved_sine_of_published_example():
-    (fault,) = blame(MyComplexOpAsPublished, torch.linspace(-3, 3, 9), seconds=ENOUGH)
+    (fault,) = diagnose(MyComplexOpAsPublished, torch.linspace(-3, 3, 9), seconds=ENOUGH)
 
     assert str(fault) == (
         "the gradient of `x` is wrong: the saved `sine` is used where the input `x` is needed\n"
@@ -149,7 +149,7 @@ def test_saved_sine_of_published_example():
 
 
 def test_missing_summand_of_published_example():
-    (fault,) = blame(MyActivationAsPublished, torch.linspace(-4, 4, 9), seconds=ENOUGH)
+    (fault,) = diagnose(MyActivationAsPublished, torch.linspace(-4, 4, 9), seconds=ENOUGH)
 
     assert spaced(fault.pattern) == (
         "the derivative of `(x.exp() + 1) ** (-0.5)` is missing, as if it were a constant"
@@ -165,7 +165,7 @@ def test_missing_summand_of_published_example():
 
 @pytest.mark.parametrize("function", SOUND, ids=lambda function: function.__name__)
 def test_sound_function_has_no_fault(function):
-    assert list(blame(function, *SOUND[function])) == []
+    assert list(diagnose(function, *SOUND[function])) == []
 
 
 # ---- how it is called ----
@@ -209,7 +209,7 @@ class TwoStepsWrong(torch.autograd.Function):
 
 
 def test_same_call_gives_same_faults():
-    again = blame(faulty.GateWithoutSecond, *EXAMPLES[faulty.GateWithoutSecond], seconds=ENOUGH)
+    again = diagnose(faulty.GateWithoutSecond, *EXAMPLES[faulty.GateWithoutSecond], seconds=ENOUGH)
 
     assert again == faults_of(faulty.GateWithoutSecond)
 
@@ -217,7 +217,7 @@ def test_same_call_gives_same_faults():
 def test_global_random_state_is_kept():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    blame(faulty.SquareWithoutTwo, row(5))
+    diagnose(faulty.SquareWithoutTwo, row(5))
 
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -225,7 +225,7 @@ def test_global_random_state_is_kept():
 def test_inputs_and_threads_stay_as_they_are():
     x = row(5).requires_grad_()
     kept, threads = x.detach().clone(), torch.get_num_threads()
-    blame(faulty.SquareWithoutTwo, x)
+    diagnose(faulty.SquareWithoutTwo, x)
 
     assert torch.equal(x, kept)
     assert x.grad is None
@@ -233,7 +233,7 @@ def test_inputs_and_threads_stay_as_they_are():
 
 
 def test_without_time_numbers_alone_are_told():
-    faults = blame(faulty.SineWithSavedSine, row(5), seconds=0)
+    faults = diagnose(faulty.SineWithSavedSine, row(5), seconds=0)
 
     assert [fault.edit for fault in faults] == [None]
     assert faults[0].off > 0
@@ -249,25 +249,25 @@ def test_derived_gradient_is_no_small_edit():
 def test_only_required_gradients_are_looked_at():
     a, b = row(5).requires_grad_(), row(5, seed=2)
 
-    assert not blame(faulty.ProductWithNone, a, b)
-    assert [f.input for f in blame(faulty.ProductWithNone, a.detach(), b)] == ["b"]
+    assert not diagnose(faulty.ProductWithNone, a, b)
+    assert [f.input for f in diagnose(faulty.ProductWithNone, a.detach(), b)] == ["b"]
 
 
 def test_large_examples_are_searched_on_small_ones():
-    (fault,) = blame(faulty.SineWithSavedSine, row(300, 1000), seconds=ENOUGH)
+    (fault,) = diagnose(faulty.SineWithSavedSine, row(300, 1000), seconds=ENOUGH)
 
     assert (fault.pattern, str(fault.edit)) == PLANTED["SineWithSavedSine"]["x"]
     assert fault.total == 300_000
 
 
 def test_single_precision_examples_are_doubled():
-    (fault,) = blame(faulty.SquareWithoutTwo, row(5).to(torch.bfloat16))
+    (fault,) = diagnose(faulty.SquareWithoutTwo, row(5).to(torch.bfloat16))
 
     assert fault.pattern == "1/2 times what it should be"
 
 
 def test_long_derived_gradient_is_listed():
-    (fault,) = blame(TwoStepsWrong, row(5), seconds=ENOUGH)
+    (fault,) = diagnose(TwoStepsWrong, row(5), seconds=ENOUGH)
 
     first, *lines = fault.edit.text.splitlines()
     assert first == "return what is derived:"
@@ -287,7 +287,7 @@ def test_fault_of_unlike_shapes_shows_no_numbers():
 
 def test_program_that_is_no_function_is_refused():
     with pytest.raises(CaptureError) as caught:
-        blame(torch.sin, row(3))
+        diagnose(torch.sin, row(3))
 
     assert str(caught.value) == (
         "E301 capture: `sin` must be a Function class to be blamed\n"
@@ -303,7 +303,7 @@ def test_program_that_is_no_function_is_refused():
 def test_odd_function_is_told_about(function):
     examples, expected = ODD[function]
 
-    faults = blame(function, *examples, seconds=ENOUGH)
+    faults = diagnose(function, *examples, seconds=ENOUGH)
 
     said = faults.reason or "".join(fault.pattern for fault in faults)
     assert said[: len(expected) or None] == expected
@@ -311,21 +311,21 @@ def test_odd_function_is_told_about(function):
 
 @pytest.mark.parametrize("function", [odd.SingleNumpySine, odd.SoftmaxInSingle])
 def test_odd_sound_function_has_no_fault(function):
-    faults = blame(function, *ODD[function][0])
+    faults = diagnose(function, *ODD[function][0])
 
     assert faults.is_judged
     assert list(faults) == []
 
 
 def test_square_examples_name_the_right_size():
-    (fault,) = blame(MeanOfRowsWithSum, row(5, 5), seconds=ENOUGH)
+    (fault,) = diagnose(MeanOfRowsWithSum, row(5, 5), seconds=ENOUGH)
 
     assert fault.pattern == "`x.shape[1]` times what it should be"
     assert fault.edit.text == "divide by `x.shape[1]`"
 
 
 def test_equal_examples_name_the_right_input():
-    faults = blame(ProductWithoutFactors, torch.ones(5), torch.ones(5), seconds=ENOUGH)
+    faults = diagnose(ProductWithoutFactors, torch.ones(5), torch.ones(5), seconds=ENOUGH)
 
     texts = {fault.input: fault.edit.text for fault in faults}
     assert texts == {"a": "multiply by `b`, and save `b`", "b": "multiply by `a`, and save `a`"}
@@ -335,8 +335,8 @@ def test_failure_of_search_leaves_the_numbers(monkeypatch):
     def fail(self):
         raise KeyError("lost")
 
-    monkeypatch.setattr(Cures, "find", fail)
-    faults = blame(faulty.SquareWithoutTwo, row(5), seconds=ENOUGH)
+    monkeypatch.setattr(Repairs, "find", fail)
+    faults = diagnose(faulty.SquareWithoutTwo, row(5), seconds=ENOUGH)
 
     assert [fault.pattern for fault in faults] == ["1/2 times what it should be"]
     assert faults.reason == "not everything could be tried: KeyError: 'lost'"

@@ -8,8 +8,8 @@ from torch import fx
 
 from pullback.diagnose.compared import captured_of, compare
 from pullback.diagnose.edits import candidates
-from pullback.diagnose.mend import Mender, make_edited
 from pullback.diagnose.patterns_of_error import Evidence
+from pullback.diagnose.repairing import Mender, make_edited
 from pullback.diagnose.trials import Trials
 from pullback.graph.parts import BACKWARD, calls
 from tests.diagnose import faulty
