@@ -174,7 +174,7 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 # has no autograd, and the checker then runs its rules in the process of the test, which a patient
 # may kill, and which the report says. Such a test is run in a process of its own instead.
 NEED_A_FORK = (
-    "check/test_autopsy.py",
+    "check/test_crash_diagnosis.py",
     "check/test_isolate.py",
     "check/test_matrix.py",
     "check/test_native.py",
