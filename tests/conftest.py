@@ -175,13 +175,15 @@ def run_python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 # may kill, and which the report says. Such a test is run in a process of its own instead.
 NEED_A_FORK = (
     "check/test_crash_diagnosis.py",
+    "check/test_dispatch.py",
     "check/test_isolate.py",
     "check/test_matrix.py",
     "check/test_native.py",
     "check/test_nonsense.py",
+    "check/test_proving.py",
     "check/test_reasons.py",
-    "check/test_runner.py",
     "check/test_retold.py",
+    "check/test_runner.py",
     "cli/test_check.py",
 )
 
