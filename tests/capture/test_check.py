@@ -382,3 +382,9 @@ def test_masks_are_repeated():
     assert {(4, 3), (5, 4)} <= shapes
     for _, given in rows:
         assert torch.equal(given[:4, :3], mask)
+
+
+def test_example_that_is_not_finite_is_named_as_the_reason():
+    x = torch.tensor([1.0, float("inf"), 2.0], requires_grad=True)
+    with pytest.raises(DifferingCaptureError, match="give an example of finite numbers"):
+        pb.derive(lambda x: x.prod(), x)

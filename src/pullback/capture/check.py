@@ -145,6 +145,7 @@ class _Check:
         self.program = program
         self.shapes = ""
         self.is_exact = True
+        self.tensors: Sequence[Tensor] = ()
 
     def compare(self, tensors: Sequence[Tensor], seed: int, *, must_run: bool = False) -> bool:
         """Compare both on `tensors`; False when the program cannot run on them.
@@ -154,6 +155,7 @@ class _Check:
         if not self.captured.serves(tensors):
             return False
         self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
+        self.tensors = tensors
         with _unchanged(self.captured), _seeded(seed):
             try:
                 expected, cotangents = self._run_program(tensors, seed)
@@ -271,9 +273,19 @@ class _Check:
             at=f"{where}, for inputs of shape {self.shapes}",
             expected=f"{expected}, from `{name}`",
             got=f"{got}, from its graph",
-            fix=f"look for what `{name}` uses besides its tensors: (1) a global or attribute that "
+            fix=self._fix(name),
+        )
+
+    def _fix(self, name: str) -> str:
+        if not all(bool(t.isfinite().all()) for t in self.tensors if t.is_floating_point()):
+            return (
+                "give an example of finite numbers: at NaN and infinity, ops that mean the same "
+                "give different results"
+            )
+        return (
+            f"look for what `{name}` uses besides its tensors: (1) a global or attribute that "
             "changes; (2) a random state of its own (`manual_seed`); (3) a value read outside "
-            "PyTorch",
+            "PyTorch"
         )
 
 

@@ -176,7 +176,8 @@ def target_of(thing: Any, name: str = "") -> Target:
 
 def _parameters(target: Target) -> tuple[list[str], str]:
     """The names of the positional parameters, and that of `*args` where there is one."""
-    thing = target.function.forward if target.is_function else target.thing
+    program = _program_of(target.function)
+    thing = program or (target.function.forward if target.is_function else target.thing)
     schema = schema_of(thing)
     if schema is not None:
         return [_spoken(argument.name, i) for i, argument in enumerate(schema.arguments)], ""
@@ -184,12 +185,18 @@ def _parameters(target: Target) -> tuple[list[str], str]:
         parameters = list(inspect.signature(thing).parameters.values())
     except (TypeError, ValueError):
         return [], ""
-    if target.is_function and not target.has_setup_context:
+    if target.is_function and program is None and not target.has_setup_context:
         parameters = parameters[1:]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters if p.kind in kinds]
     rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
     return names, rest[0] if rest else ""
+
+
+def _program_of(function: Any) -> Any:
+    """The program that pullback made a Function of, which is called like it; else None."""
+    is_made = all(hasattr(function, name) for name in ("program", "frontier", "explain"))
+    return function.program if is_made and callable(function.program) else None
 
 
 def _spoken(name: str, position: int) -> str:
