@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pullback.capture.environment import environment_of
+from pullback.capture.environment import _CALLED, environment_of
 
 FACTOR = 2.0
 
@@ -326,6 +326,12 @@ MANY = [[float(i)] for i in range(1000)]
 @pytest.mark.parametrize("program", [simple, by_global, by_helper, by_class, by_import, by_many])
 def test_what_can_be_looked_at_is_whole(program):
     assert environment_of(program).is_whole
+
+
+def test_only_operators_are_read_unnamed():
+    """Of a module, that is none of its machinery: `__builtins__`, `__spec__`, `__loader__`."""
+    assert {"__add__", "__radd__", "__getitem__", "__contains__"} <= set(_CALLED)
+    assert set(_CALLED).isdisjoint({*vars(types.ModuleType("one")), "__builtins__", "__file__"})
 
 
 @pytest.mark.parametrize("program", [by_random, by_generator, by_file])

@@ -234,6 +234,19 @@ def test_first_call_with_zeros_is_no_fault():
     assert all(map(torch.equal, outputs, gathered(*args)))
 
 
+@pytest.mark.needs_compiler
+def test_numbers_that_the_program_refuses_are_not_drawn():
+    """The gradient of `a` is zero at this first call, and `cholesky` refuses any other numbers."""
+
+    def solved(a, b):
+        return torch.cholesky_solve(b, torch.linalg.cholesky(a)).sin(), b * 2
+
+    args = (2 * torch.eye(3)).requires_grad_(), torch.zeros(3, 2, requires_grad=True)
+    outputs = pb.combine(solved, *args, backend="inductor").apply(*args)
+
+    torch.testing.assert_close(outputs, solved(*args))
+
+
 # ---- right code is not suspected ----
 
 SOUND = {

@@ -67,7 +67,9 @@ _ROWS = (list, tuple, set, frozenset, deque)
 _TENSORS = ("_parameters", "_buffers")  # of a module
 _FIXED = (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), slice, range)
 # Attributes that code reads without naming them: by a call, an operator, a conversion.
-_OPERATORS = tuple(name for name in dir(operator) if name.startswith("__"))
+_OPERATORS = tuple(
+    name for name, value in vars(operator).items() if name.startswith("__") and callable(value)
+)
 _CALLED = (
     *("forward", "setup_context", "__call__", "__getattr__", "__getattribute__", "__get__"),
     *("__iter__", "__next__", "__len__", "__bool__", "__int__", "__float__", "__complex__"),

@@ -108,7 +108,10 @@ def _first_difference(
     """The difference on `row`; where it tells nothing of a value, on drawn numbers too."""
     found, is_telling = differs(row)
     for draw in (_any_number, _positive) if not is_telling and _may_draw(graph) else ():
-        found, is_telling = differs([_drawn(x, seed, draw) for seed, x in enumerate(row)])
+        try:
+            found, is_telling = differs([_drawn(x, seed, draw) for seed, x in enumerate(row)])
+        except Exception:  # numbers that the program refuses (`cholesky`), or no memory for them
+            continue
         if found is not None or is_telling:
             break
     return found
