@@ -8,11 +8,12 @@ import torch
 import pullback as pb
 from pullback.check.causes import all_causes, by_cause
 from pullback.check.explaining import Sign
-from pullback.check.facts import At, Cotangent, Gradient, Input, Number, Raised
+from pullback.check.facts import At, Cotangent, Gradient, Input, Number
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.rules import all_rules, explained
 from pullback.check.rules.memory.tensor_on_ctx import OnCtx
 from pullback.check.rules.mutation.mutated_saved import Damage
+from pullback.judge.run import Raised
 from tests.check.subjects import normal
 
 X = normal(6)

@@ -8,10 +8,10 @@ import torch
 
 import pullback as pb
 from pullback.check.crash_diagnosis import Cause, cause_of
-from pullback.check.example import example_of
 from pullback.check.rules import selected
 from pullback.check.target import target_of
 from pullback.check.work import Job
+from pullback.judge.example import example_of
 from tests.check import functions as f
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)

@@ -10,7 +10,6 @@ from pullback.check.facts import (
     Input,
     Number,
     Output,
-    Raised,
     Second,
     Words,
     gist,
@@ -18,6 +17,7 @@ from pullback.check.facts import (
     numbers,
 )
 from pullback.check.finding import Finding, Rule, Skip
+from pullback.judge.run import Raised
 
 RULE = Rule("X1", "some-rule", "some")
 

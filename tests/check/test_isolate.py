@@ -7,11 +7,11 @@ import torch
 
 import pullback as pb
 from pullback.check import isolate, runner, work
-from pullback.check.example import example_of
 from pullback.check.finding import Rule
 from pullback.check.registered import Registered
 from pullback.check.subject import Subject
 from pullback.check.target import target_of
+from pullback.judge.example import example_of
 from tests.check import functions as f
 
 X = torch.linspace(-1, 1, 5, dtype=torch.float64).requires_grad_()

@@ -8,13 +8,13 @@ import torch
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.example import example_of
 from pullback.check.finding import Rule, Skip
 from pullback.check.registered import Registered
-from pullback.check.run import run
 from pullback.check.subject import Subject
 from pullback.check.target import target_of
 from pullback.check.work import try_rule
+from pullback.judge.example import example_of
+from pullback.judge.run import run
 from tests.check import functions as f
 from tests.check.subjects import normal
 

@@ -1,8 +1,9 @@
 """A report to render: every field filled, every severity there, and odd characters in the words."""
 
-from pullback.check.facts import At, Gradient, Number, Raised
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.report import Report
+from pullback.judge.run import Raised
 
 VALUES = Rule("G101", "wrong-gradient", "gradient", sentence="Each gradient must be right")
 LAYOUT = Rule("Y401", "cotangent-layout", "layout", Severity.FRAGILE, sentence="Any layout")

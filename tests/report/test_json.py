@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.check.facts import At, Both, Cotangent, Gradient, Number, Output, Raised, Second
+from pullback.check.facts import At, Both, Cotangent, Gradient, Number, Output, Second
 from pullback.check.finding import Finding
 from pullback.errors import TargetError
+from pullback.judge.run import Raised
 from pullback.report.json import SCHEMA, VERSION, document, render
 from tests.report.reports import CUT, REPORT, SOUND, VALUES
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.finding import Finding, Rule, Skip
-from pullback.check.patterns import FACTOR, REDUCTION, VALUES
 from pullback.check.reasons import Reason, reason_of, right_backward
 from pullback.check.subject import Subject
+from pullback.judge.patterns import FACTOR, REDUCTION, VALUES
 
 # Patterns that say how a gradient is wrong and not where: the others are a reason already.
 UNEXPLAINED = (VALUES, REDUCTION, FACTOR)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.example import mapped
+from pullback.judge.example import mapped
 
 
 class Box(Tensor):

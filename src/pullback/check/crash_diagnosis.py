@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import can_differ, words_of
 from pullback.check.isolate import Died, Watch
 from pullback.check.spelling import UnspeakableError, imported, spelled
 from pullback.check.target import Target
 from pullback.check.work import Job, try_rule, work
+from pullback.judge.example import can_differ, words_of
 
 SECONDS = 5.0  # of work that the second death may take, and of rest
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pullback.check.example import copy_of, mapped, tensors_in
 from pullback.function.modes import DispatchMode
+from pullback.judge.example import copy_of, mapped, tensors_in
 
 # Operators that give another view of memory which is there already.
 _VIEWS_OF_NOTHING = ("detach", "alias", "lift_fresh")

@@ -7,8 +7,8 @@ import random
 import torch
 from torch import Tensor
 
-from pullback.check.run import seeded
 from pullback.check.subject import Subject
+from pullback.judge.run import seeded
 
 
 def draws(subject: Subject) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
 from pullback.check.facts import At, Gradient, Number, Output, Words, shapes
-from pullback.check.run import BackwardFailedError, Run, run
 from pullback.check.subject import Subject, is_close, worst_of
+from pullback.judge.example import Example, can_differ
+from pullback.judge.run import BackwardFailedError, Run, run
 
 Call = Callable[..., Any]
 

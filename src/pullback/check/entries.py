@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
 from pullback.check.subject import Subject
+from pullback.judge.example import Example
 
 
 def is_by_entry(subject: Subject, example: Example) -> bool:

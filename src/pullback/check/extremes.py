@@ -14,18 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ, wide_of
-from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.reference import STEP
-from pullback.check.run import (
+from pullback.check.subject import Subject
+from pullback.check.trials import ENOUGH, Trial, is_finite
+from pullback.judge.example import Example, can_differ, wide_of
+from pullback.judge.mismatch import Mismatch, index_of
+from pullback.judge.reference import STEP
+from pullback.judge.run import (
     BackwardFailedError,
     ForwardRefusedError,
     Run,
     copies_of,
     told,
 )
-from pullback.check.subject import Subject
-from pullback.check.trials import ENOUGH, Trial, is_finite
 
 Cotangents = Sequence["Tensor | None"]
 STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect

@@ -10,6 +10,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.run import Raised
+
 Value = complex | float | None
 
 _QUOTED = re.compile(r"`[^`]*`")
@@ -123,6 +126,18 @@ class At:
         return f"{self.thing}{where}{share}{self.rest}"
 
 
+def at_worst(mismatch: Mismatch) -> At:
+    """`gradient of `x` at [0, 3], wrong in 12 of 32 entries`."""
+    if mismatch.index is None:
+        return At(Gradient(mismatch.name))
+    return At(
+        Gradient(mismatch.name),
+        mismatch.index or None,
+        wrong=mismatch.wrong,
+        total=mismatch.total,
+    )
+
+
 # ---- what came, or must come ----
 
 
@@ -155,17 +170,6 @@ class Words:
 
     def __str__(self) -> str:
         return f"{self.text}{self.rest}"
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """An exception, in one line: the name of its type, and the text that it came with."""
-
-    type: str
-    text: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.type}: {self.text}" if self.text else self.type
 
 
 @dataclass(frozen=True, slots=True)

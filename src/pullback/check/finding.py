@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from pullback.check.facts import About, At, Number, Raised, Words, gist
+from pullback.check.facts import About, At, Number, Words, gist
+from pullback.judge.run import Raised
 
 PROFILES = ("quick", "standard", "deep")
 

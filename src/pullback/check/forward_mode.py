@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pullback.check.example import Example, tensors_in
-from pullback.check.run import cotangent_of, seeded
 from pullback.check.subject import Subject
+from pullback.judge.example import Example, tensors_in
+from pullback.judge.run import cotangent_of, seeded
 
 DRAW = 900
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pullback.check.example import can_differ, tensors_in
 from pullback.check.saving import saving
 from pullback.check.subject import Subject
+from pullback.judge.example import can_differ, tensors_in
 
 
 def keeps_intermediate(subject: Subject) -> bool:

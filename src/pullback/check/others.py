@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
+from pullback.judge.example import Example, can_differ
 
 
 def other_values(example: Example, shift: int = 1) -> Example:

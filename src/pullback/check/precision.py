@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
-from pullback.check.mismatch import index_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 from pullback.check.subject import Subject
+from pullback.judge.example import Example
+from pullback.judge.mismatch import index_of
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 
 Cotangents = Sequence["Tensor | None"]
 

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.check.example import copy_of, mapped, tensors_in, words_of
 from pullback.check.naming import load as load_target
 from pullback.check.report import Report, Reports
 from pullback.check.target import Target, target_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.function.slots import transforms_active
+from pullback.judge.example import copy_of, mapped, tensors_in, words_of
 
 SCHEMA = "pullback.recording/1"
 KINDS = 3  # calls of one class that are kept

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pullback.check.explaining import Cause
 from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
-from pullback.check.run import told
+from pullback.judge.run import told
 
 if TYPE_CHECKING:
     from pullback.check.repro.scene import Form

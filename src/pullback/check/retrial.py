@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.inputs.arguments import indices_of, masks_of
-from pullback.check.mismatch import Mismatch
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, trial_of, trials
+from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.mismatch import Mismatch
 
 ASIDE = "set aside"
 SPREAD = 3e-3  # how far apart tied values are moved

@@ -13,7 +13,6 @@ from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
 from pullback.check.crash_diagnosis import Cause, cause_of
-from pullback.check.example import Example, example_of
 from pullback.check.finding import Finding, Skip
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
@@ -23,6 +22,7 @@ from pullback.check.target import Target, target_of
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, UnsoundError
+from pullback.judge.example import Example, example_of
 
 Progress = Callable[[str, int, int], None]
 

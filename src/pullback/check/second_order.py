@@ -15,14 +15,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
-from pullback.check.example import Example, can_differ, mapped, tensors_in
-from pullback.check.facts import Cotangent, Input, Number, Raised, Second, numbers
+from pullback.check.facts import Cotangent, Input, Number, Second, numbers
 from pullback.check.finding import Rule, Skip
-from pullback.check.mismatch import Tolerance, excess_of, index_of, tolerance_for
-from pullback.check.reference import STEP
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, cotangent_of, run, seeded
 from pullback.check.subject import Subject, told
+from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
+from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.mismatch import Tolerance, excess_of, index_of, tolerance_for
+from pullback.judge.reference import STEP
+from pullback.judge.run import (
+    BackwardFailedError,
+    ForwardRefusedError,
+    Raised,
+    cotangent_of,
+    run,
+    seeded,
+)
 
 DOUBTS = 3
 SUBSETS = 4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.facts import Number, Thing, Words, shapes
-from pullback.check.mismatch import index_of
+from pullback.judge.mismatch import index_of
 
 
 @dataclass(frozen=True, slots=True)

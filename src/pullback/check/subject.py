@@ -16,27 +16,26 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
-from pullback.check.example import Example, tensors_in, wide_of, words_of
-from pullback.check.facts import Number, Raised, numbers
+from pullback.check.facts import Number, at_worst, numbers
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
-from pullback.check.judge import Judge
 from pullback.check.leftovers import leftovers_of
-from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.patterns import Pattern, factor_of, pattern_of
-from pullback.check.reference import Reference
 from pullback.check.repro.writing import with_repro
-from pullback.check.run import (
+from pullback.check.target import Target
+from pullback.judge.example import Example, tensors_in, wide_of, words_of
+from pullback.judge.mismatch import Mismatch, index_of
+from pullback.judge.patterns import Pattern, factor_of, pattern_of
+from pullback.judge.run import (
     BackwardFailedError as BackwardFailedError,
 )
-from pullback.check.run import (
+from pullback.judge.run import (
     ForwardRefusedError as ForwardRefusedError,
 )
-from pullback.check.run import Run, copies_of, cotangents_of, run, told
-from pullback.check.target import Target
+from pullback.judge.run import Raised, Run, copies_of, cotangents_of, run, told
+from pullback.judge.verdict import Judge
 
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
 
@@ -51,7 +50,7 @@ class Subject:
         self.examples = tuple(examples)
         self.profile = profile
         self.beginning = leftovers_of(target)  # before the first call
-        self.reference = Reference(target)
+        self.reference = target.reference()
         self.judge_of = Judge(self.reference)
         self.tried: Counter[str] = Counter()
         self.deadline = float("inf")  # of this process's work, so that the load does not matter
@@ -287,7 +286,7 @@ class Subject:
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""
         expected, got = numbers(mismatch.expected, mismatch.got)
-        told = {"at": mismatch.at, "expected": expected, "got": got}
+        told = {"at": at_worst(mismatch), "expected": expected, "got": got}
         return self.finding(rule, example=example, **{**told, **facts})
 
     def names_at(self, positions: Iterable[int]) -> str:

@@ -23,9 +23,11 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.capture.names import function_of
 from pullback.check.naming import load
 from pullback.check.registration import has_vmap_rule, near, place_of_op, schema_of
+from pullback.derive.plain import program_of
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
+from pullback.judge.reference import Reference
 
 ATTRIBUTE = "declares"
 ABOVE = 12  # lines that may stand above a `def`
@@ -85,6 +87,11 @@ class Target:
     def has_setup_context(self) -> bool:
         """Whether the Function is in the style that `torch.func` needs."""
         return self.is_function and bool(has_setup_context(self.function))
+
+    def reference(self) -> Reference:
+        """What its gradients are compared with."""
+        plain = program_of(self.function) if self.is_function else None
+        return Reference(self.call, plain, is_op=self.is_op)
 
     def method(self, name: str) -> Any:
         """The user's own method `name`, or None where the class has none of its own."""

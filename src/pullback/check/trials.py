@@ -13,12 +13,11 @@ from itertools import islice
 
 import torch
 
-from pullback.check.example import Example
-from pullback.check.facts import Raised
 from pullback.check.finding import Finding, Rule, Severity
-from pullback.check.mismatch import Mismatch
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 from pullback.check.subject import Subject
+from pullback.judge.example import Example
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, Run, copies_of
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
 SLOW = 0.1  # seconds

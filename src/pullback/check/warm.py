@@ -13,8 +13,8 @@ from functools import cache
 import torch
 
 from pullback.check.reasons import prepare
-from pullback.check.reference import Precision
 from pullback.check.rules import Registered
+from pullback.judge.reference import Precision
 
 
 def warm_up(rules: Iterable[Registered], profile: str) -> None:

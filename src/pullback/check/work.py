@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from pullback.check.example import Example
 from pullback.check.finding import Finding, Skip
 from pullback.check.rules import Registered
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, told
 from pullback.check.subject import Subject
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from
+from pullback.judge.example import Example
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, told
 
 # Where code of ours, of PyTorch, and of its calls of ops stands.
 OURS = str(Path(__file__).resolve().parents[1])

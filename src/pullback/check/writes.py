@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pullback.check.example import Example, tensors_in
 from pullback.check.facts import Input
 from pullback.check.registration import schema_of
-from pullback.check.run import run
 from pullback.check.snapshot import Change, Snapshot, share_memory
 from pullback.check.spy import Marks, marking_of
 from pullback.check.subject import Subject
+from pullback.judge.example import Example, tensors_in
+from pullback.judge.run import run
 
 
 @dataclass(frozen=True, slots=True)

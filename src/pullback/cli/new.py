@@ -63,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             )
 '''
 
-OURS = """from pullback.check.example import can_differ
+OURS = """from pullback.judge.example import can_differ
 from pullback.check.facts import At, Gradient
 from pullback.check.subject import Finding, Rule, Skip, Subject"""
 THEIRS = """from pullback.extend import (

@@ -11,10 +11,10 @@ import cmath
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from pullback.diagnose.measured import PRECISE, Trial
 from pullback.diagnose.trials import Trials
+from pullback.judge.reference import inner
 
 SPOTS = 24
 """How many elements of a gradient are compared with slopes."""
@@ -107,13 +107,6 @@ def _sides(
         pairs = zip([outputs[i] for i in trials.used], trial.cotangents, strict=True)
         values.append(sum(float(inner(c, o)) for o, c in pairs))
     return (values[1] - values[0]) / abs(width), (values[2] - values[1]) / abs(width)
-
-
-def inner(cotangent: Tensor, other: Tensor) -> Tensor:
-    """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
-    wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
-    one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))
-    return (one.conj() * two).sum().real
 
 
 def _spread(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

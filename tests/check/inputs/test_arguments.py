@@ -2,8 +2,8 @@
 
 import torch
 
-from pullback.check.example import example_of
 from pullback.check.inputs.arguments import arguments_of, doubled, indices_of
+from pullback.judge.example import example_of
 
 
 def test_numbers_and_switches_change():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pullback.check.example import words_of
 from pullback.check.inputs.hints import guessed
 from pullback.check.target import target_of
+from pullback.judge.example import words_of
 
 
 def no_gradient(ctx, g):

@@ -2,7 +2,6 @@
 
 import torch
 
-from pullback.check.example import example_of
 from pullback.check.inputs.shapes import (
     broadcast_of,
     empty_of,
@@ -16,6 +15,7 @@ from pullback.check.inputs.shapes import (
     smaller_of,
     untied,
 )
+from pullback.judge.example import example_of
 
 
 def shapes(example):

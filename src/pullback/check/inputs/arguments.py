@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example, tensors_in
 from pullback.check.inputs.values import is_mask
+from pullback.judge.example import Example, tensors_in
 
 REDUCTIONS = ("mean", "sum", "none")
 # Numbers whose name says that either sign makes sense.

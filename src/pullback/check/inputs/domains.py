@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
 from pullback.check.inputs.values import is_mask
+from pullback.judge.example import Example
 
 Change = Callable[[Tensor], Tensor]
 ALONE = 3  # so many inputs are also changed one at a time

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, name_of
+from pullback.judge.example import Example, name_of
 
 LOW = (torch.float16, torch.bfloat16)
 

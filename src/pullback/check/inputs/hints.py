@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import example_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, cotangents_of, run
 from pullback.check.target import Target
+from pullback.judge.example import example_of
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, cotangents_of, run
 
 # All tensors of one shape, then the shapes of products, of rows, of images with kernels.
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (

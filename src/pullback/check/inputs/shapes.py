@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example, mapped, tensors_in
 from pullback.check.inputs.values import resampled
+from pullback.judge.example import Example, mapped, tensors_in
 
 Place = tuple[int, int]  # the number of a tensor among all of the example, and its dimension
 

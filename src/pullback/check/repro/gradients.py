@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pullback.check.facts import Number, Value
-from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.repro.retold import of_mismatch
 from pullback.check.repro.scene import Repro, Scene, indented, index_code, text_of
 from pullback.check.repro.trying import executed
-from pullback.check.run import copies_of
+from pullback.judge.mismatch import Mismatch, index_of
+from pullback.judge.run import copies_of
 
 DIRECTIONS = 8
 

@@ -7,8 +7,8 @@ import torch
 from pullback.check.facts import Input, Second
 from pullback.check.repro.retold import of_slope
 from pullback.check.repro.scene import Repro, Scene, indented, text_of
-from pullback.check.run import cotangent_of
 from pullback.check.spelling import spelled
+from pullback.judge.run import cotangent_of
 
 
 def second_slope(scene: Scene) -> Repro | str:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Gradient, Number, numbers
+from pullback.check.facts import Gradient, Number, at_worst, numbers
 from pullback.check.finding import Finding
-from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.repro.scene import Retell, Scene
+from pullback.judge.mismatch import Mismatch, index_of
 
 
 def of_mismatch(shown: Mismatch) -> Retell:
@@ -29,7 +29,7 @@ def of_mismatch(shown: Mismatch) -> Retell:
             return finding
         if expected.rest or got.rest:
             return finding
-        return finding.retold(shown.at.then(at.rest), *numbers(shown.expected, shown.got))
+        return finding.retold(at_worst(shown).then(at.rest), *numbers(shown.expected, shown.got))
 
     return retell
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
 from pullback.check.facts import About, Cotangent, Input, Output, Thing
 from pullback.check.finding import Finding
-from pullback.check.run import ForwardRefusedError, Run, cotangent_of, seeded
 from pullback.check.spelling import LARGEST, UnspeakableError, spelled
+from pullback.judge.example import Example, can_differ
+from pullback.judge.run import ForwardRefusedError, Run, cotangent_of, seeded
 
 if TYPE_CHECKING:
     from pullback.check.subject import Subject

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from pullback.check.repro.scene import Repro, Scene
-from pullback.check.run import seeded
 from pullback.check.target import Target
+from pullback.judge.run import seeded
 
 
 def fails(body: str, scene: Scene) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pullback.check.example import Example
 from pullback.check.finding import Finding
 from pullback.check.registered import KNOWN
 from pullback.check.repro.gradients import against_slope, along, as_told, of_number
@@ -23,6 +22,7 @@ from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Form, Repro, Scene, scenes
 from pullback.check.repro.trying import executed, is_failure
 from pullback.check.spelling import UnspeakableError, imported
+from pullback.judge.example import Example
 
 if TYPE_CHECKING:
     from pullback.check.subject import Subject

@@ -26,13 +26,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.others import other_values
 from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Repro, Scene, compared, text_of
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -42,6 +40,8 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
+from pullback.judge.example import Example
+from pullback.judge.run import Run
 
 RULE = Rule(code="A756", name="reused-buffer", group="alias", profile="quick")
 

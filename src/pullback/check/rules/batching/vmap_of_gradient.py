@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from pullback.check.draws import draws
-from pullback.check.example import tensors_in
-from pullback.check.facts import At, Gradient, Number, Raised, Words
+from pullback.check.facts import At, Gradient, Number, Words
 from pullback.check.inputs.values import resampled
-from pullback.check.run import cotangent_of, seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, told, worst_of
+from pullback.judge.example import tensors_in
+from pullback.judge.run import Raised, cotangent_of, seeded
 
 RULE = Rule(code="N002", name="vmap-of-gradient", group="batching", profile="quick")
 

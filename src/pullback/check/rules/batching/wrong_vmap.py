@@ -34,13 +34,13 @@ from torch import Tensor
 from pullback.check.dispatch import foreign_calls
 from pullback.check.draws import draws
 from pullback.check.elsewhere import Results, difference
-from pullback.check.example import Example, can_differ, tensors_in
-from pullback.check.facts import At, Number, Raised, Words
+from pullback.check.facts import At, Number, Words
 from pullback.check.inputs.values import resampled
 from pullback.check.registration import has_vmap_rule
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
+from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.run import Raised, seeded
 
 RULE = Rule(code="N001", name="wrong-vmap", group="batching", profile="quick")
 

@@ -31,10 +31,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pullback.check.elsewhere import Results, is_repeatable, results_of
-from pullback.check.example import Example
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -45,6 +43,8 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
+from pullback.judge.example import Example
+from pullback.judge.run import run
 
 RULE = Rule(code="P004", name="autocast-differs", group="compile", profile="quick")
 

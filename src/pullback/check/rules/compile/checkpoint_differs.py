@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from pullback.check.elsewhere import Results, difference, results_of
-from pullback.check.example import tensors_in
 from pullback.check.facts import At, Number, Words
 from pullback.check.repro.scene import Scene, compared, indented, text_of
 from pullback.check.subject import (
@@ -43,6 +42,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import tensors_in
 
 RULE = Rule(
     code="P003",

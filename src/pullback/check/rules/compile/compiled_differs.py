@@ -35,7 +35,6 @@ from torch.autograd import Function
 from pullback.check.dispatch import Work
 from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
-from pullback.check.example import Example
 from pullback.check.inputs.shapes import batches_of
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
@@ -48,6 +47,7 @@ from pullback.check.subject import (
     Subject,
     each,
 )
+from pullback.judge.example import Example
 
 RULE = Rule(
     code="P001",

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.elsewhere import Results, difference, positions_of, results_of
-from pullback.check.example import tensors_in
-from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.judge.example import tensors_in
+from pullback.judge.run import seeded
 
 RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
 

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 from pullback.check.dispatch import Foreign, foreign_calls
-from pullback.check.example import Example
 from pullback.check.registration import overload_of
-from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
+from pullback.judge.example import Example
+from pullback.judge.run import seeded
 
 RULE = Rule(
     code="P005",

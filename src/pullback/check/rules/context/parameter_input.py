@@ -25,7 +25,6 @@ from collections.abc import Iterator
 import torch
 
 from pullback.check.facts import At, Gradient, Number, Words
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -37,6 +36,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.run import Run
 
 RULE = Rule(code="Q007", name="parameter-input", group="context", profile="quick")
 

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from pullback.check.boxes import Box, boxed, opened
 from pullback.check.elsewhere import is_repeatable
-from pullback.check.example import mapped
 from pullback.check.facts import At, Gradient
 from pullback.check.subject import (
     BackwardFailedError,
@@ -41,6 +40,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import mapped
 
 RULE = Rule(
     code="Q003",

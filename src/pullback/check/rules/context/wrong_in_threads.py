@@ -32,7 +32,6 @@ from torch import Tensor
 from pullback.check.dispatch import in_turns
 from pullback.check.draws import draws
 from pullback.check.elsewhere import is_repeatable
-from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
@@ -46,6 +45,7 @@ from pullback.check.subject import (
     told,
     worst_of,
 )
+from pullback.judge.example import Example, tensors_in
 
 RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="quick")
 

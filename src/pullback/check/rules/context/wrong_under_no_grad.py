@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import can_differ, mapped
 from pullback.check.facts import At, Number, Output, Words, shapes
 from pullback.check.repro.modes import Mode, without_grad
 from pullback.check.subject import (
@@ -41,6 +40,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import can_differ, mapped
 
 RULE = Rule(code="Q001", name="wrong-under-no-grad", group="context", profile="quick")
 

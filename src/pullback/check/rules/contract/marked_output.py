@@ -28,11 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import can_differ
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.repro.calls import requires_grad
 from pullback.check.repro.gradients import against_slope, along
-from pullback.check.run import Run, cotangents_of, run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
@@ -42,6 +40,8 @@ from pullback.check.subject import (
     Subject,
     is_close,
 )
+from pullback.judge.example import can_differ
+from pullback.judge.run import Run, cotangents_of, run
 
 RULE = Rule(code="K804", name="marked-output", group="contract", profile="quick")
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from pullback.check.example import can_differ
 from pullback.check.facts import At, Output
 from pullback.check.inputs.shapes import batches_of, sizes_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, each
+from pullback.judge.example import can_differ
 
 RULE = Rule(code="K807", name="output-cut-at-size", group="contract", profile="quick")
 

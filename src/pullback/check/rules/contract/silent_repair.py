@@ -27,11 +27,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from pullback.check.example import can_differ
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
@@ -42,6 +40,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import can_differ
+from pullback.judge.run import run
 
 RULE = Rule(
     code="K802",

@@ -26,11 +26,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Output
 from pullback.check.others import other_values
 from pullback.check.repro.calls import requires_no_grad
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.judge.example import Example, tensors_in
 
 RULE = Rule(
     code="K805",

@@ -25,8 +25,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.example import can_differ, mapped, tensors_in
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
+from pullback.judge.example import can_differ, mapped, tensors_in
 
 RULE = Rule(code="K806", name="untracked-list", group="contract", profile="quick")
 

@@ -27,9 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pullback.check.dispatch import Work, foreign_calls
-from pullback.check.example import Example
 from pullback.check.inputs.shapes import fits, resized, symbols_of
-from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -40,6 +38,8 @@ from pullback.check.subject import (
     Subject,
     each,
 )
+from pullback.judge.example import Example
+from pullback.judge.run import run
 
 RULE = Rule(
     code="C001",

@@ -29,7 +29,6 @@ from typing import Any
 
 from pullback.check.dispatch import Work
 from pullback.check.registration import body_of
-from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -39,6 +38,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.run import run
 
 RULE = Rule(
     code="C002",

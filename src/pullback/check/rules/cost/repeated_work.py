@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import tensors_in
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -39,6 +38,7 @@ from pullback.check.subject import (
     Subject,
 )
 from pullback.function.modes import DispatchMode
+from pullback.judge.example import tensors_in
 
 RULE = Rule(
     code="C003", name="repeated-work", group="cost", severity=Severity.WASTEFUL, profile="quick"

@@ -27,8 +27,6 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
-from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -39,6 +37,8 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import Trial, reported
+from pullback.judge.example import Example
+from pullback.judge.mismatch import Mismatch, index_of
 
 RULE = Rule(code="V612", name="far-from-zero", group="domain", profile="quick")
 

@@ -25,12 +25,12 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.example import Example
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import HUGE, SQUARES, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
+from pullback.judge.example import Example
 
 RULE = Rule(code="V606", name="gradient-overflow", group="domain", profile="quick")
 

@@ -26,11 +26,11 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.example import Example
 from pullback.check.extremes import value_trials
 from pullback.check.inputs.domains import ALONE, FAINT, changed
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported
+from pullback.judge.example import Example
 
 RULE = Rule(code="V607", name="gradient-underflow", group="domain", profile="quick")
 

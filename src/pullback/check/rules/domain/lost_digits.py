@@ -27,9 +27,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
-from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -40,6 +37,9 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import Trial, is_finite, reported
+from pullback.judge.example import Example
+from pullback.judge.mismatch import Mismatch, index_of
+from pullback.judge.run import copies_of
 
 RULE = Rule(code="V611", name="lost-digits", group="domain", profile="quick")
 

@@ -29,12 +29,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
 from pullback.check.inputs.domains import changed
-from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
 from pullback.check.trials import Trial, is_finite, reported
+from pullback.judge.example import Example
+from pullback.judge.mismatch import Mismatch, index_of
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
 
 RULE = Rule(code="V610", name="unequal-guard", group="domain", profile="quick")
 

@@ -28,12 +28,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example
 from pullback.check.facts import At, Gradient
 from pullback.check.others import other_values
-from pullback.check.reference import FINEST
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -43,6 +40,9 @@ from pullback.check.subject import (
     Subject,
 )
 from pullback.check.trials import is_new
+from pullback.judge.example import Example
+from pullback.judge.reference import FINEST
+from pullback.judge.run import Run
 
 RULE = Rule(code="D506", name="coarse-constant", group="dtype", profile="quick")
 

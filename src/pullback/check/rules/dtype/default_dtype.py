@@ -27,11 +27,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, name_of
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
@@ -43,6 +41,8 @@ from pullback.check.subject import (
     Subject,
 )
 from pullback.check.trials import is_new
+from pullback.judge.example import Example, name_of
+from pullback.judge.run import run
 
 RULE = Rule(
     code="D508",

@@ -31,14 +31,11 @@ from typing import Any
 
 import torch
 
-from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.domains import ZERO, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import many_of
-from pullback.check.mismatch import index_of
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.run import copies_of, seeded
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -50,6 +47,9 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 from pullback.function.modes import DispatchMode
+from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.mismatch import index_of
+from pullback.judge.run import copies_of, seeded
 
 RULE = Rule(code="D504", name="half-range", group="dtype", profile="standard")
 

@@ -25,14 +25,12 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.example import Example
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.precision import precisions
 from pullback.check.repro.gradients import by_float64
 from pullback.check.repro.scene import Scene
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -43,6 +41,8 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
+from pullback.judge.example import Example
+from pullback.judge.run import Run
 
 RULE = Rule(code="D502", name="low-precision-sum", group="dtype", profile="quick")
 

@@ -29,10 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, name_of
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -46,6 +44,8 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 from pullback.function.modes import DispatchMode
+from pullback.judge.example import Example, name_of
+from pullback.judge.run import Run, seeded
 
 RULE = Rule(code="D505", name="mixed-dtypes", group="dtype", profile="quick")
 

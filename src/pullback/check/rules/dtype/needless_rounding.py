@@ -27,13 +27,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, name_of
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
 from pullback.check.repro.gradients import by_float64
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -45,6 +43,8 @@ from pullback.check.subject import (
     worst_of,
 )
 from pullback.check.trials import is_new
+from pullback.judge.example import Example, name_of
+from pullback.judge.run import Run, copies_of
 
 RULE = Rule(code="D503", name="needless-rounding", group="dtype", profile="quick")
 

@@ -26,11 +26,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, name_of
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -41,6 +39,8 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
+from pullback.judge.example import Example, name_of
+from pullback.judge.run import Run, copies_of
 
 RULE = Rule(code="D507", name="rounded-input", group="dtype", profile="quick")
 

@@ -25,9 +25,8 @@ from collections.abc import Iterator
 
 import torch
 
-from pullback.check.example import Example, name_of
 from pullback.check.explaining import Cause
-from pullback.check.facts import At, Gradient, Number, Raised
+from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
 from pullback.check.precision import precisions
 from pullback.check.repro.gradients import by_float64, of_number
@@ -42,6 +41,8 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
+from pullback.judge.example import Example, name_of
+from pullback.judge.run import Raised
 
 RULE = Rule(code="D501", name="wrong-dtype-branch", group="dtype", profile="quick")
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
-from pullback.check.patterns import CUT
 from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import CUT
 
 RULE = Rule(code="G106", name="cut-gradient", group="gradient", profile="quick")
 

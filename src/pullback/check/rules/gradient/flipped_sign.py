@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
-from pullback.check.patterns import SIGN
 from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import SIGN
 
 RULE = Rule(code="G102", name="flipped-sign", group="gradient", profile="quick")
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
-from pullback.check.patterns import REDUCTION
 from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import REDUCTION
 
 RULE = Rule(code="G105", name="missing-reduction", group="gradient", profile="quick")
 

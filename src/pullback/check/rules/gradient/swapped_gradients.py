@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
-from pullback.check.patterns import SWAPPED
 from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import SWAPPED
 
 RULE = Rule(code="G104", name="swapped-gradients", group="gradient", profile="quick")
 

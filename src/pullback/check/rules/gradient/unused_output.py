@@ -26,7 +26,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from pullback.check.run import copies_of
+from pullback.check.facts import at_worst
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -35,6 +35,7 @@ from pullback.check.subject import (
     Subject,
     each,
 )
+from pullback.judge.run import copies_of
 
 RULE = Rule(code="G107", name="unused-output", group="gradient", profile="quick")
 
@@ -75,7 +76,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 RULE,
                 mismatch,
                 subject.base,
-                at=mismatch.at.then(f", with {words} of the outputs used"),
+                at=at_worst(mismatch).then(f", with {words} of the outputs used"),
                 used=used,
                 fix="let each output's cotangent reach exactly the inputs that output depends on",
             )

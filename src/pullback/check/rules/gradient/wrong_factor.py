@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
-from pullback.check.patterns import FACTOR
 from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import FACTOR
 
 RULE = Rule(code="G103", name="wrong-factor", group="gradient", profile="quick")
 

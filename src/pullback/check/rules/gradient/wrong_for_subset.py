@@ -26,7 +26,6 @@ from itertools import combinations
 
 from torch import Tensor
 
-from pullback.check.example import tensors_in
 from pullback.check.explaining import ANYTHING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Words
 from pullback.check.repro.gradients import against_slope, of_number
@@ -42,6 +41,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import tensors_in
 
 RULE = Rule(code="G108", name="wrong-for-subset", group="gradient", profile="quick")
 

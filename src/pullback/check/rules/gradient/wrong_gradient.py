@@ -26,8 +26,8 @@ from collections.abc import Iterator
 
 from pullback.check.blamed import wrong_gradients
 from pullback.check.explaining import Cause
-from pullback.check.patterns import VALUES
 from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import VALUES
 
 RULE = Rule(code="G101", name="wrong-gradient", group="gradient", profile="quick")
 

@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example, tensors_in
 from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -40,6 +39,7 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import trials
+from pullback.judge.example import Example, tensors_in
 
 RULE = Rule(
     code="I001",

@@ -27,10 +27,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
 from pullback.check.inputs.values import resampled
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import Trial, is_new, trial_of
+from pullback.judge.example import Example, can_differ
 
 RULE = Rule(code="I002", name="optional-input", group="input", profile="quick")
 

@@ -40,7 +40,6 @@ from pullback.check.inputs.layouts import (
 )
 from pullback.check.repro.modes import raises
 from pullback.check.repro.scene import Scene, compared, laid_code, text_of
-from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -52,6 +51,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.run import copies_of
 
 RULE = Rule(code="Y401", name="cotangent-layout", group="layout", profile="quick")
 

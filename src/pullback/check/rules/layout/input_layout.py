@@ -31,12 +31,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.example import Example, can_differ, tensors_in
-from pullback.check.facts import At, Gradient, Output, Raised
+from pullback.check.facts import At, Gradient, Output
 from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
 from pullback.check.repro.gradients import gradient_lines
 from pullback.check.repro.scene import Scene, compared, text_of
-from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -49,6 +47,8 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.run import Raised, Run, seeded
 
 RULE = Rule(code="Y402", name="input-layout", group="layout", profile="quick")
 

@@ -27,8 +27,6 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.facts import Raised
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -37,6 +35,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.run import Raised, Run
 
 RULE = Rule(
     code="L205",

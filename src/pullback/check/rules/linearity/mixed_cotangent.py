@@ -30,10 +30,8 @@ from torch import Tensor
 
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
-from pullback.check.mismatch import index_of
 from pullback.check.repro.gradients import gradient_lines
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -42,6 +40,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.mismatch import index_of
+from pullback.judge.run import copies_of
 
 RULE = Rule(code="L204", name="mixed-cotangent", group="linearity", profile="quick")
 

@@ -27,10 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.example import wide_of
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.scene import Repro, Scene, text_of
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -40,6 +38,8 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import wide_of
+from pullback.judge.run import Run
 
 RULE = Rule(code="L203", name="scaled-cotangent", group="linearity", profile="quick")
 

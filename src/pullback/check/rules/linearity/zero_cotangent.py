@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from pullback.check.facts import At, Gradient, Number
-from pullback.check.mismatch import index_of
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
+from pullback.judge.mismatch import index_of
 
 RULE = Rule(code="L202", name="zero-cotangent", group="linearity", profile="quick")
 

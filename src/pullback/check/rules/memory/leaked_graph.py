@@ -33,10 +33,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pullback.check.example import tensors_in
 from pullback.check.facts import At, Input, Output
 from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -45,6 +43,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import tensors_in
+from pullback.judge.run import Run
 
 RULE = Rule(
     code="B853", name="leaked-graph", group="memory", severity=Severity.FRAGILE, profile="quick"

@@ -25,11 +25,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.others import other_values
 from pullback.check.saving import saving
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.judge.example import Example, can_differ, tensors_in
 
 RULE = Rule(
     code="B858", name="saved-copy", group="memory", severity=Severity.WASTEFUL, profile="quick"

@@ -30,9 +30,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.others import other_values
-from pullback.check.run import Run
 from pullback.check.saving import saving
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
@@ -44,6 +42,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.run import Run
 
 RULE = Rule(
     code="B856", name="saved-too-much", group="memory", severity=Severity.WASTEFUL, profile="quick"

@@ -29,7 +29,6 @@ from torch import Tensor
 from pullback.check.facts import At, Gradient, Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Scene, compared, text_of
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -38,6 +37,7 @@ from pullback.check.subject import (
     Subject,
     differing,
 )
+from pullback.judge.run import Run
 
 RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick")
 

@@ -31,12 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import can_differ, tensors_in
 from pullback.check.explaining import UNWATCHED, Cause
 from pullback.check.facts import Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import (
     BackwardFailedError,
@@ -46,6 +44,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import can_differ, tensors_in
+from pullback.judge.run import Run
 
 RULE = Rule(
     code="B855", name="tensor-on-ctx", group="memory", severity=Severity.FRAGILE, profile="quick"

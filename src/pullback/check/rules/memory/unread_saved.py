@@ -32,8 +32,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.example import Example, can_differ, tensors_in
-from pullback.check.run import run
 from pullback.check.saving import saving
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
@@ -45,6 +43,8 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.run import run
 
 RULE = Rule(
     code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL, profile="quick"

@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.dispatch import foreign_calls
-from pullback.check.example import Example
 from pullback.check.explaining import COMPARING, IN_PLACE, Cause
 from pullback.check.facts import At, Input
 from pullback.check.repro.calls import changed_by_forward
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 from pullback.check.writes import Written, written_inputs
+from pullback.judge.example import Example
 
 RULE = Rule(code="M701", name="mutated-input", group="mutation", profile="quick")
 

@@ -26,11 +26,9 @@ from enum import Enum
 
 from torch import Tensor
 
-from pullback.check.example import tensors_in
 from pullback.check.explaining import ANYTHING, REPEATING, SHARED, Cause, Sign
 from pullback.check.facts import At, Gradient, Input, Output, Thing
 from pullback.check.repro.calls import changed_by_backward
-from pullback.check.run import Run
 from pullback.check.snapshot import Snapshot, share_memory
 from pullback.check.subject import (
     BackwardFailedError,
@@ -40,6 +38,8 @@ from pullback.check.subject import (
     Subject,
     differing,
 )
+from pullback.judge.example import tensors_in
+from pullback.judge.run import Run
 
 
 class Damage(Enum):

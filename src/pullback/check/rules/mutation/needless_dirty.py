@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from pullback.check.example import Example
 from pullback.check.facts import At, Input
 from pullback.check.others import other_values
 from pullback.check.repro.calls import changed_by_forward
-from pullback.check.run import run
 from pullback.check.snapshot import Snapshot
 from pullback.check.spy import marking_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
+from pullback.judge.example import Example
+from pullback.judge.run import run
 
 RULE = Rule(
     code="M705", name="needless-dirty", group="mutation", severity=Severity.FRAGILE, profile="quick"

@@ -31,7 +31,6 @@ from torch import Tensor
 from pullback.capture.indices import is_index
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
-from pullback.check.example import Example, can_differ
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Thing
 from pullback.check.inputs.arguments import is_order
@@ -50,6 +49,7 @@ from pullback.check.subject import (
     worst_of,
 )
 from pullback.check.trials import failed
+from pullback.judge.example import Example, can_differ
 
 RULE = Rule(code="U001", name="uninitialised-memory", group="poison", profile="quick")
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from pullback.check.repro.orders import weights_of
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.run import Run, cotangent_of
 from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.judge.run import Run, cotangent_of
 
 RULE = Rule(
     code="H003",

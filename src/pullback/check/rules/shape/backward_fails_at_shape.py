@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterator
 
 from pullback.check.entries import common_shape, is_by_entry
-from pullback.check.example import Example, can_differ
 from pullback.check.explaining import Cause
 from pullback.check.inputs.shapes import (
     batches_of,
@@ -48,6 +47,7 @@ from pullback.check.subject import (
     Subject,
 )
 from pullback.check.trials import Trial, trial_of, trials
+from pullback.judge.example import Example, can_differ
 
 # Shapes that every user meets, and those that a function may not be meant for.
 USUAL = {"batches": batches_of, "oblong": oblong_of}

@@ -26,7 +26,6 @@ from collections.abc import Iterator
 import torch
 
 from pullback.check.entries import common_shape, is_by_entry
-from pullback.check.example import Example
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -38,6 +37,7 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new, trial_of
+from pullback.judge.example import Example
 
 RULE = Rule(code="S309", name="broadcast-input", group="shape", profile="quick")
 

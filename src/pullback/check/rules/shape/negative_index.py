@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example
 from pullback.check.inputs.values import is_permutation
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import is_new, trial_of
+from pullback.judge.example import Example
 
 RULE = Rule(code="S310", name="negative-index", group="shape", profile="quick")
 

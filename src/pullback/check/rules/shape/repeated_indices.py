@@ -27,10 +27,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pullback.capture.indices import is_index
-from pullback.check.example import Example, tensors_in
 from pullback.check.inputs.arguments import Variant, arguments_of, indices_of
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import Trial, reported, trials
+from pullback.judge.example import Example, tensors_in
 
 RULE = Rule(code="S306", name="repeated-indices", group="shape", profile="quick")
 

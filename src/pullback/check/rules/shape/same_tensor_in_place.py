@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from pullback.check.example import Example
 from pullback.check.facts import At, Both
 from pullback.check.subject import (
     BackwardFailedError,
@@ -35,6 +34,7 @@ from pullback.check.subject import (
     Subject,
     each,
 )
+from pullback.judge.example import Example
 
 RULE = Rule(code="S311", name="same-tensor-in-place", group="shape", profile="quick")
 

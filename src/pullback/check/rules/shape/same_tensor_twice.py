@@ -24,9 +24,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pullback.check.example import Example
 from pullback.check.explaining import Cause
-from pullback.check.facts import At, Both, Input, Number, Raised, Words
+from pullback.check.facts import At, Both, Input, Number, Words
 from pullback.check.inputs.arguments import doubled
 from pullback.check.repro.scene import COMPARED, Scene, text_of
 from pullback.check.subject import (
@@ -41,6 +40,8 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import Example
+from pullback.judge.run import Raised
 
 RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="quick")
 

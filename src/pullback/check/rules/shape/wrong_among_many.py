@@ -23,11 +23,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from pullback.check.example import Example
 from pullback.check.inputs.shapes import many_of
 from pullback.check.retrial import by_shape
 from pullback.check.subject import Finding, Rule, Skip, Subject
 from pullback.check.trials import reported, trial_of, trials
+from pullback.judge.example import Example
 
 RULE = Rule(code="S308", name="wrong-among-many", group="shape", profile="standard")
 

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.example import Example, can_differ
 from pullback.check.inputs.shapes import blocks_of, broadcast_of, sizes_of
 from pullback.check.retrial import by_indices, by_shape
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, is_close
 from pullback.check.trials import reported, trials
+from pullback.judge.example import Example, can_differ
 
 RULE = Rule(code="S301", name="wrong-at-size", group="shape", profile="quick")
 

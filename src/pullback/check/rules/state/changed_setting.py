@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from pullback.check.example import Example
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -36,6 +35,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.example import Example
 
 RULE = Rule(
     code="T907",

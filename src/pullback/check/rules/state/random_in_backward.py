@@ -34,7 +34,6 @@ from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Scene, compared, text_of
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -45,6 +44,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.run import Run
 
 RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quick")
 

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -37,6 +36,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.judge.run import Run
 
 RULE = Rule(
     code="T905",

@@ -29,13 +29,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.example import can_differ
 from pullback.check.explaining import COMPARING, Cause
-from pullback.check.facts import At, Gradient, Number, Output, Raised, Thing, Words
+from pullback.check.facts import At, Gradient, Number, Output, Thing, Words
 from pullback.check.others import other_values
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -46,6 +44,8 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import can_differ
+from pullback.judge.run import Raised, Run
 
 RULE = Rule(code="T903", name="result-depends-on-history", group="state", profile="quick")
 

@@ -29,11 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ, copy_of
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Output
 from pullback.check.leftovers import leftovers_of, with_leftovers
-from pullback.check.mismatch import Mismatch
 from pullback.check.others import other_values
 from pullback.check.repro.gradients import of_number
 from pullback.check.repro.scene import Repro, Scene, rounded, scene_at, text_of
@@ -47,6 +45,8 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import Example, can_differ, copy_of
+from pullback.judge.mismatch import Mismatch
 
 RULE = Rule(code="T904", name="stale-cache", group="state", profile="quick")
 

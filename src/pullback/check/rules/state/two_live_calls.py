@@ -26,7 +26,6 @@ from itertools import islice
 
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ
 from pullback.check.explaining import ANYTHING, REPEATING, Cause
 from pullback.check.facts import At, Gradient, Number, Words, shapes
 from pullback.check.inputs.shapes import sizes_of
@@ -43,6 +42,7 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.judge.example import Example, can_differ
 
 RULE = Rule(code="T901", name="two-live-calls", group="state", profile="quick")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.check.rules.gradient.cut_gradient import check
-from pullback.check.trail import is_followed
+from pullback.judge.trail import is_followed
 from tests.check.subjects import findings, normal
 
 

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.differences import Estimate
-from pullback.check.example import Example, can_differ, wide_of
-from pullback.check.mismatch import (
+from pullback.judge.differences import Estimate
+from pullback.judge.example import Example, can_differ, wide_of
+from pullback.judge.mismatch import (
     Mismatch,
     Tolerance,
     excess_of,
     index_of,
     tolerance_for,
 )
-from pullback.check.reference import STEP, Reference
-from pullback.check.run import Run
-from pullback.check.slopes import DIRECTIONS, Slopes
-from pullback.diagnose.slopes import inner
+from pullback.judge.reference import STEP, Reference, inner
+from pullback.judge.run import Run
+from pullback.judge.slopes import DIRECTIONS, Slopes
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 COORDINATES = 48

@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.check.differences import UNKNOWN, Estimate, central, one_sided
-from pullback.check.example import Example, can_differ, mapped, tensors_in
-from pullback.check.run import seeded
-from pullback.check.tape import has_native_node, replayed
-from pullback.check.target import Target
-from pullback.check.trail import is_followed
 from pullback.derive.plain import program_of
-from pullback.diagnose.slopes import inner
 from pullback.function.modes import DispatchMode
+from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
+from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.run import seeded
+from pullback.judge.tape import has_native_node, replayed
+from pullback.judge.trail import is_followed
 
 STEP = 1e-2
 FINEST = torch.finfo(torch.float64).eps
@@ -67,11 +65,25 @@ class Precision(DispatchMode):
 
 
 class Reference:
-    """The gradients that forward implies, for any arguments and cotangents."""
+    """The gradients that forward implies, for any arguments and cotangents.
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    Arguments:
+        call: What is judged, as users call it.
+        plain: The same without its hand-written backward, where that is known: the forward of a
+            Function. Any other callable is asked what it calls.
+        is_op: Whether it is an op of the dispatcher, which PyTorch sees by its schema.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        plain: Callable[..., Any] | None = None,
+        *,
+        is_op: bool = False,
+    ) -> None:
+        self.call, self.plain = call, plain
         self.noise = FINEST
+        self._is_op = is_op
         self._has_looked = False
         self._is_native = False  # whether a C++ Function is in it, which autograd sees nothing of
         self._lost: dict[int, bool] = {}
@@ -80,15 +92,15 @@ class Reference:
 
     def program(self, *args: Any) -> Any:
         """What the target computes, with no hand-written backward in it."""
-        if self.target.is_function:
-            return program_of(self.target.function)(*args)
+        if self.plain is not None:
+            return self.plain(*args)
         if not self._is_native:
             with watching(_as_plain):
-                result = self.target.call(*args)
+                result = self.call(*args)
             self._is_native = has_native_node(tensors_in(result))
             if not self._is_native:
                 return result
-        return replayed(self.target.call, args)
+        return replayed(self.call, args)
 
     def gradients(
         self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
@@ -131,12 +143,12 @@ class Reference:
 
     def loses(self, example: Example, position: int) -> bool:
         """Whether a callable, which is its own reference, takes an argument out of PyTorch."""
-        if self.target.is_function or self.target.is_op:
+        if self.plain is not None or self._is_op:
             return False
         if position not in self._lost:
             args = example.fresh(needs=frozenset())
             try:
-                self._lost[position] = not is_followed(self.target.call, args, position)
+                self._lost[position] = not is_followed(self.call, args, position)
             except Exception:
                 self._lost[position] = False
         return self._lost[position]
@@ -166,7 +178,7 @@ class Reference:
                 args[i] = args[i] + t * along
             with torch.no_grad(), warnings.catch_warnings(), seeded():
                 warnings.simplefilter("ignore")
-                outputs = tensors_in(self.target.call(*args))
+                outputs = tensors_in(self.call(*args))
             total = 0.0
             for output, cotangent in zip(outputs, cotangents, strict=True):
                 if cotangent is not None:
@@ -207,6 +219,13 @@ class Reference:
         """The relative rounding error of what forward gives for `example`."""
         coarse = [torch.finfo(example.args[i].dtype).eps for i in example.differentiable]
         return float(max([self.noise, *coarse]))
+
+
+def inner(cotangent: Tensor, other: Tensor) -> Tensor:
+    """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
+    wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
+    one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))
+    return (one.conj() * two).sum().real
 
 
 def _as_plain(

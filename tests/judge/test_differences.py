@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pullback.check.differences import central, one_sided
+from pullback.judge.differences import central, one_sided
 
 CURVES = {
     "sine": (math.sin, 1.0),

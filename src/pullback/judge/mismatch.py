@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.facts import At, Gradient
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mismatch:
@@ -29,13 +27,6 @@ class Mismatch:
     want: Tensor
     have: Tensor | None
     label: str = ""
-
-    @property
-    def at(self) -> At:
-        """`gradient of `x` at [0, 3], wrong in 12 of 32 entries`."""
-        if self.index is None:
-            return At(Gradient(self.name))
-        return At(Gradient(self.name), self.index or None, wrong=self.wrong, total=self.total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.check.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES
+from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES
 from tests.check.subjects import made, normal, subject
 
 X, ROW = normal(6, 4), normal(4, seed=1)

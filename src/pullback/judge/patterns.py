@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.mismatch import Mismatch
-from pullback.check.run import Run
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.run import Run
 
 CUT, SIGN, FACTOR, SWAPPED, REDUCTION, VALUES = (
     "cut",

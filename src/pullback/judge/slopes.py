@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.check.differences import Estimate
-from pullback.check.example import Example, wide_of
-from pullback.check.reference import STEP, Reference
-from pullback.check.run import Run
+from pullback.judge.differences import Estimate
+from pullback.judge.example import Example, wide_of
+from pullback.judge.reference import STEP, Reference
+from pullback.judge.run import Run
 
 DIRECTIONS = 4
 GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard a division

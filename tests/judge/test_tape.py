@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.check.tape import OpaqueError, has_native_node, replayed
+from pullback.judge.tape import OpaqueError, has_native_node, replayed
 
 X = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(2, 3)
 

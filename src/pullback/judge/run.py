@@ -17,13 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.example import Example, can_differ, copy_of, tensors_in
-from pullback.check.facts import Raised
 from pullback.function.isolation import seed_torch
+from pullback.judge.example import Example, can_differ, copy_of, tensors_in
 
 SEED = 20_250_101
 
 PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception, in one line: the name of its type, and the text that it came with."""
+
+    type: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.text}" if self.text else self.type
 
 
 class ForwardRefusedError(Exception):
