@@ -189,6 +189,7 @@ from pullback.check.writes import Written as Written
 from pullback.check.writes import written_inputs as written_inputs
 from pullback.errors import CaptureError as CaptureError
 from pullback.errors import PullbackError as PullbackError
+from pullback.function.isolation import seeded as seeded
 from pullback.function.modes import DispatchMode as DispatchMode
 from pullback.judge.example import Example as Example
 from pullback.judge.example import can_differ as can_differ
@@ -214,6 +215,5 @@ from pullback.judge.run import copies_of as copies_of
 from pullback.judge.run import cotangent_of as cotangent_of
 from pullback.judge.run import cotangents_of as cotangents_of
 from pullback.judge.run import run as run
-from pullback.judge.run import seeded as seeded
 from pullback.run.node import Compiled as Compiled
 from pullback.run.node import NodeSpec as NodeSpec

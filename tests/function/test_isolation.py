@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pullback.function.isolation import isolated
+from pullback.function.isolation import TorchState, isolated, seeded
 from pullback.function.modes import uncompiled
 
 
@@ -128,3 +128,44 @@ def test_calls_on_graphs_are_let_through():
 
     assert torch.equal(inside, expected)
     assert torch.equal(cond(x), expected)
+
+
+def test_same_numbers_come_again():
+    then = TorchState()
+    first = torch.rand(3)
+    with then.again():
+        again = torch.rand(3)
+
+    assert torch.equal(again, first)
+
+
+def test_numbers_of_now_go_on_afterwards():
+    torch.manual_seed(1)
+    then = TorchState()
+    torch.rand(3)
+    expected = torch.get_rng_state()
+    with then.again():
+        torch.rand(7)
+
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_drawing_is_noticed():
+    then = TorchState()
+    before = then.is_now()
+    torch.rand(1)
+
+    assert before
+    assert not then.is_now()
+
+
+def test_seeded_numbers_leave_the_state_alone():
+    torch.manual_seed(3)
+    expected = torch.get_rng_state()
+    with seeded(5):
+        first = torch.rand(3)
+    with seeded(5):
+        again = torch.rand(3)
+
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), expected)

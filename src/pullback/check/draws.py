@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.subject import Subject
-from pullback.judge.run import seeded
+from pullback.function.isolation import seeded
 
 
 def draws(subject: Subject) -> bool:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from pullback.check.subject import Subject
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example, tensors_in
-from pullback.judge.run import cotangent_of, seeded
+from pullback.judge.run import cotangent_of
 
 DRAW = 900
 

@@ -18,18 +18,12 @@ from torch import Tensor
 from pullback.check.facts import Cotangent, Input, Number, Second, numbers
 from pullback.check.finding import Rule, Skip
 from pullback.check.subject import Subject, told
+from pullback.function.isolation import seeded
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
 from pullback.judge.mismatch import Tolerance, excess_of, index_of, tolerance_for
 from pullback.judge.reference import STEP
-from pullback.judge.run import (
-    BackwardFailedError,
-    ForwardRefusedError,
-    Raised,
-    cotangent_of,
-    run,
-    seeded,
-)
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, cotangent_of, run
 
 DOUBTS = 3
 SUBSETS = 4

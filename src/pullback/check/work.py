@@ -33,8 +33,8 @@ CROWDED = 10
 NODES = 10_000  # of a graph that is looked through
 
 # Every rule starts from the same random numbers, so that a function that draws in backward gets the
-# same findings each time. Not from those of forward (`run.SEED`): a mask that backward draws anew
-# would be forward's own.
+# same findings each time. Not from those of forward (`isolation.SEED`): a mask that backward draws
+# anew would be forward's own.
 SEED = 20_260_203
 
 

@@ -34,9 +34,8 @@ from pullback.compose.grouping import (
 from pullback.compose.reasons import REFUSALS, reason_of
 from pullback.compose.text import Node, function_of
 from pullback.derive.backward import make_derived
-from pullback.derive.draws import draws_now
 from pullback.errors import CaptureError
-from pullback.function.isolation import ChangeInPlaceError, isolated
+from pullback.function.isolation import ChangeInPlaceError, TorchState, isolated
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +206,7 @@ def _drawing(program: Program, args: Sequence[Any]) -> list[int]:
         values = dict(zip((number for number, _ in program.inputs), given, strict=True))
         values |= {closure.number: closure.tensor for closure in program.closures}
         for unit in program.units:
-            before = draws_now()
+            before = TorchState()
             unit.run(values)
             if not before.is_now():
                 found.append(unit.number)

@@ -34,7 +34,6 @@ from pullback.capture.names import program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensors_in
 from pullback.derive.call import Call, Inputs, pull
-from pullback.derive.draws import draws_now
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
@@ -46,6 +45,7 @@ from pullback.derive.trade import trade_of
 from pullback.errors import CaptureError
 from pullback.function import dispatch
 from pullback.function.function import Function
+from pullback.function.isolation import TorchState
 from pullback.function.slots import (
     has_tangent,
     in_forward_mode,
@@ -211,7 +211,7 @@ class _Derived:
         def forward(ctx: Any, recipe: Recipe, *row: Any) -> Any:
             captured = recipe.captured
             tensors = row[: sum(one.kind == "argument" for one in captured.inputs)]
-            draws = draws_now() if recipe.is_random else None
+            draws = TorchState() if recipe.is_random else None
             with autocast_off():
                 outputs, saved, numbers = recipe.run(tensors)
             _take_apart(captured, outputs)

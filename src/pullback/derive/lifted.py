@@ -17,10 +17,10 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import flatten, unflatten
-from pullback.derive.draws import draws_now
 from pullback.derive.second import pull_again, push
 from pullback.errors import BatchError, CaptureError
 from pullback.function.gradients import is_differentiable
+from pullback.function.isolation import TorchState
 from pullback.function.signature import has_setup_context
 from pullback.function.slots import new_class, no_jvp, no_vmap
 
@@ -140,7 +140,7 @@ class _Lifted:
     def _vmap(self, info: Any, in_dims: tuple[Any, ...], *row: Tensor) -> Any:
         if info.batch_size == 0:
             raise BatchError("the batch must hold a sample to be run one by one", got="size 0")
-        samples, draws = [], draws_now()
+        samples, draws = [], TorchState()
         for i in range(info.batch_size):
             if info.randomness == "same":
                 draws.restore()

@@ -30,7 +30,7 @@ from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensors_in
 from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
-from pullback.function.isolation import isolated
+from pullback.function.isolation import isolated, keeping_random_state
 
 _UNDIFFERENTIABLE = "is not differentiable with respect to argument"  # as PyTorch says it
 KINDS, CALLS = 64, 1024  # how many kinds of calls, and how many calls of each, are kept
@@ -325,8 +325,7 @@ def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
     copies = _copies(args)
     tensors = tensors_in(copies)
     before = [tensor._version for tensor in tensors]
-    cuda: Any = torch.cuda
-    with torch.random.fork_rng(range(cuda.device_count()) if cuda.is_initialized() else ()):
+    with keeping_random_state():
         program(*copies)
     changed = [tensor._version != version for tensor, version in zip(tensors, before, strict=True)]
     leaves, _ = flatten(tuple(args))

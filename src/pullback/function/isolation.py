@@ -12,24 +12,54 @@ import torch
 
 from pullback.function.modes import DispatchMode, uncompiled
 
+SEED = 20_250_101
+"""What random numbers come from where nobody says."""
+
+
+class TorchState:
+    """Where PyTorch's own generators stand: that of the CPU, and those of GPUs in use."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        """Let the next numbers be those that came next then."""
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+    def is_now(self) -> bool:
+        """Whether PyTorch has drawn nothing since."""
+        now = TorchState()
+        gpus = zip(self._cuda or (), now._cuda or (), strict=False)
+        return torch.equal(self._torch, now._torch) and all(torch.equal(a, b) for a, b in gpus)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the numbers that came next then; afterwards those of now go on."""
+        with keeping_random_state():
+            self.restore()
+            yield
+
 
 class RandomState:
-    """The state of every generator that a `forward` may draw from, to be restored."""
+    """Where every generator stands that a `forward` may draw from.
 
-    def __init__(self, args: Sequence[Any]) -> None:
+    PyTorch's, Python's, NumPy's, and those among its arguments.
+    """
+
+    def __init__(self, args: Sequence[Any] = ()) -> None:
+        self._torch = TorchState()
         self._generators = [arg for arg in args if isinstance(arg, torch.Generator)]
         self._states = [generator.get_state() for generator in self._generators]
         self._python = random.getstate()
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._numpy: Any = sys.modules.get("numpy")
         self._drawn = None if self._numpy is None else self._numpy.random.get_state()
 
     def restore(self) -> None:
         """Put everything back."""
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
+        self._torch.restore()
         random.setstate(self._python)
         if self._numpy is not None:
             self._numpy.random.set_state(self._drawn)
@@ -54,6 +84,24 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.backends.cuda.is_built():
         torch.cuda.manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """Whatever PyTorch draws inside, its generators go on as if nothing had been."""
+    before = TorchState()
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+@contextlib.contextmanager
+def seeded(seed: int = SEED) -> Iterator[None]:
+    """Inside, PyTorch draws from `seed`; afterwards, its generators are where they were."""
+    with keeping_random_state():
+        seed_torch(seed)
+        yield
 
 
 @contextlib.contextmanager

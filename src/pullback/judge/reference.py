@@ -18,10 +18,10 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.derive.plain import program_of
+from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
-from pullback.judge.run import seeded
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 

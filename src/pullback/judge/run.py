@@ -8,8 +8,7 @@ that fails after forward has accepted them is one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.function.isolation import seed_torch
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, copy_of, tensors_in
-
-SEED = 20_250_101
 
 PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
 
@@ -160,17 +157,6 @@ def _clone(arg: Any, through_clone: bool) -> Any:
     if through_clone and can_differ(arg):
         return arg.clone()
     return arg
-
-
-@contextmanager
-def seeded(seed: int = SEED) -> Iterator[None]:
-    """The same random numbers each time; what the caller's generator would give is kept."""
-    state = torch.get_rng_state()
-    seed_torch(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 def cotangents_of(outputs: Sequence[Tensor], draw: int) -> tuple[Tensor | None, ...]:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import mapped, tensors_in
-from pullback.judge.run import seeded
 
 NATIVE = "torch::autograd::CppNode<"  # how the node of a C++ Function is called
 PLAIN = ("aten", "prims")  # ops whose derivatives are PyTorch's own

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import tensors_in
-from pullback.judge.run import seeded
 
 
 class _Trail(DispatchMode):

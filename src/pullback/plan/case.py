@@ -16,8 +16,7 @@ from pullback.compose.flow import copies_of, recorded
 from pullback.compose.grouping import groups_of, unfit, waits
 from pullback.compose.reasons import is_refusal, reason_of
 from pullback.compose.text import function_of
-from pullback.derive.draws import draws_now
-from pullback.function.isolation import RandomState, isolated
+from pullback.function.isolation import RandomState, TorchState, isolated
 from pullback.plan.groupings import Group
 from pullback.plan.measure import Task, measuring
 from pullback.plan.precision import Gradients, exact_gradients
@@ -100,7 +99,7 @@ class Case:
             values = dict(zip((n for n, _ in self.units.inputs), given, strict=True))
             values |= {closure.number: closure.tensor for closure in self.units.closures}
             for unit in self.units.units:
-                before = draws_now()
+                before = TorchState()
                 unit.run(values)
                 if not before.is_now():
                     drawing.append(unit.number)

@@ -13,8 +13,9 @@ from torch import Tensor
 from pullback.check.facts import About, Cotangent, Input, Output, Thing
 from pullback.check.finding import Finding
 from pullback.check.spelling import LARGEST, UnspeakableError, spelled
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ
-from pullback.judge.run import ForwardRefusedError, Run, cotangent_of, seeded
+from pullback.judge.run import ForwardRefusedError, Run, cotangent_of
 
 if TYPE_CHECKING:
     from pullback.check.subject import Subject

@@ -14,7 +14,7 @@ import torch
 
 from pullback.check.repro.scene import Repro, Scene
 from pullback.check.target import Target
-from pullback.judge.run import seeded
+from pullback.function.isolation import seeded
 
 
 def fails(body: str, scene: Scene) -> bool:

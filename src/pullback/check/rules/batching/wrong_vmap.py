@@ -39,8 +39,9 @@ from pullback.check.inputs.values import resampled
 from pullback.check.registration import has_vmap_rule
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import Raised, seeded
+from pullback.judge.run import Raised
 
 RULE = Rule(code="N001", name="wrong-vmap", group="batching", profile="quick")
 

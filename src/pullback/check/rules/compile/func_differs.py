@@ -29,8 +29,8 @@ from torch import Tensor
 
 from pullback.check.elsewhere import Results, difference, positions_of, results_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.function.isolation import seeded
 from pullback.judge.example import tensors_in
-from pullback.judge.run import seeded
 
 RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
 

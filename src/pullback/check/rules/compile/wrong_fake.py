@@ -32,8 +32,8 @@ import torch
 from pullback.check.dispatch import Foreign, foreign_calls
 from pullback.check.registration import overload_of
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example
-from pullback.judge.run import seeded
 
 RULE = Rule(
     code="P005",

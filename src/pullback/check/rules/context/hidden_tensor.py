@@ -35,8 +35,8 @@ from torch import Tensor
 from pullback.check.facts import Input
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
+from pullback.function.isolation import seeded
 from pullback.judge.example import copy_of, mapped, tensors_in
-from pullback.judge.run import seeded
 
 RULE = Rule(code="Q002", name="hidden-tensor", group="context", profile="quick")
 

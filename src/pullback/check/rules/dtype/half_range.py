@@ -46,10 +46,11 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
+from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.mismatch import index_of
-from pullback.judge.run import copies_of, seeded
+from pullback.judge.run import copies_of
 
 RULE = Rule(code="D504", name="half-range", group="dtype", profile="standard")
 

@@ -43,9 +43,10 @@ from pullback.check.subject import (
     worst_of,
 )
 from pullback.check.trials import is_new
+from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import Example, name_of
-from pullback.judge.run import Run, seeded
+from pullback.judge.run import Run
 
 RULE = Rule(code="D505", name="mixed-dtypes", group="dtype", profile="quick")
 

@@ -47,8 +47,9 @@ from pullback.check.subject import (
     is_close,
     worst_of,
 )
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import Raised, Run, seeded
+from pullback.judge.run import Raised, Run
 
 RULE = Rule(code="Y402", name="input-layout", group="layout", profile="quick")
 
