@@ -171,7 +171,6 @@ from pullback.check.subject import Skip as Skip
 from pullback.check.subject import Subject as Subject
 from pullback.check.subject import differing as differing
 from pullback.check.subject import each as each
-from pullback.check.subject import is_close as is_close
 from pullback.check.subject import told as told
 from pullback.check.subject import words_of as words_of
 from pullback.check.subject import worst_of as worst_of
@@ -215,5 +214,6 @@ from pullback.judge.run import copies_of as copies_of
 from pullback.judge.run import cotangent_of as cotangent_of
 from pullback.judge.run import cotangents_of as cotangents_of
 from pullback.judge.run import run as run
+from pullback.judge.tolerances import is_close as is_close
 from pullback.run.node import Compiled as Compiled
 from pullback.run.node import NodeSpec as NodeSpec

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pullback.check.facts import At, Gradient, Number, Output, Words, shapes
-from pullback.check.subject import Subject, is_close, worst_of
+from pullback.check.subject import Subject, worst_of
 from pullback.judge.example import Example, can_differ
 from pullback.judge.run import BackwardFailedError, Run, run
+from pullback.judge.tolerances import is_close
 
 Call = Callable[..., Any]
 

@@ -26,10 +26,19 @@ from pullback.judge.run import (
     copies_of,
     told,
 )
+from pullback.judge.tolerances import (
+    FAINT,
+    FAITHFUL,
+    FAITHFUL_AT_ZERO,
+    GUARDED,
+    SMOOTH,
+    SMOOTH_AT_ZERO,
+    STEEP,
+    TIED,
+    TIED_AT_ZERO,
+)
 
 Cotangents = Sequence["Tensor | None"]
-STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
-FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
 SINGULAR = "_LinAlgError"  # what PyTorch raises for a matrix without an inverse
 STEPS = (STEP, 1e-7, 1e-10)  # of differences: as usual, and below the guards of divisions
 LOOKS = 4  # so many entries that are not finite are looked at
@@ -183,7 +192,7 @@ def _is_faithful(subject: Subject, called: Run) -> bool:
         if can_differ(have) and have.shape == want.shape:
             scale = want.detach().abs().max() if want.numel() else torch.zeros(())
             apart = (wide_of(have) - wide_of(want)).abs()
-            if not bool((apart <= 1e-3 * wide_of(want).abs() + 1e-5 * scale).all()):
+            if not bool((apart <= FAITHFUL * wide_of(want).abs() + FAITHFUL_AT_ZERO * scale).all()):
                 return False
     return True
 
@@ -212,7 +221,7 @@ def _jumps(
     for step in STEPS:
         left, right = subject.reference.sides(example, cotangents, {position: unit}, step)
         if left.is_known and right.is_known:
-            slack = 0.01 * abs(truth)
+            slack = GUARDED * abs(truth)
             said = complex(truth).real
             if step == STEPS[0] or (left.agrees(said, slack) and right.agrees(said, slack)):
                 return False
@@ -252,7 +261,7 @@ def _smooth(
     left, right = reference.sides(example, cotangents, {position: unit})
     if not (middle.is_known and left.is_known and right.is_known):
         return None
-    slack = 1e-4 * abs(middle.value) + 1e-6
+    slack = SMOOTH * abs(middle.value) + SMOOTH_AT_ZERO
     if left.agrees(middle.value, slack) and right.agrees(middle.value, slack):
         return middle.value
     return None
@@ -323,7 +332,7 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
         have = math.fsum(float(wide_of(pulled[i]).sum()) for i in group)
         said = math.fsum(float(wide_of(g).sum()) for i in group if (g := want.get(i)) is not None)
         size = math.fsum(float(wide_of(pulled[i]).abs().sum()) for i in group)
-        slack = 1e-4 * (size + abs(said)) + 1e-8
+        slack = TIED * (size + abs(said)) + TIED_AT_ZERO
         if not abs(have - said) > slack:
             continue
         slope = subject.reference.slope(example, wide, along)

@@ -16,13 +16,9 @@ from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
+from pullback.judge.tolerances import ALIKE, ALIKE_AT_ZERO, FLOOR, SUSPECT
 
 Cotangents = Sequence["Tensor | None"]
-
-# Gradients below this share of a cotangent of about one are rounding of what cancels.
-FLOOR = 0.05
-
-SUSPECT = 0.02  # from this error on it is asked how much the inputs' own rounding would do
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,7 @@ def _agree(called: Run, exact: Run) -> bool:
         if have.requires_grad and have.numel():
             scale = float(want.detach().abs().max())
             apart = float((have.detach().double() - want.detach()).abs().max())
-            if not apart <= 0.1 * scale + 1e-6:
+            if not apart <= ALIKE * scale + ALIKE_AT_ZERO:
                 return False
     return True
 

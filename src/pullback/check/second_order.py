@@ -21,9 +21,10 @@ from pullback.check.subject import Subject, told
 from pullback.function.isolation import seeded
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
-from pullback.judge.mismatch import Tolerance, excess_of, index_of, tolerance_for
+from pullback.judge.mismatch import index_of
 from pullback.judge.reference import STEP
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, cotangent_of, run
+from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
 DOUBTS = 3
 SUBSETS = 4
@@ -248,7 +249,7 @@ class Point:
             return UNKNOWN
         if not (left.is_known and right.is_known):
             return UNKNOWN
-        same = left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value) + 1e-9)
+        same = left.agrees(right.value, ERRORS * right.error + KINK * abs(right.value) + ENTRY)
         return estimate if same else UNKNOWN
 
     # ---- the verdict ----
@@ -267,7 +268,7 @@ class Point:
             right = torch.zeros(shape.shape, dtype=shape.dtype) if right is None else right
             if got is not None and got.shape != right.shape:
                 continue
-            excess = excess_of(got, right, self._tolerance()).contiguous()
+            excess = self._tolerance().measure(right).excess(got).contiguous()
             for _ in range(DOUBTS):
                 worst = int(excess.flatten().argmax()) if excess.numel() else -1
                 if worst < 0 or not float(excess.flatten()[worst]) > 0:
@@ -290,10 +291,10 @@ class Point:
             said = None if want is None else _part(want.detach().flatten()[flat].item(), part)
             estimate = self.slope(source, along)
             tolerance = self._tolerance()
-            allowed = 10 * (tolerance.relative * abs(estimate.value) + tolerance.floor) + 1e-9
+            allowed = ALONG * (tolerance.relative * abs(estimate.value) + tolerance.floor) + ENTRY
             if not estimate.is_known or estimate.agrees(mine, allowed):
                 continue
-            if said is not None and not estimate.agrees(said, allowed + 0.05 * abs(said - mine)):
+            if said is not None and not estimate.agrees(said, allowed + SHARE * abs(said - mine)):
                 continue
             return Defect(
                 self.names[source] if source < len(self.names) else str(source - len(self.names)),

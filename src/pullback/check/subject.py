@@ -35,6 +35,7 @@ from pullback.judge.run import (
     ForwardRefusedError as ForwardRefusedError,
 )
 from pullback.judge.run import Raised, Run, copies_of, cotangents_of, run, told
+from pullback.judge.tolerances import FACTOR, is_close
 from pullback.judge.verdict import Judge
 
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
@@ -243,7 +244,7 @@ class Subject:
         except (ForwardRefusedError, BackwardFailedError):
             return False
         old, new = factor_of(mismatch), factor_of(again[0]) if again else None
-        return old is not None and new is not None and abs(old - new) < 1e-4 * abs(old)
+        return old is not None and new is not None and abs(old - new) < FACTOR * abs(old)
 
     @cached_property
     def wrong_names(self) -> frozenset[str]:
@@ -299,22 +300,6 @@ def _sizes_and_indices(example: Example) -> list[Any]:
     return [(tuple(t.shape), t.tolist() if is_index(t) else None) for t in tensors]
 
 
-def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
-    """Whether two gradients are the same up to rounding; None is zero."""
-    if a is None or b is None:
-        other = a if b is None else b
-        return other is None or not bool((other.detach().abs() > 0).any())
-    if a.shape != b.shape:
-        return False
-    eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    one, two = wide_of(a), wide_of(b)
-    finite = two.abs()[torch.isfinite(two.abs())]
-    scale = float(finite.max()) if finite.numel() else 0.0
-    limit = factor * (1e3 * eps * two.abs() + 1e2 * eps * scale + 1e-12)
-    same = ((one - two).abs() <= limit) | (one == two) | (one.isnan() & two.isnan())
-    return bool(same.all())
-
-
 def differing(
     now: dict[str, Tensor | None], before: dict[str, Tensor | None]
 ) -> Iterator[tuple[str, tuple[int, ...], Number, Number]]:
@@ -354,7 +339,6 @@ __all__ = [
     "Skip",
     "Subject",
     "each",
-    "is_close",
     "told",
     "words_of",
     "worst_of",

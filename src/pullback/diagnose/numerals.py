@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from pullback.judge.tolerances import REFINED, SIMPLE
+
 
 def simplest(number: float) -> str:
     """A number in its simplest form: `1/2`, `sqrt(2)`, `pi`, or in six digits.
@@ -33,7 +35,7 @@ def simplest(number: float) -> str:
 def _fraction(number: float) -> str:
     """A fraction of small numbers that equals `number`, or nothing."""
     near = Fraction(number).limit_denominator(64)
-    is_equal = abs(float(near) - number) <= 1e-9 * max(number, 1e-9)
+    is_equal = abs(float(near) - number) <= SIMPLE * max(number, SIMPLE)
     return str(near) if is_equal and near.numerator < 10_000 else ""
 
 
@@ -46,6 +48,6 @@ def refined(number: float) -> float:
     for power, back in ((1, 1.0), (2, 0.5)):
         near = Fraction(abs(number) ** power).limit_denominator(64)
         found = math.copysign(float(near) ** back, number)
-        if near and abs(found - number) <= 1e-8 * abs(number):
+        if near and abs(found - number) <= REFINED * abs(number):
             return found
     return number

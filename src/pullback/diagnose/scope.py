@@ -24,6 +24,7 @@ from pullback.graph.parts import BACKWARD, JointGraph, calls, phase_of
 from pullback.graph.spelling import spell
 from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, Writer
 from pullback.graph.values import aten, tensor_of
+from pullback.judge.tolerances import VALUE, VALUE_SCALED, are_near, largest
 
 LONGEST = 160
 """The longest expression; what is longer gets a made-up name."""
@@ -130,8 +131,7 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return bool((a == b).all())
-    scale = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=1e-9, atol=1e-12 * scale, equal_nan=True)
+    return are_near(a, b, VALUE, VALUE_SCALED * largest(b))
 
 
 # ---- the user's side ----

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pullback.judge.tolerances import ERRORS, UNCERTAIN, UNCERTAIN_AT_ZERO
+
 Curve = Callable[[float], float]
 
 STEPS = 8
@@ -28,11 +30,14 @@ class Estimate:
     @property
     def is_known(self) -> bool:
         """Whether the estimate says anything: it is finite, and more than half of it is certain."""
-        return math.isfinite(self.value) and self.error <= 0.5 * abs(self.value) + 1e-3
+        return (
+            math.isfinite(self.value)
+            and self.error <= UNCERTAIN * abs(self.value) + UNCERTAIN_AT_ZERO
+        )
 
     def agrees(self, other: float, slack: float = 0.0) -> bool:
         """Whether `other` may be the same number."""
-        return abs(self.value - other) <= 4 * self.error + slack
+        return abs(self.value - other) <= ERRORS * self.error + slack
 
 
 UNKNOWN = Estimate(math.nan, math.inf)

@@ -17,6 +17,7 @@ from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, wide_of
 from pullback.judge.reference import STEP, Reference
 from pullback.judge.run import Run
+from pullback.judge.tolerances import ERRORS, KINK
 
 DIRECTIONS = 4
 GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard a division
@@ -96,4 +97,4 @@ class Slopes:
         left, right = self.sides(along, self.slope(along)[1])
         if not (left.is_known and right.is_known):
             return True
-        return not left.agrees(right.value, 4 * right.error + 1e-6 * abs(right.value))
+        return not left.agrees(right.value, ERRORS * right.error + KINK * abs(right.value))

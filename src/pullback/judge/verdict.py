@@ -15,16 +15,20 @@ from torch import Tensor
 
 from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, can_differ, wide_of
-from pullback.judge.mismatch import (
-    Mismatch,
-    Tolerance,
-    excess_of,
-    index_of,
-    tolerance_for,
-)
+from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.reference import STEP, Reference, inner
 from pullback.judge.run import Run
 from pullback.judge.slopes import DIRECTIONS, Slopes
+from pullback.judge.tolerances import (
+    ALONG,
+    ENTRY,
+    ERRORS,
+    SHARE,
+    USUAL,
+    Tolerance,
+    largest,
+    tolerance_for,
+)
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 COORDINATES = 48
@@ -101,9 +105,7 @@ class Judge:
         have, want = eager[position], exact[position]
         if have is None or want is None:
             return 0.0
-        apart = (wide_of(have) - wide_of(want)).abs()
-        apart = apart[torch.isfinite(apart)]
-        return 4 * float(apart.max()) if apart.numel() else 0.0
+        return USUAL * largest(wide_of(have) - wide_of(want))
 
 
 @dataclass(slots=True)
@@ -117,8 +119,8 @@ class Case(Slopes):
         """Compare with the reference's gradient; settle what differs by differences."""
         want = wide_of(want).cpu()
         tolerance = self._tolerance(slack)
-        excess = excess_of(None if self.got is None else self.got.cpu(), want, tolerance)
-        excess = excess.contiguous()
+        got = None if self.got is None else self.got.cpu()
+        excess = tolerance.measure(want).excess(got).contiguous()
         if not bool((excess > 0).any()):
             return None
         if self.got is not None and self.got.shape != want.shape:
@@ -149,7 +151,7 @@ class Case(Slopes):
             estimate, _ = self.slope(along)
             told = float(inner(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
-            slack = 10 * tolerance.relative * size + tolerance.floor
+            slack = ALONG * tolerance.relative * size + tolerance.floor
             if not estimate.is_known or estimate.agrees(told, slack):
                 continue
             if self.has_kink(along) or not self._is_confirmed(along, estimate, told, slack):
@@ -188,7 +190,7 @@ class Case(Slopes):
             if truth is None:
                 continue
             off = abs(complex(have.flatten()[flat]) - truth)
-            if off > tolerance.relative * 10 * abs(truth) + tolerance.floor + 1e-9:
+            if off > ALONG * tolerance.relative * abs(truth) + tolerance.floor + ENTRY:
                 wrong += 1
                 if worst is None or off > worst[0]:
                     worst = (off, int(flat), truth)
@@ -253,12 +255,10 @@ class Case(Slopes):
                 continue
             if not (left.is_known and right.is_known):
                 return None  # a jump, or the edge of the domain
-            if not left.agrees(right.value, 4 * right.error + allowed):
-                low, high = sorted((left.value, right.value))
-                slack = 4 * (left.error + right.error) + allowed
-                if low - slack <= mine <= high + slack:
+            if not left.agrees(right.value, ERRORS * right.error + allowed):
+                if _lies_between(mine, left, right, allowed):
                     return None  # a kink, and a slope between its sides
-                is_wrong = is_wrong or low - slack <= said <= high + slack
+                is_wrong = is_wrong or _lies_between(said, left, right, allowed)
                 continue
             if not estimate.is_known or self.agrees_elsewhere(unit, step, mine, allowed):
                 return None
@@ -281,8 +281,8 @@ class Case(Slopes):
         gap = abs(said - mine)
         return not (
             estimate.is_known
-            and estimate.agrees(said, 0.05 * gap)
-            and not estimate.agrees(mine, 0.05 * gap)
+            and estimate.agrees(said, SHARE * gap)
+            and not estimate.agrees(mine, SHARE * gap)
             and not self.has_kink(unit)
         )
 
@@ -319,12 +319,12 @@ class Case(Slopes):
 
 def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) -> bool:
     """Whether a slope is one of those at a kink: its sides differ, and it is between them."""
-    if not (left.is_known and right.is_known) or left.agrees(
-        right.value, 4 * right.error + allowed
-    ):
+    if not (left.is_known and right.is_known):
+        return False
+    if left.agrees(right.value, ERRORS * right.error + allowed):
         return False
     low, high = sorted((left.value, right.value))
-    slack = 4 * (left.error + right.error) + allowed
+    slack = ERRORS * (left.error + right.error) + allowed
     return low - slack <= mine <= high + slack
 
 

@@ -32,10 +32,11 @@ from torch import Tensor
 from pullback.check.draws import draws
 from pullback.check.facts import At, Gradient, Number, Words
 from pullback.check.inputs.values import resampled
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, told, worst_of
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, told, worst_of
 from pullback.function.isolation import seeded
 from pullback.judge.example import tensors_in
 from pullback.judge.run import Raised, cotangent_of
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="N002", name="vmap-of-gradient", group="batching", profile="quick")
 

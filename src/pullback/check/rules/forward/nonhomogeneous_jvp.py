@@ -29,7 +29,8 @@ from pullback.check.facts import At
 from pullback.check.forward_mode import pushed, tangents_of
 from pullback.check.repro.orders import drawn_tangent, push_lines
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told, worst_of
+from pullback.check.subject import Finding, Rule, Skip, Subject, told, worst_of
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="F002", name="nonhomogeneous-jvp", group="forward", profile="quick")
 

@@ -30,7 +30,8 @@ from pullback.check.facts import Input, Number
 from pullback.check.forward_mode import inner, pushed, tangents_of
 from pullback.check.repro.orders import drawn_tangent, push_lines
 from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, is_close, told
+from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="F001", name="wrong-jvp", group="forward", profile="quick")
 

@@ -27,9 +27,10 @@ from collections.abc import Iterator
 
 from pullback.check.inputs.shapes import blocks_of, broadcast_of, sizes_of
 from pullback.check.retrial import by_indices, by_shape
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, is_close
+from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
 from pullback.check.trials import reported, trials
 from pullback.judge.example import Example, can_differ
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="S301", name="wrong-at-size", group="shape", profile="quick")
 

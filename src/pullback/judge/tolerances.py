@@ -1,0 +1,164 @@
+"""How far numbers may be apart and still be the same: each tolerance that decides, with its reason.
+
+A rule may have a tolerance of its own beside what it checks; what runs, judges and diagnoses takes
+them from here. `eps` is the relative rounding error of a dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback.judge.example import wide_of
+
+# ---- gradients beside the reference; what is beyond these is doubted, not yet wrong ----
+
+RELATIVE = 1e-5  # of an entry: coarser than rounding, and finer than any factor that people write
+ROUNDINGS, MOST = 200, 0.05  # of an entry, in a coarse dtype: roundings add up, but not to 5%
+SCALED = 1e-12  # of the largest entry: what large numbers leave behind where they cancel
+CANCELLING, MOST_SCALED = 60, 0.02  # the same in a coarse dtype
+USUAL = 4  # times the error of PyTorch's own gradient in the same dtype
+ALONG = 10  # times as much for a slope along a direction, which sums over all entries
+ENTRY = 1e-9  # for one entry by differences, whose values are rounded as well
+SHARE = 0.05  # of the gap between two claims: differences this near to one of them choose it
+
+# ---- slopes by differences ----
+
+ERRORS = 4  # times its own estimated error a slope may be off
+UNCERTAIN, UNCERTAIN_AT_ZERO = 0.5, 1e-3  # a slope with a larger error is not known
+KINK = 1e-6  # of a slope: sides that differ by more, beyond their errors, are those of a kink
+SMOOTH, SMOOTH_AT_ZERO = 1e-4, 1e-6  # so near must both sides be where a gradient is not finite
+GUARDED = 0.01  # the same next to a guard against zero, which bends the function
+HIDDEN, HIDDEN_ROUGHLY = 1e-4, 3e-2  # of a slope that is to contradict autograd
+TIED, TIED_AT_ZERO = 1e-4, 1e-8  # of the sum of tied gradients, which adds up their roundings
+
+# ---- far out ----
+
+STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
+FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
+FAITHFUL, FAITHFUL_AT_ZERO = 1e-3, 1e-5  # forward in a coarse dtype, where gradients overflow
+
+# ---- low precision ----
+
+FLOOR = 0.05  # gradients below this share of a cotangent of one are rounding of what cancels
+SUSPECT = 0.02  # from this error on it is asked how much the inputs' own rounding would do
+ALIKE, ALIKE_AT_ZERO = 0.1, 1e-6  # forward in two dtypes: still about the same function
+
+# ---- patterns of error ----
+
+PATTERN = 1e-6  # a factor, a swap, a mean: exact formulas, computed in double precision
+FACTOR = 1e-4  # a factor so close to one, or to another one, is none that anybody wrote
+DIGITS = 16  # roundings of a coarse dtype that a few steps add up to
+SIMPLE = 1e-9  # a fraction or a root that a number is, rather than is near to
+REFINED = 1e-8  # the same for a number that was fitted to gradients
+
+# ---- the same computation, once more ----
+
+AGAIN, AGAIN_SCALED, AGAIN_AT_ZERO = 1e3, 1e2, 1e-12  # eps of an entry, and of the largest one
+REPEATED, REPEATED_AT_ZERO = 1e-3, 1e-6  # outputs of a forward: random numbers differ by far more
+REPLAYED, REPLAYED_AT_ZERO = 1e-5, 1e-8  # ops run again one by one, as PyTorch compares by default
+VALUE, VALUE_SCALED = 1e-9, 1e-12  # values of two graphs that may stand for each other
+SYMMETRIC, SYMMETRIC_AT_ZERO = 1e-5, 1e-7  # a matrix that was made symmetric in single precision
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What may differ: a share of each entry, and a share of the largest one."""
+
+    relative: float
+    scaled: float
+    floor: float = 0.0
+
+    def allowed(self, want: Tensor) -> Tensor:
+        """How far each entry of a gradient may be from `want`."""
+        size = want.abs()
+        return self.relative * size + (self.scaled * largest(want) + self.floor)
+
+    def measure(self, want: Tensor) -> Measure:
+        """What a gradient is measured by that must be `want`."""
+        want = wide_of(want)
+        return Measure(want, torch.isfinite(want.abs()), self.allowed(want))
+
+
+EXACT = Tolerance(1e-6, 1e-9)
+"""Two formulas in double precision, told apart without a second look by differences."""
+
+ROUGH = Tolerance(1e-2, 1e-3)
+"""The same where less than double precision is computed in; no edit is smaller than this."""
+
+DRIVEN = 1e-3
+"""Of the share of the largest entry: what of a cotangent may be left where a gradient is zero."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measure:
+    """A gradient that is right, and how far from it another may be.
+
+    Where PyTorch's own derivative is not finite, nothing is `known`, and nothing is judged.
+    """
+
+    want: Tensor
+    known: Tensor
+    allowed: Tensor
+
+    def differs(self, got: Tensor) -> Tensor:
+        """Where a gradient of the same shape is wrong."""
+        return self.known & ~((got - self.want).abs() <= self.allowed)
+
+    def fits(self, got: object) -> bool:
+        """Whether a gradient is right everywhere."""
+        if not isinstance(got, Tensor) or got.shape != self.want.shape:
+            return False
+        return not bool(self.differs(got).any())
+
+    def excess(self, got: Tensor | None) -> Tensor:
+        """By how much each entry is beyond what is allowed, 0 or less where it is not.
+
+        No gradient is one of zeros.
+        """
+        have = torch.zeros_like(self.want) if got is None else wide_of(got)
+        if have.shape != self.want.shape:
+            return torch.full_like(self.want, math.inf, dtype=torch.float64)
+        excess = (have - self.want).abs() - self.allowed
+        excess = torch.where(torch.isfinite(have.abs()), excess, math.inf)
+        return torch.where(self.known, excess, -1.0)
+
+
+def tolerance_for(eps: float, cotangent: float) -> Tolerance:
+    """The tolerance for a gradient computed with relative rounding error `eps`.
+
+    `cotangent` is the size of the largest entry of the cotangents: where the true gradient is zero,
+    rounding leaves a residue of that order.
+    """
+    relative = min(ROUNDINGS * eps, MOST + 8 * eps)
+    scaled = min(CANCELLING * eps, MOST_SCALED + 2 * eps)
+    return Tolerance(max(RELATIVE, relative), max(SCALED, scaled), scaled * cotangent)
+
+
+def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
+    """Whether two gradients are the same up to rounding; None is zero."""
+    if a is None or b is None:
+        other = a if b is None else b
+        return other is None or not bool((other.detach().abs() > 0).any())
+    if a.shape != b.shape:
+        return False
+    eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
+    one, two = wide_of(a), wide_of(b)
+    again = Tolerance(factor * AGAIN * eps, factor * AGAIN_SCALED * eps, factor * AGAIN_AT_ZERO)
+    same = ((one - two).abs() <= again.allowed(two)) | (one == two) | (one.isnan() & two.isnan())
+    return bool(same.all())
+
+
+def are_near(a: Tensor, b: Tensor, relative: float, absolute: float) -> bool:
+    """Whether two tensors of one shape are the same up to a share of each entry; NaN equals NaN."""
+    return torch.allclose(wide_of(a), wide_of(b), rtol=relative, atol=absolute, equal_nan=True)
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest finite size of an entry; 0 where there is none."""
+    size = tensor.detach().abs()
+    finite = size[torch.isfinite(size)]
+    return float(finite.max()) if finite.numel() else 0.0
