@@ -35,7 +35,7 @@ from pullback.judge.run import (
     ForwardRefusedError as ForwardRefusedError,
 )
 from pullback.judge.run import Raised, Run, copies_of, cotangents_of, run, told
-from pullback.judge.tolerances import FACTOR, is_close
+from pullback.judge.tolerances import NEAR_ONE, is_close
 from pullback.judge.verdict import Judge
 
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
@@ -244,7 +244,7 @@ class Subject:
         except (ForwardRefusedError, BackwardFailedError):
             return False
         old, new = factor_of(mismatch), factor_of(again[0]) if again else None
-        return old is not None and new is not None and abs(old - new) < FACTOR * abs(old)
+        return old is not None and new is not None and abs(old - new) < NEAR_ONE * abs(old)
 
     @cached_property
     def wrong_names(self) -> frozenset[str]:

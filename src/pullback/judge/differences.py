@@ -30,10 +30,8 @@ class Estimate:
     @property
     def is_known(self) -> bool:
         """Whether the estimate says anything: it is finite, and more than half of it is certain."""
-        return (
-            math.isfinite(self.value)
-            and self.error <= UNCERTAIN * abs(self.value) + UNCERTAIN_AT_ZERO
-        )
+        most = UNCERTAIN * abs(self.value) + UNCERTAIN_AT_ZERO
+        return math.isfinite(self.value) and self.error <= most
 
     def agrees(self, other: float, slack: float = 0.0) -> bool:
         """Whether `other` may be the same number."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.judge import tolerances
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.run import Run
+from pullback.judge.tolerances import DIGITS, NEAR_ONE, PATTERN, SIMPLE
 
 CUT, SIGN, FACTOR, SWAPPED, REDUCTION, VALUES = (
     "cut",
@@ -50,7 +50,7 @@ def pattern_of(
         why = f"it is the gradient of `{other}`"
         return Pattern(SWAPPED, why, "return the gradients in the order of forward's arguments")
     ratio = _ratio(have, want)
-    if ratio is not None and abs(ratio - 1) > tolerances.FACTOR:
+    if ratio is not None and abs(ratio - 1) > NEAR_ONE:
         return _scaled(name, ratio, run, may_be_mean)
     if _is_unreduced(have, want):
         why = "each entry has the share of one row only"
@@ -78,16 +78,16 @@ def _cut(name: str) -> Pattern:
 
 
 def _scaled(name: str, ratio: float, run: Run, may_be_mean: bool) -> Pattern:
-    if abs(ratio + 1) < tolerances.PATTERN:
+    if abs(ratio + 1) < PATTERN:
         return Pattern(SIGN, "the sign is flipped everywhere", f"negate the gradient of `{name}`")
     for size in sorted(_sizes(name, run)) if may_be_mean else ():
-        if size > 1 and abs(ratio * size - 1) < tolerances.PATTERN:
+        if size > 1 and abs(ratio * size - 1) < PATTERN:
             why = f"it is {size} times too small, as a mean over {size} entries is"
             fix = f"sum where the gradient of `{name}` takes a mean"
             return Pattern(REDUCTION, why, fix, size)
     why = f"it is {ratio:.6g} times the right one everywhere"
     whole = round(1 / ratio) if ratio else 0
-    if abs(whole) > 1 and abs(ratio * whole - 1) < tolerances.PATTERN:
+    if abs(whole) > 1 and abs(ratio * whole - 1) < PATTERN:
         return Pattern(FACTOR, why, f"multiply the gradient of `{name}` by {whole}")
     return Pattern(FACTOR, why, f"divide the gradient of `{name}` by {ratio:.6g}")
 
@@ -114,20 +114,19 @@ def _ratio(have: Tensor, want: Tensor) -> float | None:
         return None
     ratio = (have.flatten()[where] / top).item()
     if isinstance(ratio, complex):
-        if abs(ratio.imag) > tolerances.SIMPLE * abs(ratio):
+        if abs(ratio.imag) > SIMPLE * abs(ratio):
             return None
         ratio = ratio.real
     if int((size > 0).sum()) == 1 and not _is_simple(ratio):
         return None  # any two numbers have a ratio
-    limit = tolerances.PATTERN * float(size.max()) * max(1.0, abs(ratio))
+    limit = PATTERN * float(size.max()) * max(1.0, abs(ratio))
     return ratio if bool(((have - ratio * want).abs() <= limit).all()) else None
 
 
 def _is_simple(ratio: float) -> bool:
     """Whether a factor is one that people write: a fraction of small numbers."""
     return math.isfinite(ratio) and any(
-        abs(ratio * n - round(ratio * n)) < tolerances.PATTERN and round(ratio * n) != 0
-        for n in range(1, 13)
+        abs(ratio * n - round(ratio * n)) < PATTERN and round(ratio * n) != 0 for n in range(1, 13)
     )
 
 
@@ -139,7 +138,7 @@ def _swapped_with(mismatch: Mismatch, others: Sequence[Mismatch]) -> str:
         if not bool((other.want != 0).any()):
             continue
         apart = (mismatch.have.detach().cpu().to(other.want.dtype) - other.want).abs()
-        if bool((apart <= tolerances.PATTERN * float(other.want.abs().max())).all()):
+        if bool((apart <= PATTERN * float(other.want.abs().max())).all()):
             return other.name
     return ""
 
@@ -159,7 +158,7 @@ def _rounded_to(have: Tensor, want: Tensor) -> str:
         return ""
     for dtype in (torch.float16, torch.bfloat16):
         is_coarse = torch.equal(have.to(dtype).to(have.dtype), have)
-        limit = tolerances.DIGITS * torch.finfo(dtype).eps * float(want.abs().max())
+        limit = DIGITS * torch.finfo(dtype).eps * float(want.abs().max())
         if is_coarse and bool(((have - want).abs() <= limit).all()):
             return str(dtype).removeprefix("torch.")
     return ""

@@ -50,7 +50,7 @@ ALIKE, ALIKE_AT_ZERO = 0.1, 1e-6  # forward in two dtypes: still about the same 
 # ---- patterns of error ----
 
 PATTERN = 1e-6  # a factor, a swap, a mean: exact formulas, computed in double precision
-FACTOR = 1e-4  # a factor so close to one, or to another one, is none that anybody wrote
+NEAR_ONE = 1e-4  # a factor so close to one, or to another one, is none that anybody wrote
 DIGITS = 16  # roundings of a coarse dtype that a few steps add up to
 SIMPLE = 1e-9  # a fraction or a root that a number is, rather than is near to
 REFINED = 1e-8  # the same for a number that was fitted to gradients
