@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pullback.diagnose import patterns_of_error as patterns
-from pullback.diagnose.measured import Trial
 from pullback.diagnose.patterns_of_error import Evidence, repairs, within
+from pullback.diagnose.trial import Trial
 
 
 def evidence_of(rows, place=0, names=("x", "y"), inputs=None):

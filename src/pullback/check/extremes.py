@@ -26,13 +26,13 @@ from pullback.judge.run import (
     copies_of,
     told,
 )
+from pullback.judge.slopes import Slopes
 from pullback.judge.tolerances import (
     FAINT,
     FAITHFUL,
     FAITHFUL_AT_ZERO,
     GUARDED,
     SMOOTH,
-    SMOOTH_AT_ZERO,
     STEEP,
     TIED,
     TIED_AT_ZERO,
@@ -159,7 +159,10 @@ def not_finite(
             if truth is None or _finite(eager.get(position), flat) is None:
                 if not _is_inside(subject, exact, wide):
                     break
-                truth = _smooth(subject, exact, wide, position, flat)
+                truth = None
+                if not exact.args[position].is_complex():
+                    slopes = Slopes(subject.reference, exact, wide, position)
+                    truth = slopes.smooth_entry(index_of(flat, grad.shape), SMOOTH)
             elif _jumps(subject, exact, wide, position, flat, truth):
                 truth = None
             if truth is None or abs(truth) > min(most, torch.finfo(grad.dtype).max / 16):
@@ -245,26 +248,6 @@ def _is_inside(subject: Subject, example: Example, cotangents: Cotangents) -> bo
         return all(math.isfinite(curve(step)) for step in (1e-3, -1e-3, 1e-6, -1e-6))
     except Exception:
         return False
-
-
-def _smooth(
-    subject: Subject, example: Example, cotangents: Cotangents, position: int, flat: int
-) -> float | None:
-    """The slope at one entry where both sides agree on it; None at kinks, edges and jumps."""
-    value = example.args[position]
-    if value.is_complex():
-        return None
-    unit = torch.zeros(value.shape, dtype=torch.float64)
-    unit.view(-1)[flat] = 1
-    reference = subject.reference
-    middle = reference.slope(example, cotangents, {position: unit})
-    left, right = reference.sides(example, cotangents, {position: unit})
-    if not (middle.is_known and left.is_known and right.is_known):
-        return None
-    slack = SMOOTH * abs(middle.value) + SMOOTH_AT_ZERO
-    if left.agrees(middle.value, slack) and right.agrees(middle.value, slack):
-        return middle.value
-    return None
 
 
 def lost_at_infinity(

@@ -20,7 +20,7 @@ from pullback.check.inputs.arguments import indices_of, masks_of
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.mismatch import Mismatch
+from pullback.judge.mismatch import Mismatch, flat_of
 
 ASIDE = "set aside"
 SPREAD = 3e-3  # how far apart tied values are moved
@@ -102,7 +102,7 @@ def _of_values(subject: Subject, trial: Trial, mismatch: Mismatch) -> Trial | No
     if len(old.args) != len(new.args) or mismatch.index is None:
         return None
     place = mismatch.position
-    first = _flat(mismatch.index, new.args[place])
+    first = flat_of(mismatch.index, new.args[place].shape)
     tiled = _refilled(new, old, place, 0)
     same = _tried(subject, tiled, mismatch.name)
     if same is None or same.mismatches:
@@ -145,13 +145,6 @@ def _window(source: Tensor, like: Tensor, first: int) -> Tensor:
     start = max(min(whole, flat.numel() - count), 0)
     index = (torch.arange(count, device=flat.device) + start) % flat.numel()
     return flat[index].reshape(like.shape).to(like.dtype)
-
-
-def _flat(index: tuple[int, ...], tensor: Tensor) -> int:
-    found = 0
-    for k, size in zip(index, tensor.shape, strict=True):
-        found = found * size + k
-    return found
 
 
 # ---- ties ----

@@ -10,10 +10,10 @@ from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, capture
 from pullback.diagnose.fitting import make_fitted
-from pullback.diagnose.measured import Trial
 from pullback.diagnose.patterns_of_error import Evidence, Repair, repairs, swapped_with
 from pullback.diagnose.scope import Scope, add_derived, add_reductions, scope_of
 from pullback.diagnose.sides import Side, side_of
+from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
 from pullback.errors import PullbackError
 from pullback.graph.copies import copy_of, with_graph

@@ -21,6 +21,7 @@ from pullback.capture.joint import Capture
 from pullback.diagnose.compared import Compared, captured_of, compare
 from pullback.diagnose.fault import Fault, Faults
 from pullback.diagnose.held import held_in
+from pullback.diagnose.hidden import Hidden, hidden
 from pullback.diagnose.patterns_of_error import (
     LAST,
     PATTERNS,
@@ -31,7 +32,6 @@ from pullback.diagnose.patterns_of_error import (
 )
 from pullback.diagnose.repairs import Repair, Repairs
 from pullback.diagnose.scope import cotangent_names
-from pullback.diagnose.slopes import Hidden, hidden
 from pullback.diagnose.trials import Trials, UntriedError
 from pullback.diagnose.verified import Verifier
 from pullback.errors import CaptureError
@@ -95,8 +95,8 @@ class _Case:
         self.deadline = deadline
         self.backward = _backward_of(target)
         self.trials = trials = Trials(target, examples)
-        if not trials.places or not trials.used:
-            what = "input takes" if not trials.places else "output has"
+        if not trials.positions or not trials.used:
+            what = "input takes" if not trials.positions else "output has"
             raise UntriedError(f"no {what} a gradient")
         self.failure = ""
         self.derived = self.attempt(self.captured) if self.in_time() else None

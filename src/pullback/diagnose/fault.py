@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from pullback.diagnose.measured import Trial
 from pullback.diagnose.repairing import Edit
+from pullback.diagnose.trial import Trial
 
 Number = float | complex | None
 

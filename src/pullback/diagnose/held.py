@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture
-from pullback.diagnose.measured import Trial
+from pullback.diagnose.trial import Trial
+from pullback.function.isolation import seeded
 from pullback.graph.parts import FORWARD, JointGraph, calls, phase_of
 from pullback.graph.values import is_smooth
 
@@ -75,8 +76,7 @@ def _pulled(captured: Capture, trial: Trial, held: Held) -> list[Tensor | None] 
         tensor.requires_grad_(one.needs)
     values: dict[fx.Node, Any] = dict(zip(joint.inputs, row, strict=True))
     try:
-        with torch.enable_grad(), torch.random.fork_rng():
-            torch.manual_seed(trial.number)
+        with torch.enable_grad(), seeded(trial.number):
             _run_forward(joint, values, held)
             wanted = [t for t, one in zip(row, captured.inputs, strict=True) if one.needs]
             return _gradients(captured, trial, values, wanted)

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from pullback.capture.seeds import normal
-from pullback.diagnose.measured import Trial
 from pullback.diagnose.numerals import simplest
+from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
 from pullback.function.gradients import fits
-
-CLOSE = 1e-6
-"""How far the ratios of a constant factor may be apart."""
+from pullback.judge.patterns import ratio_of
+from pullback.judge.tolerances import PATTERN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,9 +141,9 @@ def factor(evidence: Evidence) -> str:
     ratios = _ratios(evidence)
     if not ratios:
         return ""
-    if all(abs(ratio) < CLOSE for ratio in ratios):
+    if all(abs(ratio) < PATTERN for ratio in ratios):
         return "zero where a gradient flows"
-    if all(abs(ratio + 1) < CLOSE for ratio in ratios):
+    if all(abs(ratio + 1) < PATTERN for ratio in ratios):
         return "the sign is wrong"
     words = _constant_words(ratios, evidence)
     return f"{words} times what it should be" if words else ""
@@ -152,42 +151,40 @@ def factor(evidence: Evidence) -> str:
 
 def _ratios(evidence: Evidence) -> list[float]:
     """The ratio of got and expected in each trial; nothing if it is not one number in one."""
-    found = []
+    if not evidence.has_shape():
+        return []
+    found, count = [], 0
     for trial in evidence.shown:
         expected, got = trial.pair(evidence.place)
-        if expected.shape != got.shape:
-            return []
         wrong = trial.wrong(evidence.place)
-        ratios = got[wrong] / expected[wrong]
-        first = ratios.flatten()[0]
-        if not bool(torch.isfinite(ratios).all()) or not bool(
-            ((ratios - first).abs() <= CLOSE * first.abs()).all()
-        ):
+        ratio = ratio_of(got[wrong], expected[wrong])
+        if ratio is None:
             return []
-        if first.is_complex() and abs(float(first.imag)) > CLOSE * abs(float(first.real)):
-            return []
-        found.append(float(first.real))
-    is_thin = sum(int(trial.wrong(evidence.place).sum()) for trial in evidence.shown) < 2
-    return [] if is_thin else found
+        found.append(ratio)
+        count += int(wrong.sum())
+    return found if count > 1 else []
 
 
 def constant_factor(evidence: Evidence) -> float | None:
     """The number that the gradient is too large by, if it is one in every trial."""
     ratios = _ratios(evidence)
-    if not ratios or any(abs(r - ratios[0]) > CLOSE * abs(ratios[0]) for r in ratios):
-        return None
-    return ratios[0]
+    return ratios[0] if ratios and _is_one(ratios) else None
+
+
+def _is_one(numbers: Sequence[float]) -> bool:
+    """Whether numbers are all the same."""
+    return all(abs(number - numbers[0]) <= PATTERN * abs(numbers[0]) for number in numbers)
 
 
 def _constant_words(ratios: Sequence[float], evidence: Evidence) -> str:
-    if all(abs(ratio - ratios[0]) <= CLOSE * abs(ratios[0]) for ratio in ratios[1:]):
+    if _is_one(ratios):
         return simplest(ratios[0])
     for name, place, dim in _dimensions(evidence.trials):
         sizes = [trial.tensors[place].shape[dim] for trial in evidence.shown]
         pairs = list(zip(ratios, sizes, strict=True))
-        if all(abs(ratio * size - 1) <= CLOSE for ratio, size in pairs):
+        if all(abs(ratio * size - 1) <= PATTERN for ratio, size in pairs):
             return f"`1 / {name}`"
-        if all(abs(ratio / size - 1) <= CLOSE for ratio, size in pairs if size):
+        if all(abs(ratio / size - 1) <= PATTERN for ratio, size in pairs if size):
             return f"`{name}`"
     return ""
 

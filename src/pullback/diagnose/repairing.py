@@ -17,13 +17,14 @@ from torch import Tensor, fx
 
 from pullback.capture.trees import unflatten
 from pullback.diagnose.edits import Candidate, Formula, candidates, leaves_of
-from pullback.diagnose.measured import Measure, Trial
 from pullback.diagnose.scope import DERIVED, NUMBER, Known, Scope
+from pullback.diagnose.trial import Trial
 from pullback.diagnose.verified import Verifier
 from pullback.graph.copies import copy_of, with_graph
 from pullback.graph.dead import drop_dead
 from pullback.graph.parts import BACKWARD, JointGraph, calls
 from pullback.graph.values import Maker
+from pullback.judge.tolerances import Measure
 
 Clock = Callable[[], float]
 

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.diagnose.measured import Trial
-from pullback.function.isolation import seed_torch
+from pullback.diagnose.trial import Trial
+from pullback.function.isolation import seeded
 from pullback.graph.parts import JointGraph, calls
 
 Values = dict[fx.Node, Any]
@@ -36,8 +36,7 @@ def values_in(captured: Capture, joint: JointGraph, trial: Trial) -> Values:
     """The value of each node of `joint`, which takes what `captured` takes, in one trial."""
     row = [tensor.detach() for tensor in captured.row(trial.tensors)]
     pairs = zip(trial.cotangents, joint.cotangents, strict=True)
-    with torch.random.fork_rng():
-        seed_torch(trial.number)
+    with seeded(trial.number):
         return values_of(joint.graph, [*row, *(laid_out(c, node) for c, node in pairs)])
 
 

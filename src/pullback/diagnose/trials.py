@@ -8,14 +8,13 @@ expected, and the one that was got.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
@@ -23,7 +22,6 @@ from pullback.capture.seeds import normal
 from pullback.capture.trees import flatten, is_tensor, unflatten
 from pullback.derive.plain import program_of
 from pullback.diagnose.fitting import make_fitted, zeros
-from pullback.diagnose.measured import PRECISE, Trial
 from pullback.diagnose.samples import (
     Shapes,
     drawn,
@@ -32,20 +30,23 @@ from pullback.diagnose.samples import (
     small_sizes,
     unlike_shapes,
 )
+from pullback.diagnose.trial import Trial
 from pullback.errors import PullbackError
-
-DOUBLE = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
+from pullback.function.isolation import seeded
+from pullback.judge.example import Example, example_of
+from pullback.judge.reference import FINEST, Precision, Reference
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, run, told
+from pullback.judge.slopes import Slopes
+from pullback.judge.tolerances import REPEATED, REPEATED_AT_ZERO, are_near
 
 HELD_OUT = 50
 """The number of the first trial that no edit is searched with."""
 
 STEEP = 90
 """The number of the one among them that has large cotangents."""
+
+BACKWARD = 1000
+"""What a backward draws random numbers from, beyond the number of the trial."""
 
 
 class UntriedError(Exception):
@@ -55,6 +56,7 @@ class UntriedError(Exception):
 class Trials:
     """The trials of one Function, in order: the first is that of the examples themselves.
 
+    Inside, it is called with the leaves of its arguments, each of which can have a gradient.
     `refusals` are the reasons why a program could not be captured, for those who capture it.
     """
 
@@ -62,40 +64,55 @@ class Trials:
         self.target = target
         self.program = program_of(target)
         leaves, self.spec = flatten(tuple(examples))
-        names = argument_names(target.apply, examples)
-        own = [(n, leaf) for n, leaf in zip(names, leaves, strict=True) if is_tensor(leaf)]
-        self.input_names = [name for name, _ in own]
-        self.needs = _needs([tensor for _, tensor in own])
-        self.places = [i for i, needed in enumerate(self.needs) if needed]
+        self.leaf_names = tuple(argument_names(target.apply, examples))
+        self.given = example_of(tuple(leaves))
+        self.positions = sorted(self.given.needs)  # of the leaves that need a gradient
+        self.reference = Reference(self._of_leaves(target.apply), self._of_leaves(self.program))
         self.used: tuple[int, ...] = ()  # the outputs, by leaf, that have a cotangent
+        self._outputs: tuple[int, ...] = ()  # those that are tensors
         self.is_rough = False
         self.refusals: list[PullbackError] = []
-        self.all: list[Trial] = []
-        self.leaves = [_doubled(leaf) for leaf in leaves]
-        precision = _Precision()
+        self.all = [self._first()]
+        self._require_same_outputs()
+
+    def _first(self) -> Trial:
+        """The trial of the examples: in double precision, if the Function takes that."""
+        given, precision = self.given, Precision()
+        self.given = given.double()
         try:
             with precision:
                 first = self._run(self._own(), 0)
-        except Exception:  # some Functions take single precision only
-            self.leaves, self.used = list(leaves), ()
-            first = self._run(self._own(), 0)
-        self.is_rough = precision.is_lost
-        self.all.append(replace(first, is_rough=self.is_rough))
-        self._require_same_outputs()
+            gradients = [g for g in (*first.expected, *first.got) if g is not None]
+            self.is_rough = precision.of(gradients) > FINEST
+            return replace(first, is_rough=self.is_rough)
+        except Exception:
+            self.given, self.used = given, ()
+            return self._run(self._own(), 0)
 
     def _require_same_outputs(self) -> None:
         """A forward that gives other outputs each time has no gradients to compare."""
         own = self.all[0].tensors
-        apply = make_fitted(self.target, zeros)
-        (_, once), (_, again) = (self.forward(f, own, 0) for f in (self.program, apply))
-        pairs = zip(_tensors(once), _tensors(again), strict=False)
-        if not all(a.shape == b.shape and _is_close(a, b) for a, b in pairs):
-            raise UntriedError("its forward gives other outputs each time it runs")
+        once, again = (
+            self._called(f, own, 0).outputs for f in (self.program, make_fitted(self.target, zeros))
+        )
+        for one, two in zip(once, again, strict=False):
+            if one.shape != two.shape or not are_near(one, two, REPEATED, REPEATED_AT_ZERO):
+                raise UntriedError("its forward gives other outputs each time it runs")
+
+    @property
+    def needs(self) -> list[bool]:
+        """Which of the tensors need a gradient."""
+        return [i in self.given.needs for i in self.given.tensors]
+
+    @property
+    def input_names(self) -> list[str]:
+        """The user's names of the tensors."""
+        return [self.leaf_names[i] for i in self.given.tensors]
 
     @property
     def names(self) -> list[str]:
         """The user's names of the inputs that need a gradient."""
-        return [self.input_names[place] for place in self.places]
+        return [self.leaf_names[i] for i in self.positions]
 
     @property
     def examples(self) -> tuple[Any, ...]:
@@ -103,16 +120,22 @@ class Trials:
 
         A Function may change those in place.
         """
-        return self.fill(self._given(self._own())[1])
+        with torch.enable_grad():
+            leaves = [leaf.clone() if is_tensor(leaf) else leaf for leaf in self.given.fresh()]
+        return tuple(unflatten(leaves, self.spec))
 
     def _own(self) -> list[Tensor]:
-        return [leaf for leaf in self.leaves if is_tensor(leaf)]
+        return [self.given.args[i] for i in self.given.tensors]
 
-    def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The arguments, with these tensors in them."""
+    def _example(self, tensors: Sequence[Tensor], number: int) -> Example:
+        """The leaves of the arguments, with these tensors in them."""
         rest = iter(tensors)
-        leaves = [next(rest) if is_tensor(leaf) else leaf for leaf in self.leaves]
-        return tuple(unflatten(leaves, self.spec))
+        leaves = tuple(next(rest) if is_tensor(leaf) else leaf for leaf in self.given.args)
+        return replace(self.given, args=leaves, seed=number)
+
+    def _of_leaves(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called with the leaves of its arguments."""
+        return lambda *leaves: function(*unflatten(leaves, self.spec))
 
     # ---- fresh inputs ----
 
@@ -193,21 +216,22 @@ class Trials:
         return None if trial.misfits - self.all[0].misfits else trial
 
     def _run(self, tensors: Sequence[Tensor], number: int) -> Trial:
-        with _told("it raises on these arguments"):
+        with _described("it raises on these arguments"):
             cotangents = self.cotangents(tensors, number)
-        with _told("PyTorch cannot differentiate its forward"):
+        with _described("PyTorch cannot differentiate its forward"):
             expected = self.derived(tensors, cotangents, number)
-        with _told("its backward raises"):
+        with _described("its backward raises"):
             got = self.written(tensors, cotangents, number)
         rows = (tuple(tensors), tuple(cotangents), tuple(expected), tuple(got))
         return Trial(number, *rows, is_rough=self.is_rough)
 
     def cotangents(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
         """Cotangents for the outputs of a run: normal numbers, no two alike."""
-        fitted = make_fitted(self.target, zeros)
-        _, outputs = self.forward(fitted, tensors, number)
+        called = self._called(make_fitted(self.target, zeros), tensors, number)
+        outputs = flatten(called.result)[0]
         used = [i for i, out in enumerate(outputs) if is_tensor(out) and out.requires_grad]
         self.used = self.used or tuple(used)
+        self._outputs = tuple(i for i, out in enumerate(outputs) if is_tensor(out))
         scale = 64 if number == STEEP else 1
         return [scale * normal(outputs[i], 100 * number + i) for i in used]
 
@@ -215,24 +239,32 @@ class Trials:
         self, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], number: int
     ) -> list[Tensor | None]:
         """The gradients that autograd finds through the forward itself."""
-        leaves, outputs = self.forward(self.program, tensors, number)
-        used = [outputs[i] for i in self.used]
-        pairs = [(o, c) for o, c in zip(used, cotangents, strict=True) if o.requires_grad]
-        return _pull(leaves, [o for o, _ in pairs], [c for _, c in pairs], number)
+        example = self._example(tensors, number)
+        found = self.reference.derived(example, self._by_output(cotangents), self.positions)
+        return [found.get(position) for position in self.positions]
 
     def written(
         self, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], number: int
     ) -> list[Tensor | None]:
-        """The gradients that the user's backward returns."""
+        """The gradients that the user's backward returns, also those of unfit shape."""
         misfits: dict[int, Tensor] = {}
 
         def fit(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:
             misfits[position] = gradient.detach()
             return zeros(position, gradient, shape)
 
-        leaves, outputs = self.forward(make_fitted(self.target, fit), tensors, number)
-        gradients = _pull(leaves, [outputs[i] for i in self.used], cotangents, number)
-        return self._with_misfits(gradients, misfits)
+        called = self._called(make_fitted(self.target, fit), tensors, number)
+        with seeded(BACKWARD + number):
+            found = called.pull(self._by_output(cotangents))
+        return [
+            misfits.get(self.position(place), found[name]) for place, name in enumerate(self.names)
+        ]
+
+    def slopes(self, trial: Trial, place: int) -> Slopes:
+        """The forward around a trial, seen from the input at `place`."""
+        example = self._example(trial.tensors, trial.number)
+        cotangents = tuple(self._by_output(trial.cotangents))
+        return Slopes(self.reference, example, cotangents, self.positions[place])
 
     def kept(self) -> list[Tensor]:
         """The tensors that the forward of the examples keeps for backward."""
@@ -243,119 +275,46 @@ class Trials:
             found.extend(value.detach() for value in values if is_tensor(value))
 
         trial = self.all[0]
-        apply = make_fitted(self.target, zeros, note=note)
-        leaves, outputs = self.forward(apply, trial.tensors, trial.number)
-        with suppress(RuntimeError):  # saved tensors that can be looked at once
-            _pull(leaves, [outputs[i] for i in self.used], trial.cotangents, trial.number)
+        called = self._called(
+            make_fitted(self.target, zeros, note=note), trial.tensors, trial.number
+        )
+        with suppress(BackwardFailedError):  # saved tensors that can be looked at once
+            called.pull(self._by_output(trial.cotangents))
         return found
 
-    def forward(
-        self, function: Callable[..., Any], tensors: Sequence[Tensor], number: int
-    ) -> tuple[list[Tensor], list[Any]]:
-        """The inputs that need a gradient, as leaves, and the outputs of `function` on them."""
-        leaves, given = self._given(tensors)
-        with torch.random.fork_rng():
-            torch.manual_seed(number)
-            returned = function(*self.fill(given))
-        wanted = [leaf for leaf, needed in zip(leaves, self.needs, strict=True) if needed]
-        return wanted, flatten(returned)[0]
+    def _called(self, function: Callable[..., Any], tensors: Sequence[Tensor], number: int) -> Run:
+        example = self._example(tensors, number)
+        return run(self._of_leaves(function), example, self.leaf_names, through_clone=True)
 
-    def _given(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Fresh leaves, and what a call is given of them."""
-        pairs = list(zip(tensors, self.needs, strict=True))
-        with torch.enable_grad():
-            leaves = [t.detach().clone().requires_grad_(needed) for t, needed in pairs]
-            return leaves, [leaf.clone() for leaf in leaves]
-
-    def _with_misfits(
-        self, gradients: list[Tensor | None], misfits: Mapping[int, Tensor]
-    ) -> list[Tensor | None]:
-        """`gradients`, with those of unfit shape as they were returned."""
-        starts = self._positions()
-        return [
-            misfits.get(starts.get(place, -1), gradient)
-            for place, gradient in zip(self.places, gradients, strict=True)
-        ]
+    def _by_output(self, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
+        """The cotangents by the outputs that are tensors, None for those that have none."""
+        given = dict(zip(self.used, cotangents, strict=True))
+        return [given.get(i) for i in self._outputs]
 
     def position(self, place: int) -> int:
         """The position among the arguments of the input at `place`, or -1 inside a container."""
-        return self._positions().get(self.places[place], -1)
-
-    def _positions(self) -> dict[int, int]:
-        """The position among the arguments of each tensor that is an argument itself."""
-        found: dict[int, int] = {}
-        seen = 0
-        arguments = unflatten(self.leaves, self.spec)
-        for position, argument in enumerate(arguments):
-            tensors = [leaf for leaf in flatten(argument)[0] if is_tensor(leaf)]
-            if is_tensor(argument):
-                found[seen] = position
-            seen += len(tensors)
-        return found
-
-
-def _pull(
-    leaves: Sequence[Tensor], outputs: Sequence[Tensor], cotangents: Sequence[Tensor], number: int
-) -> list[Tensor | None]:
-    if not outputs or not leaves:
-        return [None] * len(leaves)
-    with torch.random.fork_rng():
-        torch.manual_seed(1000 + number)
-        return list(torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True))
+        leaf = self.positions[place]
+        arguments = unflatten(range(len(self.leaf_names)), self.spec)
+        return next(
+            (i for i, argument in enumerate(arguments) if argument == leaf),
+            -1,
+        )
 
 
 # ---- parts ----
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _described(what: str) -> Iterator[None]:
     """Say what was under way when something raised."""
     try:
         yield
-    except UntriedError:
-        raise
+    except (ForwardRefusedError, BackwardFailedError) as failure:
+        raise UntriedError(f"{what}: {failure.raised}") from failure.error
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
-        raise UntriedError(f"{what}: {type(error).__name__}{': ' if said else ''}{said}") from error
-
-
-class _Precision(TorchFunctionMode):
-    """Notes whether a number of double precision was made one of less."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_lost = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dtype in DOUBLE:
-            given = (leaf for leaf in flatten(args)[0] if isinstance(leaf, Tensor))
-            self.is_lost |= any(tensor.dtype in PRECISE for tensor in given)
-        return result
+        raise UntriedError(f"{what}: {told(error)}") from error
 
 
 def _seed(seed: int, position: int) -> int:
     """Another seed for each input: two that are equal in the examples are not in other trials."""
     return 1000 * seed + position
-
-
-def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
-    return [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _is_close(one: Tensor, two: Tensor) -> bool:
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    return torch.allclose(one.to(wide), two.to(wide), rtol=1e-3, atol=1e-6, equal_nan=True)
-
-
-def _needs(tensors: Sequence[Tensor]) -> list[bool]:
-    """Which tensors need a gradient: those that require one, or, if none does, all that can."""
-    if any(tensor.requires_grad for tensor in tensors):
-        return [tensor.requires_grad for tensor in tensors]
-    return [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
-
-
-def _doubled(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return leaf.detach().to(DOUBLE.get(leaf.dtype, leaf.dtype))

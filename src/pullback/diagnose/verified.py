@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture
-from pullback.diagnose.measured import Trial
 from pullback.diagnose.sides import Values, values_in
+from pullback.diagnose.trial import Trial
 from pullback.graph.parts import JointGraph
 
 

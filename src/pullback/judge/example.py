@@ -14,19 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.function.isolation import SEED
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """Arguments to call with, in order; `label` says in words how they differ from those given.
 
     `needs` holds the positions of the arguments that require grad. `kind` says what was done to
-    them, where a rule asks for that.
+    them, where a rule asks for that. Every run of it draws random numbers from `seed`.
     """
 
     args: tuple[Any, ...]
     needs: frozenset[int]
     label: str = ""
     kind: Enum | None = None
+    seed: int = SEED
 
     @property
     def tensors(self) -> tuple[int, ...]:

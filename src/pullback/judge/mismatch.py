@@ -34,3 +34,11 @@ def index_of(flat: int, shape: Any) -> tuple[int, ...]:
         found.append(flat % size)
         flat //= size
     return tuple(reversed(found))
+
+
+def flat_of(index: tuple[int, ...], shape: Any) -> int:
+    """The number of the element at `index` of a tensor of this shape."""
+    found = 0
+    for k, size in zip(index, shape, strict=True):
+        found = found * size + k
+    return found

@@ -49,7 +49,7 @@ def pattern_of(
     if other:
         why = f"it is the gradient of `{other}`"
         return Pattern(SWAPPED, why, "return the gradients in the order of forward's arguments")
-    ratio = _ratio(have, want)
+    ratio = ratio_of(have, want)
     if ratio is not None and abs(ratio - 1) > NEAR_ONE:
         return _scaled(name, ratio, run, may_be_mean)
     if _is_unreduced(have, want):
@@ -69,7 +69,7 @@ def factor_of(mismatch: Mismatch) -> float | None:
     have, want = mismatch.have, mismatch.want
     if have is None or have.shape != want.shape or not bool(torch.isfinite(want.abs()).all()):
         return None
-    return _ratio(have.detach().cpu().to(want.dtype), want)
+    return ratio_of(have.detach().cpu().to(want.dtype), want)
 
 
 def _cut(name: str) -> Pattern:
@@ -105,8 +105,8 @@ def _sizes(name: str, run: Run) -> set[int]:
     return found
 
 
-def _ratio(have: Tensor, want: Tensor) -> float | None:
-    """The constant by which `have` differs from `want`, or None."""
+def ratio_of(have: Tensor, want: Tensor) -> float | None:
+    """The number that `have` is that many times `want`, up to rounding; None where it is none."""
     size = want.abs()
     where = int(size.flatten().argmax())
     top = want.flatten()[where]

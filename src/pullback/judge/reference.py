@@ -9,8 +9,8 @@ kernel, NumPy, `detach`) nor a kink is taken for a defect of the backward.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Precision(DispatchMode):
         given = tensors_in([*args, *(kwargs or {}).values()])
         before = max((self._of(t) or FINEST for t in given), default=FINEST)
         for tensor in tensors_in(result):
-            if tensor.numel() > 0:
+            if tensor.numel() > 0 and tensor.layout == torch.strided:
                 own = torch.finfo(tensor.dtype).eps if can_differ(tensor) else FINEST
                 # By storage, so that what is written into a view is known of the whole.
                 eps = max(own, before, self._of(tensor) or FINEST)
@@ -60,6 +60,8 @@ class Precision(DispatchMode):
         return max(known, default=FINEST) if len(known) == len(found) else self.coarsest
 
     def _of(self, tensor: Tensor) -> float | None:
+        if tensor.layout != torch.strided:
+            return None
         known = self._known.get(tensor.untyped_storage().data_ptr())
         return None if known is None else known[1]
 
@@ -109,36 +111,37 @@ class Reference:
 
         The example is taken as it is: make it float64 first.
         """
+        try:
+            return self.derived(example, cotangents, wanted) or None
+        except Exception:
+            return None
+
+    def derived(
+        self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
+    ) -> dict[int, Tensor | None]:
+        """The same, with nothing in it where none flows; raises where autograd cannot tell."""
         args = example.fresh(needs=frozenset(wanted))
         leaves: dict[int, Tensor] = {i: args[i] for i in wanted}
         passed = tuple(_cloned(arg) for arg in args)
-        look = self._look()
-        try:
-            with torch.enable_grad(), warnings.catch_warnings(), seeded():
-                warnings.simplefilter("ignore")
-                with look or nullcontext():
-                    outputs = tensors_in(self.program(*passed))
+        with torch.enable_grad(), warnings.catch_warnings(), seeded(example.seed):
+            warnings.simplefilter("ignore")
+            with self._looking() as look:
+                outputs = tensors_in(self.program(*passed))
                 if look is not None:
                     self.noise = max(self.noise, look.of(outputs))
-                if len(outputs) != len(cotangents):
-                    return None
-                used = [
-                    (output, cotangent.to(output.dtype))
-                    for output, cotangent in zip(outputs, cotangents, strict=True)
-                    if cotangent is not None and output.requires_grad
-                ]
-                if not used:
-                    return None
-                found = torch.autograd.grad(
-                    [output for output, _ in used],
-                    list(leaves.values()),
-                    [cotangent for _, cotangent in used],
-                    allow_unused=True,
-                )
-        except Exception:
-            if look is not None:
-                self.noise = max(self.noise, look.coarsest)
-            return None
+            used = [
+                (output, cotangent.to(output.dtype))
+                for output, cotangent in zip(outputs, cotangents, strict=True)
+                if cotangent is not None and output.requires_grad
+            ]
+            if not used:
+                return {}
+            found = torch.autograd.grad(
+                [output for output, _ in used],
+                list(leaves.values()),
+                [cotangent for _, cotangent in used],
+                allow_unused=True,
+            )
         return dict(zip(leaves, found, strict=True))
 
     def loses(self, example: Example, position: int) -> bool:
@@ -153,12 +156,20 @@ class Reference:
                 self._lost[position] = False
         return self._lost[position]
 
-    def _look(self) -> Precision | None:
+    @contextmanager
+    def _looking(self) -> Iterator[Precision | None]:
         """The first time, watch in which precision forward computes."""
         if self._has_looked:
-            return None
+            yield None
+            return
         self._has_looked = True
-        return Precision()
+        look = Precision()
+        try:
+            with look:
+                yield look
+        except Exception:
+            self.noise = max(self.noise, look.coarsest)
+            raise
 
     # ---- differences of forward as it is ----
 
@@ -176,7 +187,7 @@ class Reference:
             args = list(example.fresh(needs=frozenset()))
             for i, along in ways.items():
                 args[i] = args[i] + t * along
-            with torch.no_grad(), warnings.catch_warnings(), seeded():
+            with torch.no_grad(), warnings.catch_warnings(), seeded(example.seed):
                 warnings.simplefilter("ignore")
                 outputs = tensors_in(self.call(*args))
             total = 0.0

@@ -1,8 +1,8 @@
 """One call of the user's function, and the pulls of cotangents through it.
 
-Every run starts from the same random numbers, on fresh copies of the arguments. What the user's
-code raises is kept apart by phase: a forward that refuses its arguments is no defect, a backward
-that fails after forward has accepted them is one.
+Every run of an example starts from the same random numbers, on fresh copies of the arguments. What
+the user's code raises is kept apart by phase: a forward that refuses its arguments is no defect, a
+backward that fails after forward has accepted them is one.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def run(
     args = example.fresh(needs=needs) if args is None else args
     passed = tuple(_clone(arg, through_clone) for arg in args)
     try:
-        with warnings.catch_warnings(record=True) as caught, seeded():
+        with warnings.catch_warnings(record=True) as caught, seeded(example.seed):
             warnings.simplefilter("always")
             result = call(*passed)
     except Exception as error:

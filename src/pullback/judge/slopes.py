@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, wide_of
+from pullback.judge.mismatch import flat_of
 from pullback.judge.reference import STEP, Reference
-from pullback.judge.run import Run
 from pullback.judge.tolerances import ERRORS, KINK
 
 DIRECTIONS = 4
@@ -25,10 +25,9 @@ GUARDS = 1e-6  # inputs below this are in the reach of the constants that guard 
 
 @dataclass(slots=True)
 class Slopes:
-    """Forward around the arguments of one run, seen from one of its inputs."""
+    """Forward around an example, seen from one of its inputs."""
 
     reference: Reference
-    run: Run
     exact: Example
     cotangents: tuple[Tensor | None, ...]
     position: int
@@ -68,9 +67,21 @@ class Slopes:
             parts.append(estimate.value)
         return parts[0] if len(parts) == 1 else complex(*parts)
 
+    def smooth_entry(self, index: tuple[int, ...], share: float) -> complex | float | None:
+        """The true gradient at one element, certain up to a share of it; None at a kink, too."""
+        parts = []
+        for unit in self.units(flat_of(index, self.exact.args[self.position].shape)):
+            estimate, _ = self.slope(unit)
+            if not estimate.is_known or self.has_kink(unit):
+                return None
+            if estimate.error > share * max(1.0, abs(estimate.value)):
+                return None
+            parts.append(estimate.value)
+        return parts[0] if len(parts) == 1 else complex(*parts)
+
     def units(self, flat: int) -> list[Tensor]:
         """The directions along one element: one, or the real and the imaginary."""
-        value = wide_of(self.run.args[self.position])
+        value = wide_of(self.exact.args[self.position])
         unit = torch.zeros(value.shape, dtype=value.dtype)
         unit.view(-1)[flat] = 1
         return [unit, unit * 1j] if value.is_complex() else [unit]

@@ -64,7 +64,7 @@ class Judge:
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
         for name, position in positions.items():
-            case = Case(self.reference, run, exact, wide, position, name, grads[name])
+            case = Case(self.reference, exact, wide, position, run, name, grads[name])
             want = wants.get(position) if wants is not None else None
             if known and not (want is None and self.reference.loses(run.example, position)):
                 value = run.args[position]
@@ -112,6 +112,7 @@ class Judge:
 class Case(Slopes):
     """One gradient of one run, to be judged."""
 
+    run: Run
     name: str
     got: Tensor | None
 

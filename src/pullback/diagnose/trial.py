@@ -6,39 +6,15 @@ to the largest one. Where PyTorch's own derivative is not finite, nothing is jud
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-# How far two gradients may be apart: relative to an element, and to the largest one.
-_EXACT, _ROUGH = (1e-6, 1e-9), (1e-2, 1e-3)
-PRECISE = (torch.float64, torch.complex128)
+from pullback.judge.tolerances import DRIVEN, EXACT, ROUGH, Measure, largest
 
 LARGE = 4096
 """More numbers than these in the inputs of a trial are too many to try hundreds of edits on."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Measure:
-    """A gradient that is right, and how far from it another may be.
-
-    Where PyTorch's own derivative is not finite, nothing is `known`, and nothing is judged.
-    """
-
-    expected: Tensor
-    known: Tensor
-    allowed: Tensor
-
-    def differs(self, got: Tensor) -> Tensor:
-        """Where a gradient of the same shape is wrong."""
-        return self.known & ~((got - self.expected).abs() <= self.allowed)
-
-    def fits(self, got: object) -> bool:
-        """Whether a gradient is right everywhere."""
-        if not isinstance(got, Tensor) or got.shape != self.expected.shape:
-            return False
-        return not bool(self.differs(got).any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,12 +84,10 @@ class Trial:
 
     def measure(self, expected: Tensor) -> Measure:
         """What a gradient is measured by, in this trial."""
-        is_exact = expected.dtype in PRECISE and not self.is_rough
-        relative, absolute = _EXACT if is_exact else _ROUGH
-        size = expected.abs().nan_to_num(0, 0, 0)
-        driven = max((float(c.abs().max()) for c in self.cotangents if c.numel()), default=0.0)
-        floor = absolute * float(size.max() if size.numel() else 0) + 1e-3 * absolute * driven
-        return Measure(expected, torch.isfinite(expected), relative * size + floor)
+        is_exact = torch.finfo(expected.dtype).bits == 64 and not self.is_rough
+        usual = EXACT if is_exact else ROUGH
+        driven = max((largest(cotangent) for cotangent in self.cotangents), default=0.0)
+        return replace(usual, floor=DRIVEN * usual.scaled * driven).measure(expected)
 
     def agrees(self, expected: Tensor | None, got: Tensor | None) -> bool:
         """Whether two gradients are the same; None is as good as zeros."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.diagnose.measured import Trial
+from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
 from tests.diagnose import faulty
 from tests.diagnose.faulty import row
