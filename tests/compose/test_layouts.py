@@ -342,7 +342,7 @@ def test_backward_that_saves_no_input_gets_code_for_expanded_cotangents():
 
 @pytest.mark.parametrize("backend", COMPILING)
 def test_first_call_compiles_one_backward(backend, monkeypatch):
-    """A sum sends an expanded cotangent: it is copied, and gets code of its own if it comes again."""
+    """The expanded cotangent of a sum is copied, and gets code of its own if it comes again."""
     from pullback.run import inductor
 
     made = []

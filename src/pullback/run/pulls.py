@@ -1,9 +1,9 @@
 """The backwards of a compiled node: one for each layout of cotangents, and one for all other calls.
 
 A backward is compiled for the cotangents that the recipe was captured with. Others are copied into
-that layout when they come for the first time, so that a first call compiles one backward; where they
-come again, they get code of their own if that is faster than the copy. A backward that is differentiated, or that lacks a cotangent, goes
-another way (`General`).
+that layout when they come for the first time, so that a first call compiles one backward; where
+they come again, they get code of their own if that is faster than the copy. A backward that is
+differentiated, or that lacks a cotangent, goes another way (`General`).
 """
 
 from __future__ import annotations
