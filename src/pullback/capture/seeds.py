@@ -24,7 +24,19 @@ def generator_for(tensor: Tensor, seed: int) -> torch.Generator:
 def normal(like: Tensor, seed: int) -> Tensor:
     """Normal numbers in the shape of `like`."""
     generator = generator_for(like, seed)
-    return torch.randn(like.shape, dtype=like.dtype, generator=generator, device=like.device)
+    # Narrow dtypes cannot all be drawn.
+    kind = like.dtype if like.is_complex() or like.dtype.itemsize > 2 else torch.float32
+    drawn = torch.randn(like.shape, dtype=kind, generator=generator, device=like.device)
+    return drawn.to(like.dtype)
+
+
+def uniform(like: Tensor, seed: int, low: float, high: float) -> Tensor:
+    """Numbers between `low` and `high` in the shape of `like`, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*like.shape, 2) if like.is_complex() else like.shape
+    row = low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+    row = torch.view_as_complex(row) if like.is_complex() else row
+    return row.to(device=like.device, dtype=like.dtype)
 
 
 def near(tensor: Tensor, seed: int) -> Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pullback.capture.seeds import normal, uniform
 from pullback.check.subject import Subject
 from pullback.check.trials import ENOUGH, Trial, is_finite
 from pullback.judge.example import Example, can_differ, wide_of
@@ -162,7 +163,7 @@ def not_finite(
                 truth = None
                 if not exact.args[position].is_complex():
                     slopes = Slopes(subject.reference, exact, wide, position)
-                    truth = slopes.smooth_entry(index_of(flat, grad.shape), SMOOTH)
+                    truth = slopes.entry(flat, certain=SMOOTH)
             elif _jumps(subject, exact, wide, position, flat, truth):
                 truth = None
             if truth is None or abs(truth) > min(most, torch.finfo(grad.dtype).max / 16):
@@ -237,9 +238,8 @@ def _is_inside(subject: Subject, example: Example, cotangents: Cotangents) -> bo
     """Whether forward is finite all around, in every input: at the edge of its domain anything may
     be not finite.
     """
-    generator = torch.Generator().manual_seed(41)
     along = {
-        i: torch.randn(example.args[i].shape, generator=generator, dtype=torch.float64)
+        i: normal(wide_of(example.args[i]), 41 + i)
         for i in example.needs
         if not example.args[i].is_complex()
     }
@@ -339,7 +339,5 @@ def _uneven(called: Run, cotangents: Cotangents) -> list[Tensor | None]:
         if cotangent is None:
             found.append(None)
             continue
-        generator = torch.Generator().manual_seed(77 + number)
-        noise = torch.rand(cotangent.shape, generator=generator, dtype=torch.float64)
-        found.append((cotangent * (0.5 + noise)).to(cotangent.dtype))
+        found.append(cotangent * uniform(cotangent.detach().abs(), 77 + number, 0.5, 1.5))
     return found

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_fake
+from pullback.capture.seeds import uniform
 from pullback.capture.trees import tensors_in
 
 FEW = 64
@@ -88,14 +89,10 @@ def drawn(like: TensorSpec, seed: int = 0) -> Tensor:
     """
     if like.values is not None:
         return torch.tensor(like.values, dtype=like.dtype, device=like.device).reshape(like.shape)
-    generator = torch.Generator().manual_seed(seed)
     if like.dtype.is_floating_point or like.dtype.is_complex:
-        shape = (*like.shape, 2) if like.dtype.is_complex else like.shape
-        row = torch.rand(shape, generator=generator, dtype=torch.float64)
-        row = like.low + (like.high - like.low) * row
-        row = torch.view_as_complex(row) if like.dtype.is_complex else row
-    else:
-        row = torch.zeros(like.shape) if like.sample is None else _cropped(like.sample, like.shape)
+        empty = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return uniform(empty, seed, like.low, like.high)
+    row = torch.zeros(like.shape) if like.sample is None else _cropped(like.sample, like.shape)
     return row.to(device=like.device, dtype=like.dtype)
 
 

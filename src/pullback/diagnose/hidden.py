@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
-from pullback.judge.mismatch import index_of
+from pullback.judge.mismatch import flat_of, index_of
 from pullback.judge.reference import FINEST
 from pullback.judge.tolerances import HIDDEN, HIDDEN_ROUGHLY, largest
 
@@ -41,7 +41,7 @@ def hidden(trials: Trials, trial: Trial, place: int) -> Hidden | None:
     floor = 1e-2 * near * max(1.0, largest(got))
 
     def slope_of(element: tuple[int, ...]) -> complex | None:
-        found = slopes.smooth_entry(element, near)
+        found = slopes.entry(flat_of(element, expected.shape), certain=near)
         return None if found is None else complex(found)
 
     def is_near(slope: complex, number: complex) -> bool:

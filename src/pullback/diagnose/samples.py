@@ -11,9 +11,8 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
+from pullback.derive.trial_rows import is_unchecked
 from pullback.function.gradients import is_differentiable
-from pullback.graph.cost import op_name, op_of
-from pullback.graph.parts import calls
 
 Shapes = list[tuple[int, ...]]
 
@@ -68,7 +67,7 @@ def unlike_shapes(captured: Capture, own: Sequence[Tensor]) -> Shapes | None:
     Of square examples alone nobody can tell the number of rows from that of columns.
     """
     shapes = [tuple(tensor.shape) for tensor in own]
-    if not _checks_sizes(captured):
+    if is_unchecked(captured):
         return None
     changed = False
     pointing = {i for i, tensor in enumerate(own) if is_index(tensor)}
@@ -109,17 +108,6 @@ def _grown(shapes: Shapes, spots: Sequence[Spot], step: int) -> Shapes | None:
 
 def _blank(own: Sequence[Tensor], shapes: Shapes) -> list[Tensor]:
     return [tensor.new_zeros(shape) for tensor, shape in zip(own, shapes, strict=True)]
-
-
-def _checks_sizes(captured: Capture) -> bool:
-    """Whether every op refuses sizes that do not fit.
-
-    Some kernels of attention go by them without looking, and a custom op may.
-    """
-    ops = [node for node in calls(captured.joint.graph) if op_of(node) is not None]
-    names = [op_name(node) for node in ops]
-    plain = all(str(node.target).startswith(("aten.", "prims.")) for node in ops)
-    return plain and not any("attention" in name for name in names)
 
 
 def small_sizes(captured: Capture) -> Iterator[Callable[[int], int]]:

@@ -38,9 +38,12 @@ class TorchState:
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the numbers that came next then; afterwards those of now go on."""
-        with keeping_random_state():
-            self.restore()
+        now = TorchState()
+        self.restore()
+        try:
             yield
+        finally:
+            now.restore()
 
 
 class RandomState:
@@ -87,32 +90,32 @@ def seed_torch(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def keeping_random_state() -> Iterator[None]:
-    """Whatever PyTorch draws inside, its generators go on as if nothing had been."""
+def seeded(seed: int = SEED) -> Iterator[None]:
+    """Inside, PyTorch draws from `seed`; afterwards, its generators are where they were."""
     before = TorchState()
     try:
+        seed_torch(seed)
         yield
     finally:
         before.restore()
 
 
 @contextlib.contextmanager
-def seeded(seed: int = SEED) -> Iterator[None]:
-    """Inside, PyTorch draws from `seed`; afterwards, its generators are where they were."""
-    with keeping_random_state():
-        seed_torch(seed)
-        yield
+def keeping_random_state(args: Sequence[Any] = ()) -> Iterator[RandomState]:
+    """Whatever is drawn inside, every generator goes on as if nothing had been."""
+    before = RandomState(args)
+    try:
+        yield before
+    finally:
+        before.restore()
 
 
 @contextlib.contextmanager
 def drawing_from(seed: int, args: Sequence[Any] = ()) -> Iterator[None]:
     """Inside, random numbers come from `seed`; afterwards, every generator is where it was."""
-    before = RandomState(args)
-    try:
-        before.seed(seed)
+    with keeping_random_state(args) as state:
+        state.seed(seed)
         yield
-    finally:
-        before.restore()
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback.capture.seeds import normal
 from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, wide_of
-from pullback.judge.mismatch import flat_of
 from pullback.judge.reference import STEP, Reference
 from pullback.judge.tolerances import ERRORS, KINK
 
@@ -57,24 +57,19 @@ class Slopes:
             steps.append(0.05 * size)
         return steps
 
-    def entry(self, flat: int) -> complex | float | None:
-        """The true gradient at one element, by differences; None where they cannot tell."""
+    def entry(self, flat: int, certain: float | None = None) -> complex | float | None:
+        """The true gradient at one element, by differences; None where they cannot tell.
+
+        With `certain` also None at a kink, and where that share of it may be wrong.
+        """
         parts = []
         for unit in self.units(flat):
             estimate, _ = self.slope(unit)
             if not estimate.is_known:
                 return None
-            parts.append(estimate.value)
-        return parts[0] if len(parts) == 1 else complex(*parts)
-
-    def smooth_entry(self, index: tuple[int, ...], share: float) -> complex | float | None:
-        """The true gradient at one element, certain up to a share of it; None at a kink, too."""
-        parts = []
-        for unit in self.units(flat_of(index, self.exact.args[self.position].shape)):
-            estimate, _ = self.slope(unit)
-            if not estimate.is_known or self.has_kink(unit):
-                return None
-            if estimate.error > share * max(1.0, abs(estimate.value)):
+            if certain is not None and (
+                estimate.error > certain * max(1.0, abs(estimate.value)) or self.has_kink(unit)
+            ):
                 return None
             parts.append(estimate.value)
         return parts[0] if len(parts) == 1 else complex(*parts)
@@ -88,12 +83,8 @@ class Slopes:
 
     def directions(self, value: Tensor) -> Iterator[Tensor]:
         """Random directions, whose largest entry is one."""
-        generator = torch.Generator().manual_seed(5)
-        for _ in range(DIRECTIONS):
-            along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            if value.is_complex():
-                imaginary = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-                along = torch.complex(along, imaginary)
+        for seed in range(DIRECTIONS):
+            along = normal(wide_of(value).cpu(), seed)
             yield along / along.abs().max().clamp_min(1e-3)
 
     def agrees_elsewhere(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:

@@ -16,7 +16,7 @@ from pullback.compose.flow import copies_of, recorded
 from pullback.compose.grouping import groups_of, unfit, waits
 from pullback.compose.reasons import is_refusal, reason_of
 from pullback.compose.text import function_of
-from pullback.function.isolation import RandomState, TorchState, isolated
+from pullback.function.isolation import TorchState, isolated, keeping_random_state
 from pullback.plan.groupings import Group
 from pullback.plan.measure import Task, measuring
 from pullback.plan.precision import Gradients, exact_gradients
@@ -40,12 +40,8 @@ class Case:
         """Whether the program changes its inputs."""
         copies = copies_of(self.args)
         before = [tensor._version for tensor in tensors_in(copies)]
-        state = RandomState(self.args)
-        try:
-            with measuring():
-                self.program(*copies)
-        finally:
-            state.restore()
+        with keeping_random_state(self.args), measuring():
+            self.program(*copies)
         return before != [tensor._version for tensor in tensors_in(copies)]
 
     @cached_property
@@ -159,11 +155,8 @@ def _leaf(tensor: Tensor) -> Tensor:
 def case_of(program: Callable[..., Any], args: Sequence[Any], size: int) -> Case:
     """A program at the size of `args`. Raises what the program raises."""
     with measuring():
-        state = RandomState(tuple(args))
-        try:
+        with keeping_random_state(args):
             program(*copies_of(args))
-        finally:
-            state.restore()
         units, reason = _recorded(program, args)
     return Case(program, tuple(args), size, units, reason)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.seeds import normal
 from pullback.capture.trees import map_leaves, tensors_in
 from pullback.plan.memory import peak_bytes, saved_bytes
 from pullback.plan.precision import Gradients, error_of
@@ -50,7 +51,7 @@ class Task:
         if not linked or not self.leaves:
             return ()
         if self.cotangents is None:
-            self.cotangents = [_drawn(tensor) for tensor in linked]
+            self.cotangents = [normal(tensor, 0) for tensor in linked]
         return torch.autograd.grad(linked, self.leaves, self.cotangents, allow_unused=True)
 
 
@@ -66,14 +67,6 @@ def _linked(returned: Any) -> list[Tensor]:
 
 def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _drawn(tensor: Tensor) -> Tensor:
-    """A cotangent for an output: the same one for each output of the same shape."""
-    generator = torch.Generator().manual_seed(0)
-    dtype = tensor.dtype if tensor.is_complex() else torch.float32
-    drawn = torch.randn(tensor.shape, dtype=dtype, generator=generator)
-    return drawn.to(tensor.dtype).to(tensor.device)
 
 
 class Meter:

@@ -13,7 +13,7 @@ from pullback.capture.trees import tensors_in
 from pullback.compose.nested import callable_of
 from pullback.compose.reasons import call_text
 from pullback.errors import PlanError
-from pullback.function.isolation import RandomState
+from pullback.function.isolation import keeping_random_state
 from pullback.plan.case import Case, case_of
 from pullback.plan.choice import choose, size_of, size_place, weight_of
 from pullback.plan.evidence import Evidence, Sized
@@ -79,13 +79,9 @@ def plan(
     saves = SAVES if weight < 0.5 else (*SAVES[1:], SAVES[0])
     pairs = [(backend, save) for backend in reversed(names) for save in saves]
     meter = Meter(_device(rows))
-    draws = RandomState(())
-    try:
-        with reporting(progress) as report:
-            search = Search(program, cases, pairs, weight, float(budget), meter, report)
-            search.run()
-    finally:
-        draws.restore()
+    with keeping_random_state(), reporting(progress) as report:
+        search = Search(program, cases, pairs, weight, float(budget), meter, report)
+        search.run()
     return _plan_of(search, objective, place, name)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
+from pullback.capture.seeds import normal
 from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, laid_out
 from pullback.graph.cost import op_of
@@ -151,7 +152,7 @@ def _drawn(x: Any, seed: int, draw: Callable[[Tensor], Tensor]) -> Any:
     if not _is_smooth(x) or _overlaps(x):
         return x
     laid = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return laid.copy_(draw(_normal(x, seed))).requires_grad_(x.requires_grad)
+    return laid.copy_(draw(normal(x, seed))).requires_grad_(x.requires_grad)
 
 
 def _any_number(drawn: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ def _run_of(recipe: Recipe) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def _patterns(recipe: Recipe, outputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Rows of cotangents for these outputs: all of them, then each alone."""
     drawn = [
-        laid_out(_normal(y, seed), order)
+        laid_out(normal(y, seed), order)
         for seed, (y, order) in enumerate(zip(outputs, recipe.orders, strict=True))
     ]
     yield drawn
@@ -323,14 +324,6 @@ def _double(value: Any) -> Any:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def _normal(like: Tensor, seed: int) -> Tensor:
-    """Normal numbers, without a draw from the generators in use."""
-    generator = torch.Generator(like.device).manual_seed(seed)
-    kind = like.dtype if like.is_complex() or like.dtype.itemsize > 2 else torch.float32
-    drawn = torch.randn(like.shape, dtype=kind, device=like.device, generator=generator)
-    return drawn.to(like.dtype)
-
-
 def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
     """The row, its numbers moved by a few units in the last place, each to one side or the other.
 
@@ -340,7 +333,7 @@ def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
     for seed, x in enumerate(row):
         if _is_smooth(x) and x.numel() and not _overlaps(x):
             eps = torch.finfo(x.dtype).eps
-            sides = _normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
+            sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
             near = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
             x = near.copy_(x.detach() + x.detach() * (sides * (NUDGE * eps)).to(x.dtype))
         moved.append(x)
