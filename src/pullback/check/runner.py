@@ -18,6 +18,7 @@ from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
 from pullback.check.report import Report
 from pullback.check.rules import selected
+from pullback.check.surrogates import Surrogate
 from pullback.check.target import Target, target_of
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
@@ -95,6 +96,7 @@ class _Collected:
         self.interrupted = False
         self.is_here = False  # whether rules ran in this process
         self.proved: Proved | None = None
+        self.surrogates: tuple[Surrogate, ...] = ()
 
     def drive(self) -> None:
         """Workers one after the other, until every rule has been tried or too many were lost."""
@@ -141,6 +143,9 @@ class _Collected:
         if message.kind == "accepted":
             self.seconds = message.seconds
             self.notes += _notes(self.job.target, message.inside)
+        if message.surrogates and not self.surrogates:
+            self.surrogates = message.surrogates
+            self.notes.append(_surrogate_note(self.job.target, message.surrogates))
         if message.kind == "unfit":
             raise ExamplesError(
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
@@ -215,6 +220,24 @@ def _notes(target: Target, inside: Sequence[str]) -> Iterator[str]:
         yield f"it calls {names}: some rules look into a Function only when that is checked itself"
     if isinstance(target.thing, torch.nn.Module) and any(True for _ in target.thing.parameters()):
         yield "the gradients of its parameters are not checked, only those of its inputs"
+
+
+def _surrogate_note(target: Target, found: Sequence[Surrogate]) -> str:
+    """Which gradients were not compared with forward's, why, and how to say that it is meant."""
+    names = ", ".join(f"`{one.name}`" for one in found)
+    first = found[0]
+    if first.inside:
+        return (
+            f"surrogate gradient of {names}: `{first.inside}`, which it calls, has a gradient that "
+            "is not forward's on purpose, so these were not compared with forward's"
+        )
+    value = repr(first.name) if len(found) == 1 else repr(tuple(one.name for one in found))
+    assert first.shape is not None
+    return (
+        f"surrogate gradient of {names}: {first.shape.value}, and backward returns another gradient "
+        f"than forward's, so that was not compared. Where it is meant, say so in `{target.name}`: "
+        f"declares = {{'surrogate': {value}}}"
+    )
 
 
 # ---- inputs ----

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,7 @@ from pullback.check.finding import Skip as Skip
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
 from pullback.check.repro.writing import with_repro
-from pullback.check.target import Target
+from pullback.check.target import Intent, Target
 from pullback.judge.example import Example, tensors_in, wide_of, words_of
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.patterns import Pattern, factor_of, pattern_of
@@ -52,7 +53,7 @@ class Subject:
         self.profile = profile
         self.beginning = leftovers_of(target)  # before the first call
         self.reference = target.reference()
-        self.judge_of = Judge(self.reference)
+        self.judge_of = Judge(self.reference, lambda: self.time_is_up)
         self.tried: Counter[str] = Counter()
         self.deadline = float("inf")  # of this process's work, so that the load does not matter
         self.first_run: Run | None = None  # of all, at the example as given
@@ -60,6 +61,12 @@ class Subject:
         # Variants already tried, by family, and (group, input) pairs that a rule has reported.
         self.trials: dict[str, list[Any]] = {}
         self.blamed: set[tuple[str, str]] = set()
+
+    def accept(self, intent: Intent) -> None:
+        """Take this for what the author means; what was judged without it is judged anew."""
+        self.target = replace(self.target, intent=intent)
+        for name in ("base_mismatches", "patterns", "wrong_names"):
+            self.__dict__.pop(name, None)
 
     # ---- what there is ----
 

@@ -16,6 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from pullback.check.finding import Finding, Skip
 from pullback.check.rules import Registered
 from pullback.check.subject import Subject
+from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
@@ -54,10 +55,11 @@ class Message:
 
     Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
     the Functions that a program has called; "unfit" with the arguments that forward refused, and
-    why. "refused" is a fork without autograd.
+    why. "intent" names gradients that are surrogates by their shape. "refused" is a fork without
+    autograd.
     """
 
-    kind: str  # "accepted" | "unfit" | "begin" | "found" | "end" | "refused"
+    kind: str  # "accepted" | "unfit" | "begin" | "intent" | "found" | "end" | "refused"
     rule: int = -1
     results: tuple[Finding | Skip, ...] = ()
     tried: dict[str, int] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class Message:
     where: str = ""
     seconds: float = 0.0
     inside: tuple[str, ...] = ()
+    surrogates: tuple[Surrogate, ...] = ()
 
 
 Tell = Callable[[Message], Any]
@@ -88,10 +91,22 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
             subject.latest = time.monotonic() + CROWDED * SECONDS[job.profile]
             with drawing_from(SEED):
                 _ = subject.first_gradients  # before a rule has called anything
+            if number == first:
+                tell(Message("intent", surrogates=_taken_as_meant(subject)))
             tell(Message("found", number, tuple(try_rule(job.rules[number], subject))))
         tell(Message("end", tried=dict(subject.tried)))
     finally:
         torch.set_num_threads(threads)
+
+
+def _taken_as_meant(subject: Subject) -> tuple[Surrogate, ...]:
+    """The gradients that are surrogates by their shape: no rule compares them with forward's."""
+    with warnings.catch_warnings(), drawing_from(SEED):
+        warnings.simplefilter("ignore")
+        found = surrogates_of(subject)
+    if found:
+        subject.accept(intent_with(subject.target.intent, found))
+    return found
 
 
 def _fitness(subject: Subject) -> Message:

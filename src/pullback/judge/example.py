@@ -6,7 +6,8 @@ a function which writes where it must not cannot spoil the next run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -18,11 +19,21 @@ from pullback.function.isolation import SEED
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """An argument that is a parameter or buffer of a module which is an argument, too."""
+
+    module: int
+    name: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """Arguments to call with, in order; `label` says in words how they differ from those given.
 
     `needs` holds the positions of the arguments that require grad. `kind` says what was done to
-    them, where a rule asks for that. Every run of it draws random numbers from `seed`.
+    them, where a rule asks for that. Every run of it draws random numbers from `seed`. Modules are
+    called with as they are, but for the parameters in `ties`: those are the tensors of the call.
     """
 
     args: tuple[Any, ...]
@@ -30,6 +41,7 @@ class Example:
     label: str = ""
     kind: Enum | None = None
     seed: int = SEED
+    ties: tuple[Tie, ...] = ()
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -53,7 +65,7 @@ class Example:
         args = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in self.args)
         for i in self.differentiable:
             args[i].requires_grad_(i in needs)
-        return args
+        return _tied(args, self.ties) if self.ties else args
 
     def map(self, change: Callable[[Tensor], Tensor], label: str) -> Example:
         """The example with every tensor changed, also those in containers."""
@@ -101,7 +113,28 @@ def example_of(args: tuple[Any, ...]) -> Example:
     able = [i for i, arg in enumerate(args) if can_differ(arg)]
     needs = [i for i in able if args[i].requires_grad] or able
     plain = tuple(arg.detach() if isinstance(arg, Tensor) else arg for arg in args)
-    return Example(plain, frozenset(needs))
+    return Example(plain, frozenset(needs), ties=tuple(_ties(args)))
+
+
+def _ties(args: tuple[Any, ...]) -> Iterator[Tie]:
+    for module, owner in enumerate(args):
+        if isinstance(owner, torch.nn.Module):
+            owned = [*owner.named_parameters(), *owner.named_buffers()]
+            for position, arg in enumerate(args):
+                names = [name for name, tensor in owned if tensor is arg]
+                if names:
+                    yield Tie(module, names[0], position)
+
+
+def _tied(args: tuple[Any, ...], ties: tuple[Tie, ...]) -> tuple[Any, ...]:
+    """The arguments with copies of the modules, whose parameters are the tensors among them."""
+    made = list(args)
+    for module in {tie.module for tie in ties}:
+        owner = args[module]
+        owned = dict([*owner.named_parameters(), *owner.named_buffers()])
+        memo = {id(owned[t.name]): args[t.position] for t in ties if t.module == module}
+        made[module] = deepcopy(owner, memo)
+    return tuple(made)
 
 
 def can_differ(value: Any) -> bool:

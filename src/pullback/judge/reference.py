@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -184,9 +185,10 @@ class Reference:
         ways = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
 
         def value(t: float) -> float:
-            args = list(example.fresh(needs=frozenset()))
+            moved = list(example.args)
             for i, along in ways.items():
-                args[i] = args[i] + t * along
+                moved[i] = moved[i].detach() + t * along
+            args = replace(example, args=tuple(moved)).fresh(needs=frozenset())
             with torch.no_grad(), warnings.catch_warnings(), seeded(example.seed):
                 warnings.simplefilter("ignore")
                 outputs = tensors_in(self.call(*args))

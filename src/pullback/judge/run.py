@@ -123,8 +123,28 @@ class Run:
                     allow_unused=True,
                 )
         except Exception as error:
-            raise BackwardFailedError(error) from error
+            found = None if create_graph else self._accumulated(used, wanted, retain_graph)
+            if found is None:
+                raise BackwardFailedError(error) from error
+            return found
         return dict(zip(wanted, grads, strict=True))
+
+    def _accumulated(
+        self, used: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[str], retain_graph: bool
+    ) -> dict[str, Tensor | None] | None:
+        """The same by `backward`, which some Functions serve alone (reentrant checkpoints)."""
+        leaves = self.leaves
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outputs, cotangents = zip(*used, strict=True)
+                torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
+        except Exception:
+            return None
+        grads = {name: leaves[name].grad for name in wanted}
+        for leaf in leaves.values():
+            leaf.grad = None
+        return grads
 
 
 def run(

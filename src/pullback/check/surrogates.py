@@ -1,0 +1,225 @@
+"""Surrogate gradients: those that an author wants to be others than forward's.
+
+Straight-through estimators, spikes, quantisers, gradient reversal and clipping have a backward that
+is not the derivative of forward, on purpose, and most of them say so nowhere. They are known by
+their shape:
+
+- forward is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
+  gradient is zero everywhere, and backward returns another. Nobody writes a Function for zeros. The
+  author differentiates some other, smooth forward, so no gradient of that Function is judged;
+- forward returns the input as it is, so that changing the gradient is all that the Function does;
+- forward returns the input or a bound, and what backward lets through depends on the sign of the
+  cotangent.
+
+Where that holds, the gradient is not compared with forward's, as if it were declared
+(`declares = {"surrogate": "x"}`), and the report says so. Everything else is still asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.patch import watching
+from pullback.check.subject import Subject
+from pullback.check.target import Intent, target_of
+from pullback.judge.example import Example, can_differ, example_of
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
+
+CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
+FOREIGN = ("torch.", "pullback.")
+
+
+class Shape(Enum):
+    """By what a surrogate is known."""
+
+    CONSTANT = "forward is piecewise constant"
+    IDENTITY = "forward returns it as it is"
+    BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """An input whose gradient is a surrogate; `inside` names the Function that makes it one."""
+
+    name: str
+    shape: Shape | None
+    inside: str = ""
+
+
+def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
+    """The inputs whose gradient is not forward's at the examples, by its shape on purpose."""
+    wrong = subject.base_mismatches
+    if not wrong:
+        return ()
+    if not subject.target.is_function:
+        return tuple(_inside(subject, wrong))
+    try:
+        return tuple(_known(subject, wrong))
+    except (ForwardRefusedError, BackwardFailedError):
+        return ()
+
+
+def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
+    """The intent with these surrogates, as if they had been declared."""
+    if intent.surrogate is True or any(s.shape is Shape.CONSTANT or s.inside for s in found):
+        return replace(intent, surrogate=True)
+    return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
+
+
+# ---- by shape ----
+
+
+def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
+    called = subject.run()
+    for mismatch in wrong:
+        if mismatch.have is None or not mismatch.have.any():
+            continue  # a gradient that is missing is no other gradient
+        shape = _shape(subject, called, mismatch)
+        if shape is not None:
+            yield Surrogate(mismatch.name, shape)
+
+
+def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
+    place = subject.names.index(mismatch.name)
+    is_flat = mismatch.expected == 0 and not mismatch.want.nan_to_num().any()
+    if is_flat and _is_stepwise(subject, called, place):
+        return Shape.CONSTANT
+    if _is_identity(subject, called, place):
+        return Shape.IDENTITY
+    if _is_bound(subject, called, place) and _asks_for_sign(subject, called, mismatch):
+        return Shape.BOUND
+    return None
+
+
+def _is_stepwise(subject: Subject, called: Run, place: int) -> bool:
+    """Whether outputs depend on the input, and yet stay as they are where it moves a little."""
+    near, far = _moved(called.example, place), _flipped(called.example, place)
+    changed = _changed(subject, called, near)
+    return changed is not None and changed <= CROSSING and bool(_changed(subject, called, far))
+
+
+def _is_identity(subject: Subject, called: Run, place: int) -> bool:
+    """Whether the one output is the input itself, also where all inputs are others."""
+    if len(called.live) != 1:
+        return False
+    other = _flipped(called.example, place)
+    for i in other.differentiable:
+        if i != place:
+            other = other.put(i, other.args[i] * 1.5, other.label)
+    try:
+        runs = called, subject.run(other)
+    except ForwardRefusedError:
+        return False
+    return all(_is_same(one.outputs[one.live[0]], one.example.args[place]) for one in runs)
+
+
+def _is_bound(subject: Subject, called: Run, place: int) -> bool:
+    """Whether each number of the one output is that of the input, or stays where that moves."""
+    if len(called.live) != 1:
+        return False
+    (live,) = called.live
+    given, made = called.example.args[place], called.outputs[live]
+    if given.shape != made.shape or given.dtype != made.dtype:
+        return False
+    try:
+        moved = subject.run(_moved(called.example, place)).outputs[live]
+    except ForwardRefusedError:
+        return False
+    kept = made.detach() == given
+    return bool((kept | (moved.detach() == made.detach())).all()) and bool(kept.any())
+
+
+def _asks_for_sign(subject: Subject, called: Run, mismatch: Mismatch) -> bool:
+    """Whether the gradient is the cotangent or zero, for others where the cotangent is negated."""
+    cotangents = subject.cotangents(called)
+    (live,) = called.live
+    sent = cotangents[live]
+    if sent is None:
+        return False
+    negated = [None if c is None else -c for c in cotangents]
+    plus = subject.run().pull(copies_of(cotangents))[mismatch.name]
+    minus = subject.run().pull(negated)[mismatch.name]
+    if plus is None or minus is None or plus.shape != sent.shape:
+        return False
+    passed = [_is_passed(plus, sent), _is_passed(minus, -sent)]
+    return None not in passed and not torch.equal(*passed)  # type: ignore[arg-type]
+
+
+def _is_passed(gradient: Tensor, sent: Tensor) -> Tensor | None:
+    """Where a cotangent is let through; None where something else is done with it."""
+    passes = gradient == sent
+    return passes if bool((passes | (gradient == 0)).all()) else None
+
+
+# ---- inputs that are others ----
+
+
+def _moved(example: Example, place: int) -> Example:
+    """The example with one input moved by a tiny part of itself."""
+    x = example.args[place]
+    step = torch.finfo(x.dtype).eps ** 0.5
+    return example.put(place, x + x.abs().clamp(min=1e-3) * step, "moved a little")
+
+
+def _flipped(example: Example, place: int) -> Example:
+    """The example with the numbers of one input in another order, and half as large again."""
+    x = example.args[place]
+    return example.put(place, (x.flatten().flip(0) * -1.5).reshape(x.shape), "turned round")
+
+
+def _changed(subject: Subject, called: Run, example: Example) -> float | None:
+    """The part of the outputs' numbers that are others at this example; None if it is refused."""
+    try:
+        other = subject.run(example)
+    except ForwardRefusedError:
+        return None
+    pairs = [(called.outputs[i], other.outputs[i]) for i in called.live]
+    if any(a.shape != b.shape for a, b in pairs):
+        return None
+    total = sum(a.numel() for a, _ in pairs)
+    return sum(int((a.detach() != b.detach()).sum()) for a, b in pairs) / max(total, 1)
+
+
+def _is_same(made: Tensor, given: Any) -> bool:
+    return can_differ(given) and made.shape == given.shape and torch.equal(made.detach(), given)
+
+
+# ---- in a program ----
+
+
+def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
+    """Wrong gradients of a program that calls a Function with a surrogate gradient."""
+    calls: dict[Any, tuple[Any, ...]] = {}
+
+    def note(cls: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not kwargs and not cls.__module__.startswith(FOREIGN):
+            needs = [isinstance(arg, Tensor) and arg.requires_grad for arg in args]
+            pairs = zip(args, needs, strict=True)
+            kept = tuple(x.detach().requires_grad_() if need else x for x, need in pairs)
+            calls.setdefault(cls, kept)
+        return call(*args, **kwargs)
+
+    with watching(note):
+        subject.run()
+    for cls, args in calls.items():
+        if _has_surrogate(cls, args):
+            name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
+            yield from (Surrogate(one.name, None, name) for one in wrong)
+            return
+
+
+def _has_surrogate(cls: Any, args: tuple[Any, ...]) -> bool:
+    target = target_of(cls)
+    if target.intent.has_surrogate:
+        return True
+    try:
+        return bool(surrogates_of(Subject(target, [example_of(args)])))
+    except (ForwardRefusedError, BackwardFailedError):
+        return False

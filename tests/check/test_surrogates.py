@@ -1,0 +1,170 @@
+"""Surrogate gradients are known by their shape, and faults of the same look are still found."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import pullback as pb
+
+
+def made(name, forward, backward):
+    return type(
+        name, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    )
+
+
+def keep(ctx, *tensors):
+    ctx.save_for_backward(*tensors)
+
+
+def passing(ctx, g):
+    return g
+
+
+# ---- surrogates ----
+
+
+def rounded(ctx, x):
+    return x.round()
+
+
+def spike(ctx, v, threshold):
+    keep(ctx, v)
+    ctx.threshold = threshold
+    return (v > threshold).to(torch.float32)
+
+
+def fast_sigmoid(ctx, g):
+    (v,) = ctx.saved_tensors
+    return g / (10 * (v - ctx.threshold).abs() + 1) ** 2, None
+
+
+def same(ctx, x, alpha):
+    ctx.alpha = alpha
+    return x.view_as(x)
+
+
+def at_least(ctx, x, bound):
+    keep(ctx, x, bound)
+    return torch.maximum(x, bound)
+
+
+def towards_the_bound(ctx, g):
+    x, bound = ctx.saved_tensors
+    return ((x >= bound) | (g < 0)) * g, None
+
+
+def learned_step(ctx, x, s):
+    keep(ctx, x, s)
+    return (x / s).round().clamp(-8, 7) * s
+
+
+def learned_step_back(ctx, g):
+    x, s = ctx.saved_tensors
+    v = x / s
+    inside = (v > -8) & (v < 7)
+    return g * inside, (g * torch.where(inside, v.round() - v, v.clamp(-8, 7))).sum()
+
+
+def one_hot(ctx, x):
+    return torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype)
+
+
+def row(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+SURROGATES = {
+    "straight through": (made("Rounded", rounded, passing), (row(4, 5),)),
+    "one-hot": (made("OneHot", one_hot, passing), (row(4, 5),)),
+    "spike": (made("Spike", spike, fast_sigmoid), (row(4, 5), 0.5)),
+    "reversal": (made("Reversed", same, lambda ctx, g: (-ctx.alpha * g, None)), (row(4, 5), 0.7)),
+    "clipping": (
+        made("Clipped", same, lambda ctx, g: (g.clamp(-ctx.alpha, ctx.alpha), None)),
+        (row(4, 5), 0.1),
+    ),
+    "bound": (made("AtLeast", at_least, towards_the_bound), (row(4, 5), torch.tensor(0.1))),
+    "learned step": (
+        made("LearnedStep", learned_step, learned_step_back),
+        (row(4, 5), torch.tensor(0.2, requires_grad=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogate_is_no_finding_and_is_said(name):
+    function, inputs = SURROGATES[name]
+    report = pb.check(function, inputs)
+
+    assert [f for f in report.findings if f.weight == "wrong"] == []
+    assert any(note.startswith("surrogate gradient of `") for note in report.notes)
+    assert any("declares = {'surrogate': '" in note for note in report.notes)
+
+
+def test_declared_surrogate_is_not_said_again():
+    function = made("Rounded", rounded, passing)
+    function.declares = {"surrogate": "x"}
+
+    assert not any("surrogate" in note for note in pb.check(function, (row(3),)).notes)
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_surrogate_inside_a_program_is_known(is_declared):
+    function = made("Rounded", rounded, passing)
+    if is_declared:
+        function.declares = {"surrogate": True}
+
+    def layer(x, w):
+        return function.apply(x.sin()) @ w
+
+    report = pb.check(layer, (row(4, 5), row(5, 2).detach()))
+
+    assert [f.rule.code for f in report.findings if f.weight == "wrong"] == []
+    assert any("`Rounded`, which it calls" in note for note in report.notes)
+
+
+# ---- faults that look like one ----
+
+
+def doubled_exp(ctx, x):
+    y = x.half().exp().to(x.dtype)
+    keep(ctx, y)
+    return y
+
+
+def twice(ctx, g):
+    (y,) = ctx.saved_tensors
+    return 2 * g * y
+
+
+def product(ctx, x, w):
+    keep(ctx, x, w)
+    return x * w
+
+
+def negated(ctx, g):
+    x, w = ctx.saved_tensors
+    return -g * w, g * x
+
+
+FAULTS = {
+    "a mask that is left out": (
+        made("Relu", lambda ctx, x: x.clamp(min=0), passing),
+        (row(4, 5),),
+    ),
+    "half precision inside": (made("HalfExp", doubled_exp, twice), (row(4, 5),)),
+    "a factor that is one here": (made("Product", product, negated), (row(5), torch.ones(5))),
+    "an input that forward ignores": (
+        made("Ignored", lambda ctx, x, y: y.sin(), lambda ctx, g: (g, None)),
+        (row(5), row(5).detach()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_that_looks_like_a_surrogate_is_found(name):
+    function, inputs = FAULTS[name]
+    report = pb.check(function, inputs)
+
+    assert any(f.rule.group == "gradient" for f in report.findings)
+    assert not any("surrogate" in note for note in report.notes)
