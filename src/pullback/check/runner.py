@@ -97,6 +97,7 @@ class _Collected:
         self.is_here = False  # whether rules ran in this process
         self.proved: Proved | None = None
         self.surrogates: tuple[Surrogate, ...] = ()
+        self.relations: tuple[str, ...] = ()
 
     def drive(self) -> None:
         """Workers one after the other, until every rule has been tried or too many were lost."""
@@ -146,6 +147,10 @@ class _Collected:
         if message.surrogates and not self.surrogates:
             self.surrogates = message.surrogates
             self.notes.append(_surrogate_note(self.job.target, message.surrogates))
+        if message.relations and not self.relations:
+            self.relations = message.relations
+            kept = "; ".join(message.relations)
+            self.notes.append(f"only inputs were tried that keep what the example shows: {kept}")
         if message.kind == "unfit":
             raise ExamplesError(
                 f"`{self.job.target.name}` must accept the inputs it is checked with",
@@ -234,9 +239,9 @@ def _surrogate_note(target: Target, found: Sequence[Surrogate]) -> str:
     value = repr(first.name) if len(found) == 1 else repr(tuple(one.name for one in found))
     assert first.shape is not None
     return (
-        f"surrogate gradient of {names}: {first.shape.value}, and backward returns another gradient "
-        f"than forward's, so that was not compared. Where it is meant, say so in `{target.name}`: "
-        f"declares = {{'surrogate': {value}}}"
+        f"surrogate gradient of {names}: {first.shape.value}, and backward returns another "
+        "gradient than forward's, so that was not compared. Where it is meant, say so in "
+        f"`{target.name}`: declares = {{'surrogate': {value}}}"
     )
 
 

@@ -22,6 +22,7 @@ from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
+from pullback.check.inputs.relations import Relation, broken_by, relations_of
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
 from pullback.check.repro.writing import with_repro
@@ -121,10 +122,22 @@ class Subject:
         """Call the target on fresh copies; raises `ForwardRefusedError` where it refuses them."""
         example = self.base if example is None else example
         self.tried["runs"] += 1
+        self._keep_relations(example)
         self._try_indices(example)
         wanted = None if needs is None else frozenset(needs)
         through = self.writes_inputs
         return run(self.target.call, example, self.names, needs=wanted, through_clone=through)
+
+    @cached_property
+    def relations(self) -> tuple[Relation, ...]:
+        """What the examples show of their arguments: others that break it are not tried."""
+        return relations_of(self.examples)
+
+    def _keep_relations(self, example: Example) -> None:
+        if self.relations and not any(example is one for one in self.examples):
+            broken = broken_by(example, self.relations)
+            if broken is not None:
+                raise ForwardRefusedError(ValueError(f"not {broken.words}, as in the examples"))
 
     def _try_indices(self, example: Example) -> None:
         """Refuse indices that would end all use of the GPU; those that were given are right."""

@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from pullback.check.finding import Finding, Skip
+from pullback.check.inputs.relations import words_of
 from pullback.check.rules import Registered
 from pullback.check.subject import Subject
 from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
@@ -55,8 +56,8 @@ class Message:
 
     Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
     the Functions that a program has called; "unfit" with the arguments that forward refused, and
-    why. "intent" names gradients that are surrogates by their shape. "refused" is a fork without
-    autograd.
+    why. "intent" names gradients that are surrogates by their shape, and relations between the
+    arguments that all examples keep. "refused" is a fork without autograd.
     """
 
     kind: str  # "accepted" | "unfit" | "begin" | "intent" | "found" | "end" | "refused"
@@ -68,6 +69,7 @@ class Message:
     seconds: float = 0.0
     inside: tuple[str, ...] = ()
     surrogates: tuple[Surrogate, ...] = ()
+    relations: tuple[str, ...] = ()
 
 
 Tell = Callable[[Message], Any]
@@ -92,7 +94,8 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
             with drawing_from(SEED):
                 _ = subject.first_gradients  # before a rule has called anything
             if number == first:
-                tell(Message("intent", surrogates=_taken_as_meant(subject)))
+                kept = tuple(words_of(one, subject.names) for one in subject.relations)
+                tell(Message("intent", surrogates=_taken_as_meant(subject), relations=kept))
             tell(Message("found", number, tuple(try_rule(job.rules[number], subject))))
         tell(Message("end", tried=dict(subject.tried)))
     finally:
