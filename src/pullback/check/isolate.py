@@ -15,12 +15,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from pullback.check.work import SECONDS, Job, Message, work
+from pullback.judge.progress import Progress, shared
 
 # A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
 # after the time of so many calls more; or when it has done nothing for so many seconds.
@@ -33,12 +35,17 @@ MEMORY = 6 << 30
 
 
 class Died(Exception):
-    """The worker ended before its work; `how` says in words what became of it."""
+    """The worker ended before its work; `how` says in words what became of it.
 
-    def __init__(self, how: str, *, is_hang: bool = False) -> None:
+    `is_hang` says that it did not end by itself; `is_slow` that it did not stand in one call of the
+    user's code, of the size that the user gave, but asked for many, or for a larger one.
+    """
+
+    def __init__(self, how: str, *, is_hang: bool = False, is_slow: bool = False) -> None:
         super().__init__(how)
         self.how = how
         self.is_hang = is_hang
+        self.is_slow = is_slow
 
 
 class CannotForkError(Exception):
@@ -61,6 +68,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     """
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
+    seen = Seen(shared(), max(example.size for example in job.examples))
     sys.stdout.flush()
     sys.stderr.flush()
     process = context.Process(target=_worker, args=(job, theirs, first), daemon=False)
@@ -69,7 +77,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     try:
         while True:
             busy = SECONDS[job.profile] + GRACE + CALLS * seconds
-            Watch(process.pid, busy, IDLE[job.profile]).wait(ours)
+            Watch(process.pid, busy, IDLE[job.profile], seen).wait(ours)
             try:
                 message = ours.recv()
             except EOFError:
@@ -116,16 +124,25 @@ def _answer(task: Callable[[], Any], pipe: Connection) -> None:
     os._exit(0)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The calls that a worker makes, and how large those may be that the user gave."""
+
+    progress: Progress
+    size: int
+
+
 class Watch:
     """A look at a worker from now on: it may work for `busy` seconds, and rest for `idle` ones.
 
     Work is counted in processor time, so that a crowded machine is no hang, up to a point.
     """
 
-    def __init__(self, pid: int, busy: float, idle: float) -> None:
-        self._pid, self._busy, self._idle = pid, busy, idle
-        self._begun = self._worked = _work_of(pid)
+    def __init__(self, pid: int, busy: float, idle: float, seen: Seen | None = None) -> None:
+        self._pid, self._busy, self._idle, self._seen = pid, busy, idle, seen
+        self._begun = self._worked = self._called = _work_of(pid)
         self._start = self._rested = time.monotonic()
+        self._calls = -1
 
     def wait(self, pipe: Connection) -> None:
         """Wait for a message; raises `Died` where the worker has had its time without one."""
@@ -136,10 +153,24 @@ class Watch:
         work, now = _work_of(self._pid), time.monotonic()
         if work - self._worked > 0.02 * GLANCE:
             self._worked, self._rested = work, now
+        if self._seen is not None and self._seen.progress.seen[0] != self._calls:
+            self._calls, self._called = self._seen.progress.seen[0], work
         if work - self._begun > self._busy or now - self._start > CROWDED * self._busy:
-            raise Died(f"it did not end within {self._busy:.0f} s of work", is_hang=True)
+            is_slow = work - self._called < self._busy / 2 or self._is_larger
+            raise Died(
+                f"it did not end within {self._busy:.0f} s of work", is_hang=True, is_slow=is_slow
+            )
         if now - self._rested > self._idle:
-            raise Died(f"it did not end, and did nothing for {self._idle:.0f} s", is_hang=True)
+            raise Died(
+                f"it did not end, and did nothing for {self._idle:.0f} s",
+                is_hang=True,
+                is_slow=self._is_larger,
+            )
+
+    @property
+    def _is_larger(self) -> bool:
+        """Whether the call that is under way has larger arguments than the user gave."""
+        return self._seen is not None and self._seen.progress.seen[1] > self._seen.size
 
 
 def _work_of(pid: int) -> float:

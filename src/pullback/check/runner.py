@@ -111,7 +111,8 @@ class _Collected:
             except Died as death:
                 self._died(death)
                 is_ours = self.current >= 0 and self.job.rules[self.current].rule.wraps
-                lost += 1.0 if death.is_hang else 0.0 if is_ours else 0.25
+                is_hang = death.is_hang and not death.is_slow
+                lost += 1.0 if is_hang else 0.0 if is_ours else 0.25
                 if self.current < 0:
                     lost = ENOUGH + 1  # every rule begins with the example that it died at
                 first = max(self.current + 1, first + 1)
@@ -172,6 +173,10 @@ class _Collected:
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
         if rule.group == "compile" and death.is_hang:
             self.results.append(Skip.refused(rule, f"the compiler takes too long: {death.how}"))
+            return
+        if death.is_slow and self.current >= 0:
+            reason = f"its trials take too long here, so it was ended: {death.how}"
+            self.results.append(Skip.refused(rule, reason))
             return
         if rule.wraps:
             reason = f"tensors without memory of their own cannot be read: {death.how}"

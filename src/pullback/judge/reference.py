@@ -21,6 +21,7 @@ from pullback.capture.patch import watching
 from pullback.derive.plain import program_of
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
+from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
 from pullback.judge.tape import has_native_node, replayed
@@ -189,6 +190,7 @@ class Reference:
             for i, along in ways.items():
                 moved[i] = moved[i].detach() + t * along
             args = replace(example, args=tuple(moved)).fresh(needs=frozenset())
+            progress.current.begin(example.size)
             with torch.no_grad(), warnings.catch_warnings(), seeded(example.seed):
                 warnings.simplefilter("ignore")
                 outputs = tensors_in(self.call(*args))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.function.isolation import seeded
+from pullback.judge import progress
 from pullback.judge.example import Example, can_differ, copy_of, tensors_in
 
 PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
@@ -111,6 +112,7 @@ class Run:
         ]
         if not used or not wanted:
             return dict.fromkeys(wanted)
+        progress.current.begin(self.example.size)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -163,6 +165,7 @@ def run(
     """
     args = example.fresh(needs=needs) if args is None else args
     passed = tuple(_clone(arg, through_clone) for arg in args)
+    progress.current.begin(example.size)
     try:
         with warnings.catch_warnings(record=True) as caught, seeded(example.seed):
             warnings.simplefilter("always")

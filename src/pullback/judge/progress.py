@@ -1,0 +1,40 @@
+"""What a process that watches a worker sees of it: the calls of the user's code, as they begin.
+
+A worker that is silent for long may stand in one call of the user's code, which is the user's
+matter, or make one call after the other, which is that of whoever asks for so many.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+_FORM = "QQ"  # calls begun, elements of the arguments of the last one
+
+
+class Progress:
+    """The calls that were begun, in memory that a fork shares with its parent."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, struct.calcsize(_FORM))
+
+    def begin(self, size: int) -> None:
+        """A call with so many elements begins."""
+        struct.pack_into(_FORM, self._memory, 0, self.seen[0] + 1, size)
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """How many calls were begun, and the size of the last one."""
+        calls, size = struct.unpack_from(_FORM, self._memory)
+        return calls, size
+
+
+current = Progress()
+"""That of this process; a worker and who forked it share one."""
+
+
+def shared() -> Progress:
+    """A new one, for a worker that is forked from here on."""
+    global current
+    current = Progress()
+    return current
