@@ -5,7 +5,7 @@ The public functions stand here and import what they need when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ def check(
     select: Sequence[str] = (),
     allow: Sequence[str] = (),
     profile: str = "standard",
+    declares: Mapping[str, Any] | None = None,
+    reference: Callable[..., Any] | None = None,
     isolate: bool = True,
     progress: Progress | None = None,
 ) -> Report:
@@ -34,6 +36,8 @@ def check(
         select=select,
         allow=allow,
         profile=profile,
+        declares=declares,
+        reference=reference,
         isolate=isolate,
         progress=progress,
     )
@@ -46,13 +50,24 @@ def assert_sound(
     select: Sequence[str] = (),
     allow: Sequence[str] = (),
     profile: str = "standard",
+    declares: Mapping[str, Any] | None = None,
+    reference: Callable[..., Any] | None = None,
     isolate: bool = True,
 ) -> None:
     """Raise with every finding about `target`, if there is any: see `check.runner`."""
     __tracebackhide__ = True  # pytest then shows the line of the test
     from pullback.check.runner import assert_sound as run  # heavy
 
-    run(target, inputs, select=select, allow=allow, profile=profile, isolate=isolate)
+    run(
+        target,
+        inputs,
+        select=select,
+        allow=allow,
+        profile=profile,
+        declares=declares,
+        reference=reference,
+        isolate=isolate,
+    )
 
 
 def recording(**options: int) -> AbstractContextManager[Recording]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from pullback.check.proving import Proved, proved_of
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.surrogates import Surrogate
-from pullback.check.target import Target, target_of
+from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, UnsoundError
@@ -40,15 +40,19 @@ def check(
     select: Sequence[str] = (),
     allow: Sequence[str] = (),
     profile: str = "standard",
+    declares: Mapping[str, Any] | None = None,
+    reference: Callable[..., Any] | None = None,
     isolate: bool = True,
     progress: Progress | None = None,
 ) -> Report:
     """Try every rule on `target` at `inputs` and what can be generated from them.
 
     `inputs` is a tuple of arguments, a list of such tuples, or a function without arguments that
-    gives one of these; left out, `target.examples` is asked.
+    gives one of these; left out, `target.examples` is asked. `declares` says of the target what the
+    attribute of that name says on a class: `declares={"surrogate": "x"}`. `reference` is a plain
+    function of the same arguments: outputs and gradients are compared with its own.
     """
-    known = target_of(target)
+    known = with_options(target_of(target), declares, reference)
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     job = Job(known, examples, rules, profile)

@@ -7,7 +7,7 @@ their shape:
 - forward is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
   gradient is zero everywhere, and backward returns another. Nobody writes a Function for zeros. The
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
-- forward returns the input as it is, so that changing the gradient is all that the Function does;
+- forward returns an input as it is, so that changing gradients is all that the Function does;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent.
 
@@ -40,7 +40,7 @@ class Shape(Enum):
     """By what a surrogate is known."""
 
     CONSTANT = "forward is piecewise constant"
-    IDENTITY = "forward returns it as it is"
+    IDENTITY = "forward returns an input as it is"
     BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
 
 
@@ -91,7 +91,7 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
     is_flat = mismatch.expected == 0 and not mismatch.want.nan_to_num().any()
     if is_flat and _is_stepwise(subject, called, place):
         return Shape.CONSTANT
-    if _is_identity(subject, called, place):
+    if any(_is_identity(subject, called, i) for i in called.example.differentiable):
         return Shape.IDENTITY
     if _is_bound(subject, called, place) and _asks_for_sign(subject, called, mismatch):
         return Shape.BOUND

@@ -15,7 +15,8 @@ import inspect
 import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
@@ -67,6 +68,7 @@ class Target:
     call: Callable[..., Any]
     function: Any = None
     intent: Intent = field(default_factory=Intent)
+    compare_with: Callable[..., Any] | None = None  # a plain function that gives what is right
 
     @property
     def is_function(self) -> bool:
@@ -238,6 +240,21 @@ def _line_of(code: Any) -> int:
 
 
 # ---- declared intent ----
+
+
+def with_options(
+    target: Target, declares: Mapping[str, Any] | None, reference: Any = None
+) -> Target:
+    """The target with what is declared from outside of it, and a reference to compare it with."""
+    if declares is not None:
+        target = replace(target, intent=_intent_of(SimpleNamespace(declares=declares), target))
+    if reference is not None and not callable(reference):
+        raise TargetError(
+            f"the reference of `{target.name}` must be something that can be called",
+            expected="a plain PyTorch function of the same arguments",
+            got=repr(reference),
+        )
+    return replace(target, compare_with=reference)
 
 
 def _intent_of(thing: Any, target: Target) -> Intent:

@@ -68,6 +68,7 @@ def test_relation_that_another_example_breaks_is_none(words):
     [
         (drawn(3, 4), drawn(3, 4, seed=1), drawn(4)),
         (torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(4)),
+        (torch.arange(12.0), torch.linspace(0, 1, 12).reshape(3, 4)),
         (drawn(1), drawn(1, 1), torch.tensor(2.0), 3, None),
         (torch.tensor([0, 2, 2, 1, 0]), drawn(3, 3)),
         (drawn(4, 4, seed=2) + 5j, True),

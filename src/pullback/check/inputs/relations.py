@@ -65,8 +65,16 @@ def _tells(tensor: Tensor) -> bool:
     """Whether it has several numbers, not all the same: others keep every relation by chance."""
     if tensor.layout != torch.strided or tensor.is_complex() or tensor.numel() < FEW:
         return False
-    plain = is_index(tensor) or can_differ(tensor)
-    return plain and bool((tensor != tensor.flatten()[0]).any())
+    if not can_differ(tensor):
+        return is_index(tensor) and bool((tensor != tensor.flatten()[0]).any())
+    return not _is_evenly_spaced(tensor)
+
+
+def _is_evenly_spaced(x: Tensor) -> bool:
+    """Whether it is constant, or counted up: some numbers, for whoever does not care which."""
+    flat = x.double().flatten()
+    steps = flat[1:] - flat[:-1]
+    return bool(((steps - steps[0]).abs() <= NEAR[x.element_size()] * flat.abs().max()).all())
 
 
 # ---- one tensor ----
@@ -112,9 +120,7 @@ def _is_square(x: Tensor) -> bool:
 
 
 def _is_sorted(x: Tensor) -> bool:
-    if not x.dim() or x.shape[-1] < FEW:
-        return False
-    return bool((x[..., 1:] >= x[..., :-1]).all())
+    return x.dim() > 0 and x.shape[-1] >= FEW and bool((x[..., 1:] >= x[..., :-1]).all())
 
 
 def _is_permutation(x: Tensor) -> bool:
