@@ -41,10 +41,10 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
 from pullback.judge.run import Run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quick")
 
