@@ -125,30 +125,28 @@ class Case(Slopes):
         if not bool((excess > 0).any()):
             return None
         if self.got is not None and self.got.shape != want.shape:
-            return self._mismatch(want, excess, 0, None)
+            return self._found(want, 0, want.flatten()[0].item(), int((excess > 0).sum()))
         for _ in range(DOUBTS):
             worst = int(excess.flatten().argmax())
             if not float(excess.flatten()[worst]) > 0:
                 return None
-            verdict = self._settled(want, worst, tolerance)
-            if verdict is not None:
-                return self._mismatch(want, excess, worst, verdict)
+            truth = self._settled(want, worst, tolerance)
+            if truth is not None:
+                return self._found(want, worst, truth, int((excess > 0).sum()))
             excess.view(-1)[worst] = -1.0
-        return (
-            None
-            if self._is_doubtful(want, excess)
-            else self._mismatch(want, excess, int(excess.flatten().argmax()), None)
-        )
+        if self._is_doubtful(want, excess):
+            return None
+        worst = int(excess.flatten().argmax())
+        return self._found(want, worst, want.flatten()[worst].item(), int((excess > 0).sum()))
 
     def against_differences(self) -> Mismatch | None:
         """Without a reference: compare along random directions and, where small, coordinates."""
         value = self.run.args[self.position]
-        have = torch.zeros_like(wide_of(value)) if self.got is None else wide_of(self.got).cpu()
-        total = value.numel()
-        if total == 0 or have.shape != value.shape:
+        have = self._have
+        if value.numel() == 0 or have.shape != value.shape:
             return None
         tolerance = self._tolerance(0.0)
-        for k, along in enumerate(self._directions(value, have)):
+        for k, along in enumerate(self._directions(value)):
             estimate, _ = self.slope(along)
             told = float(inner(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
@@ -159,7 +157,7 @@ class Case(Slopes):
                 continue
             if k >= DIRECTIONS and any(map(self.has_kink, self.directions(value))):
                 continue  # smooth along one coordinate by chance: at ties, sides may agree
-            return self._searched(have, tolerance, along, estimate, told, k)
+            return self._searched(have, tolerance) or self._along(estimate.value, told)
         return None
 
     def _is_confirmed(self, along: Tensor, first: Estimate, told: float, slack: float) -> bool:
@@ -172,69 +170,33 @@ class Case(Slopes):
                 return False
         return True
 
-    def _searched(
-        self,
-        have: Tensor,
-        tolerance: Tolerance,
-        along: Tensor,
-        estimate: Estimate,
-        told: float,
-        k: int,
-    ) -> Mismatch:
+    def _searched(self, have: Tensor, tolerance: Tolerance) -> Mismatch | None:
         """The worst entry among some, once a direction has shown that the gradient is wrong."""
         total = have.numel()
         picks = range(total) if total <= COORDINATES else have.abs().flatten().topk(16).indices
-        worst: tuple[float, int, complex | float] | None = None
-        wrong = 0
-        for flat in picks:
-            truth = self.entry(int(flat))
+        found: dict[int, tuple[float, complex | float]] = {}
+        for flat in map(int, picks):
+            truth = self.entry(flat)
             if truth is None:
                 continue
             off = abs(complex(have.flatten()[flat]) - truth)
             if off > ALONG * tolerance.relative * abs(truth) + tolerance.floor + ENTRY:
-                wrong += 1
-                if worst is None or off > worst[0]:
-                    worst = (off, int(flat), truth)
+                found[flat] = off, truth
+        if not found:
+            return None
+        worst = max(found, key=lambda flat: found[flat][0])
         want = torch.full_like(have, float("nan"))
-        if worst is None:
-            where = f"along random direction {k}"
-            return Mismatch(
-                self.name,
-                self.position,
-                None,
-                estimate.value,
-                told,
-                total,
-                total,
-                want,
-                self.got,
-                where,
-            )
-        index = index_of(worst[1], have.shape)
-        got = have.flatten()[worst[1]].item() if self.got is not None else None
-        return Mismatch(
-            self.name,
-            self.position,
-            index,
-            _plain(worst[2], have),
-            got,
-            wrong,
-            total,
-            want,
-            self.got,
-        )
+        return self._found(want, worst, found[worst][1], len(found))
 
-    def _directions(self, value: Tensor, have: Tensor) -> Iterator[Tensor]:
+    def _directions(self, value: Tensor) -> Iterator[Tensor]:
         yield from self.directions(value)
         if value.numel() <= COORDINATES // 2:
             for flat in range(value.numel()):
                 yield from self.units(flat)
 
-    def _settled(
-        self, want: Tensor, worst: int, tolerance: Tolerance
-    ) -> tuple[complex | float] | None:
+    def _settled(self, want: Tensor, worst: int, tolerance: Tolerance) -> complex | float | None:
         """The true value at an element where the gradient is wrong; None where it is not proven."""
-        have = 0.0 if self.got is None else self.got.detach().cpu().flatten()[worst].item()
+        have = self._have.flatten()[worst].item()
         allowed = float(tolerance.allowed(want).flatten()[worst])
         truths: list[float] = []
         is_wrong = False
@@ -267,12 +229,11 @@ class Case(Slopes):
             is_wrong = True
         if not is_wrong:
             return None
-        return (truths[0] if len(truths) == 1 else complex(*truths),)
+        return truths[0] if len(truths) == 1 else complex(*truths)
 
     def _is_doubtful(self, want: Tensor, excess: Tensor) -> bool:
         """After several elements that proved nothing: whether the rest is in doubt as well."""
-        along = wide_of(self.run.args[self.position])
-        have = torch.zeros_like(along) if self.got is None else wide_of(self.got).cpu()
+        have = self._have
         apart = torch.where(excess.reshape(have.shape) > 0, have - want, torch.zeros_like(have))
         if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
             return True
@@ -295,27 +256,27 @@ class Case(Slopes):
         plain = tolerance_for(eps, max(sizes, default=0.0))
         return Tolerance(plain.relative, plain.scaled, plain.floor + slack)
 
-    def _mismatch(
-        self, want: Tensor, excess: Tensor, worst: int, truth: tuple[complex | float] | None
-    ) -> Mismatch:
-        flat = want.flatten()
-        expected = truth[0] if truth is not None else flat[worst].item()
-        have = self.got
-        got = None if have is None else have.detach().cpu().flatten()[worst].item()
-        wrong = int((excess > 0).sum())
-        index = index_of(worst, want.shape)
+    @property
+    def _have(self) -> Tensor:
+        """What was got, in float64; no gradient is one of zeros."""
+        if self.got is None:
+            return torch.zeros_like(wide_of(self.run.args[self.position]), device="cpu")
+        return wide_of(self.got).cpu()
+
+    def _found(self, want: Tensor, flat: int, expected: complex | float, wrong: int) -> Mismatch:
+        """The mismatch that is worst at one element."""
+        got = None if self.got is None else self.got.detach().cpu().flatten()[flat].item()
+        index = index_of(flat, want.shape)
+        total = want.numel()
         return Mismatch(
-            self.name,
-            self.position,
-            index,
-            expected,
-            got,
-            wrong,
-            want.numel(),
-            want,
-            have,
-            self.run.example.label,
+            self.name, self.position, index, expected, got, wrong, total, want, self.got
         )
+
+    def _along(self, expected: float, got: float) -> Mismatch:
+        """The mismatch that shows along a direction, and at none of the entries looked at."""
+        want = torch.full_like(self._have, float("nan"))
+        total = want.numel()
+        return Mismatch(self.name, self.position, None, expected, got, total, total, want, self.got)
 
 
 def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) -> bool:
@@ -331,7 +292,3 @@ def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) 
 
 def _part(value: complex | float, k: int) -> float:
     return float(complex(value).imag if k else complex(value).real)
-
-
-def _plain(value: complex | float, like: Tensor) -> complex | float:
-    return value if like.is_complex() else float(complex(value).real)
