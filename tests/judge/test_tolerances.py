@@ -68,8 +68,14 @@ def test_none_is_close_to_zeros_alone():
 def test_nan_is_near_nan():
     one = torch.tensor([1.0, math.nan])
 
-    assert are_near(one, one.clone(), 1e-9, 0.0)
-    assert not are_near(one, torch.tensor([1.0, 2.0]), 1e-9, 0.0)
+    assert are_near(one, one.clone(), Tolerance(1e-9, 0.0))
+    assert not are_near(one, torch.tensor([1.0, 2.0]), Tolerance(1e-9, 0.0))
+
+
+def test_no_number_is_close_to_infinity():
+    assert is_close(torch.tensor([math.inf]), torch.tensor([math.inf]))
+    assert not is_close(torch.tensor([1.0]), torch.tensor([math.inf]))
+    assert not Tolerance(0.1, 0.1).admits(torch.tensor([1.0]), torch.tensor([math.inf]))
 
 
 def test_largest_is_of_finite_entries():

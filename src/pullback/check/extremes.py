@@ -31,7 +31,6 @@ from pullback.judge.slopes import Slopes
 from pullback.judge.tolerances import (
     FAINT,
     FAITHFUL,
-    FAITHFUL_AT_ZERO,
     GUARDED,
     SMOOTH,
     STEEP,
@@ -192,13 +191,8 @@ def _is_faithful(subject: Subject, called: Run) -> bool:
     except ForwardRefusedError:
         return True
     pairs = zip(called.outputs, exact.outputs, strict=False)
-    for have, want in pairs:
-        if can_differ(have) and have.shape == want.shape:
-            scale = want.detach().abs().max() if want.numel() else torch.zeros(())
-            apart = (wide_of(have) - wide_of(want)).abs()
-            if not bool((apart <= FAITHFUL * wide_of(want).abs() + FAITHFUL_AT_ZERO * scale).all()):
-                return False
-    return True
+    alike = [(a, b) for a, b in pairs if can_differ(a) and a.shape == b.shape]
+    return all(FAITHFUL.admits(have, want) for have, want in alike)
 
 
 def _finite(grad: Tensor | None, flat: int) -> complex | float | None:

@@ -37,7 +37,7 @@ from pullback.judge.example import Example, example_of
 from pullback.judge.reference import FINEST, Precision, Reference
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, run, told
 from pullback.judge.slopes import Slopes
-from pullback.judge.tolerances import REPEATED, REPEATED_AT_ZERO, are_near
+from pullback.judge.tolerances import REPEATED, are_near
 
 HELD_OUT = 50
 """The number of the first trial that no edit is searched with."""
@@ -96,7 +96,7 @@ class Trials:
             self._called(f, own, 0).outputs for f in (self.program, make_fitted(self.target, zeros))
         )
         for one, two in zip(once, again, strict=False):
-            if one.shape != two.shape or not are_near(one, two, REPEATED, REPEATED_AT_ZERO):
+            if one.shape != two.shape or not are_near(one, two, REPEATED):
                 raise UntriedError("its forward gives other outputs each time it runs")
 
     @property
