@@ -38,14 +38,14 @@ def hidden(trials: Trials, trial: Trial, place: int) -> Hidden | None:
     slopes = trials.slopes(trial, place)
     is_exact = slopes.reference.noise_of(slopes.exact) <= FINEST and not trials.is_rough
     near = HIDDEN if is_exact else HIDDEN_ROUGHLY
-    floor = 1e-2 * near * max(1.0, largest(got))
+    floor = near.scaled * largest(got) + near.floor
 
     def slope_of(element: tuple[int, ...]) -> complex | None:
-        found = slopes.entry(flat_of(element, expected.shape), certain=near)
+        found = slopes.entry(flat_of(element, expected.shape), certain=near.relative)
         return None if found is None else complex(found)
 
     def is_near(slope: complex, number: complex) -> bool:
-        return abs(slope - number) <= near * abs(slope) + floor
+        return abs(slope - number) <= near.relative * abs(slope) + floor
 
     worst = trial.worst(place)
     slope = slope_of(worst)
