@@ -91,8 +91,7 @@ UNCERTAIN, UNCERTAIN_AT_ZERO = 0.5, 1e-3  # a slope with a larger error is not k
 KINK = 1e-6  # of a slope: sides that differ by more, beyond their errors, are those of a kink
 SMOOTH = 1e-4  # so certain must a slope be that contradicts a gradient that is not finite
 GUARDED = 0.01  # the same next to a guard against zero, which bends the function
-HIDDEN = Tolerance(1e-4, 1e-6, 1e-6)  # of a slope that is to contradict autograd
-HIDDEN_ROUGHLY = Tolerance(3e-2, 3e-4, 3e-4)  # the same in less than double precision
+HIDDEN = Tolerance(0.03, 0.0, 1e-6)  # a slope that is further from autograd's is hidden from it
 TIED, TIED_AT_ZERO = 1e-4, 1e-8  # of the sum of tied gradients, which adds up their roundings
 
 # ---- far out ----

@@ -64,16 +64,15 @@ class Judge:
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
         for name, position in positions.items():
-            case = Case(self.reference, exact, wide, position, run, name, grads[name])
+            case = Case(self.reference, exact, wide, position, run.example, name, grads[name])
             want = wants.get(position) if wants is not None else None
             if known and not (want is None and self.reference.loses(run.example, position)):
                 value = run.args[position]
                 zero = torch.zeros(value.shape, dtype=wide_of(value).dtype)
-                found = case.against(
-                    zero if want is None else want, self._slack(run, wide, position)
-                )
+                tolerance = case.tolerance(self._slack(run, wide, position))
+                found = case.against(zero if want is None else want, tolerance)
             else:
-                found = case.against_differences()
+                found = case.against_differences(case.tolerance())
             if found is not None:
                 yield found
 
@@ -110,42 +109,40 @@ class Judge:
 
 @dataclass(slots=True)
 class Case(Slopes):
-    """One gradient of one run, to be judged."""
+    """One gradient that a call of `example` gave, to be judged; `exact` is that in float64."""
 
-    run: Run
+    example: Example
     name: str
     got: Tensor | None
 
-    def against(self, want: Tensor, slack: float) -> Mismatch | None:
+    def against(self, want: Tensor, tolerance: Tolerance) -> Mismatch | None:
         """Compare with the reference's gradient; settle what differs by differences."""
         want = wide_of(want).cpu()
-        tolerance = self._tolerance(slack)
         got = None if self.got is None else self.got.cpu()
         excess = tolerance.measure(want).excess(got).contiguous()
         if not bool((excess > 0).any()):
             return None
         if self.got is not None and self.got.shape != want.shape:
-            return self._found(want, 0, want.flatten()[0].item(), int((excess > 0).sum()))
+            return self.mismatch(want, 0, want.flatten()[0].item(), int((excess > 0).sum()))
         for _ in range(DOUBTS):
             worst = int(excess.flatten().argmax())
             if not float(excess.flatten()[worst]) > 0:
                 return None
             truth = self._settled(want, worst, tolerance)
             if truth is not None:
-                return self._found(want, worst, truth, int((excess > 0).sum()))
+                return self.mismatch(want, worst, truth, int((excess > 0).sum()))
             excess.view(-1)[worst] = -1.0
         if self._is_doubtful(want, excess):
             return None
         worst = int(excess.flatten().argmax())
-        return self._found(want, worst, want.flatten()[worst].item(), int((excess > 0).sum()))
+        return self.mismatch(want, worst, want.flatten()[worst].item(), int((excess > 0).sum()))
 
-    def against_differences(self) -> Mismatch | None:
+    def against_differences(self, tolerance: Tolerance) -> Mismatch | None:
         """Without a reference: compare along random directions and, where small, coordinates."""
-        value = self.run.args[self.position]
+        value = self.example.args[self.position]
         have = self._have
         if value.numel() == 0 or have.shape != value.shape:
             return None
-        tolerance = self._tolerance(0.0)
         for k, along in enumerate(self._directions(value)):
             estimate, _ = self.slope(along)
             told = float(inner(have, along))
@@ -186,7 +183,7 @@ class Case(Slopes):
             return None
         worst = max(found, key=lambda flat: found[flat][0])
         want = torch.full_like(have, float("nan"))
-        return self._found(want, worst, found[worst][1], len(found))
+        return self.mismatch(want, worst, found[worst][1], len(found))
 
     def _directions(self, value: Tensor) -> Iterator[Tensor]:
         yield from self.directions(value)
@@ -248,8 +245,9 @@ class Case(Slopes):
             and not self.has_kink(unit)
         )
 
-    def _tolerance(self, slack: float) -> Tolerance:
-        eps = self.reference.noise_of(self.run.example)
+    def tolerance(self, slack: float = 0.0) -> Tolerance:
+        """What rounding may do to the gradient; `slack` is what it is seen to do besides."""
+        eps = self.reference.noise_of(self.example)
         if self.got is not None and can_differ(self.got):
             eps = max(eps, torch.finfo(self.got.dtype).eps)
         sizes = [float(c.abs().max()) for c in self.cotangents if c is not None and c.numel()]
@@ -260,10 +258,10 @@ class Case(Slopes):
     def _have(self) -> Tensor:
         """What was got, in float64; no gradient is one of zeros."""
         if self.got is None:
-            return torch.zeros_like(wide_of(self.run.args[self.position]), device="cpu")
+            return torch.zeros_like(wide_of(self.example.args[self.position]), device="cpu")
         return wide_of(self.got).cpu()
 
-    def _found(self, want: Tensor, flat: int, expected: complex | float, wrong: int) -> Mismatch:
+    def mismatch(self, want: Tensor, flat: int, expected: complex | float, wrong: int) -> Mismatch:
         """The mismatch that is worst at one element."""
         got = None if self.got is None else self.got.detach().cpu().flatten()[flat].item()
         index = index_of(flat, want.shape)
