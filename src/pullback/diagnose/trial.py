@@ -81,8 +81,7 @@ class Trial:
         """Whether autograd knows of what the gradient must be where it is worst."""
         if mismatch.index is None:
             return self.expected[place] is not None
-        said, truth = complex(self.pair(place)[0][mismatch.index]), mismatch.expected
-        return abs(said - truth) <= HIDDEN.relative * abs(truth) + HIDDEN.floor
+        return HIDDEN.is_near(complex(self.pair(place)[0][mismatch.index]), mismatch.expected)
 
     def differs(self, expected: Tensor, got: Tensor) -> Tensor:
         """Where `got` differs from `expected`, by more than rounding."""

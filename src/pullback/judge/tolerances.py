@@ -28,6 +28,10 @@ class Tolerance:
         size = want.abs()
         return self.relative * size + (self.scaled * largest(want) + self.floor)
 
+    def is_near(self, number: complex, truth: complex) -> bool:
+        """Whether one number is another."""
+        return abs(number - truth) <= self.relative * abs(truth) + self.floor
+
     def admits(self, have: Tensor, want: Tensor) -> bool:
         """Whether `have` is `want`, all of which must be finite."""
         measure = self.measure(want)
@@ -127,6 +131,9 @@ AGAIN_AT_ZERO = 1e-12  # what such sums leave where they cancel
 REPEATED = Tolerance(1e-3, 0.0, 1e-6)  # outputs of a forward: random numbers differ by far more
 REPLAYED = Tolerance(1e-5, 0.0, 1e-8)  # ops run again one by one: what PyTorch takes by default
 VALUE = Tolerance(1e-9, 1e-12)  # values of two graphs that may stand for each other
+SHOWN = Tolerance(1e-5, 0.0, 1e-6)  # what a repro computes of a number that a finding tells
+SLOPE_SHOWN = Tolerance(1e-4, 0.0, 1e-6)  # the same for a slope, which a repro takes by one step
+SUM = 1e-4  # probabilities that sum to one, in single precision
 SYMMETRIC = Tolerance(1e-5, 0.0, 1e-7)  # a matrix that was made symmetric in single precision
 
 

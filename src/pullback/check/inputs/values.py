@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.judge.tolerances import SYMMETRIC, are_near
+from pullback.judge.tolerances import SUM, SYMMETRIC, are_near
 
 Shape = Sequence[int]
 
@@ -109,7 +109,7 @@ def _sums_to_one(tensor: Tensor) -> bool:
     if tensor.shape[-1] < 2:
         return False
     total = tensor.sum(-1)
-    return bool(((total - 1).abs() < 1e-4).all())
+    return bool(((total - 1).abs() < SUM).all())
 
 
 def _is_symmetric(tensor: Tensor) -> bool:
