@@ -144,13 +144,15 @@ class Case(Slopes):
         if value.numel() == 0 or have.shape != value.shape:
             return None
         for k, along in enumerate(self._directions(value)):
-            estimate, _ = self.slope(along)
+            estimate, step = self.slope(along)
             told = float(inner(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
             slack = ALONG * tolerance.relative * size + tolerance.floor
             if not estimate.is_known or estimate.agrees(told, slack):
                 continue
-            if self.has_kink(along) or not self._is_confirmed(along, estimate, told, slack):
+            if self.has_kink(along, step):
+                continue
+            if not self._is_confirmed(along, estimate, told, slack):
                 continue
             if k >= DIRECTIONS and any(map(self.has_kink, self.directions(value))):
                 continue  # smooth along one coordinate by chance: at ties, sides may agree
@@ -235,14 +237,14 @@ class Case(Slopes):
         if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
             return True
         unit = apart / apart.abs().max()
-        estimate, _ = self.slope(unit)
+        estimate, step = self.slope(unit)
         said, mine = float(inner(want, unit)), float(inner(have, unit))
         gap = abs(said - mine)
         return not (
             estimate.is_known
             and estimate.agrees(said, SHARE * gap)
             and not estimate.agrees(mine, SHARE * gap)
-            and not self.has_kink(unit)
+            and not self.has_kink(unit, step)
         )
 
     def tolerance(self, slack: float = 0.0) -> Tolerance:
