@@ -188,6 +188,9 @@ from pullback.check.writes import Written as Written
 from pullback.check.writes import written_inputs as written_inputs
 from pullback.errors import CaptureError as CaptureError
 from pullback.errors import PullbackError as PullbackError
+from pullback.function.isolation import SEED as SEED
+from pullback.function.isolation import drawing_from as drawing_from
+from pullback.function.isolation import keeping_random_state as keeping_random_state
 from pullback.function.isolation import seeded as seeded
 from pullback.function.modes import DispatchMode as DispatchMode
 from pullback.judge.example import Example as Example

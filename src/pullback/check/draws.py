@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import random
 
-import torch
 from torch import Tensor
 
 from pullback.check.subject import Subject
-from pullback.function.isolation import seeded
+from pullback.function.isolation import TorchState, seeded
 
 
 def draws(subject: Subject) -> bool:
     """Whether forward moves the state of PyTorch's or Python's generator."""
     with seeded():
-        before = torch.get_rng_state(), random.getstate()
+        torch_before, python_before = TorchState(), random.getstate()
         args = subject.base.fresh()
         if subject.writes_inputs:
             args = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
         subject.target.call(*args)
-        after = torch.get_rng_state(), random.getstate()
-    return not torch.equal(before[0], after[0]) or before[1] != after[1]
+        return not torch_before.is_now() or random.getstate() != python_before

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pullback.capture.seeds import normal, uniform
 from pullback.check.subject import Subject
-from pullback.check.trials import ENOUGH, Trial, is_finite
+from pullback.check.trials import Trial, is_finite, trials
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.reference import STEP
@@ -31,7 +31,6 @@ from pullback.judge.slopes import Slopes
 from pullback.judge.tolerances import (
     FAINT,
     FAITHFUL,
-    FAITHFUL_AT_ZERO,
     GUARDED,
     SMOOTH,
     STEEP,
@@ -59,22 +58,9 @@ def value_trials(
     Without `values`, only gradients that are not finite count: at the ends of a dtype rounding
     spoils what is finite. Nothing is said where the true gradient is beyond `steep`.
     """
-    if family not in subject.trials:
-        subject.trials[family] = list(_run(subject, variants, ties, values, steep))
-    return subject.trials[family]
-
-
-def _run(
-    subject: Subject, variants: Iterable[Example], ties: bool, values: bool, steep: float
-) -> Iterator[Trial]:
-    bad = 0
-    for example in variants:
-        if subject.time_is_up or bad >= ENOUGH:
-            return
-        trial = _trial(subject, example, ties, values, steep)
-        if trial is not None and (trial.mismatches or trial.failure):
-            bad += 1
-            yield trial
+    return trials(
+        subject, family, variants, lambda example: _trial(subject, example, ties, values, steep)
+    )
 
 
 def _trial(
@@ -192,13 +178,8 @@ def _is_faithful(subject: Subject, called: Run) -> bool:
     except ForwardRefusedError:
         return True
     pairs = zip(called.outputs, exact.outputs, strict=False)
-    for have, want in pairs:
-        if can_differ(have) and have.shape == want.shape:
-            scale = want.detach().abs().max() if want.numel() else torch.zeros(())
-            apart = (wide_of(have) - wide_of(want)).abs()
-            if not bool((apart <= FAITHFUL * wide_of(want).abs() + FAITHFUL_AT_ZERO * scale).all()):
-                return False
-    return True
+    alike = [(a, b) for a, b in pairs if can_differ(a) and a.shape == b.shape]
+    return all(FAITHFUL.admits(have, want) for have, want in alike)
 
 
 def _finite(grad: Tensor | None, flat: int) -> complex | float | None:

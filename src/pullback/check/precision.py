@@ -16,7 +16,7 @@ from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
-from pullback.judge.tolerances import ALIKE, ALIKE_AT_ZERO, FLOOR, SUSPECT
+from pullback.judge.tolerances import ALIKE, FLOOR, SUSPECT
 
 Cotangents = Sequence["Tensor | None"]
 
@@ -99,15 +99,10 @@ def _swing(
 
 def _agree(called: Run, exact: Run) -> bool:
     """Whether forward is about the same function in both dtypes."""
-    for have, want in zip(called.outputs, exact.outputs, strict=False):
-        if have.shape != want.shape:
-            return False
-        if have.requires_grad and have.numel():
-            scale = float(want.detach().abs().max())
-            apart = float((have.detach().double() - want.detach()).abs().max())
-            if not apart <= ALIKE * scale + ALIKE_AT_ZERO:
-                return False
-    return True
+    return all(
+        ALIKE.admits(have, want) if have.requires_grad else have.shape == want.shape
+        for have, want in zip(called.outputs, exact.outputs, strict=False)
+    )
 
 
 def _precision(name: str, got: Tensor, truth: Tensor, usual: Tensor) -> Precision | None:

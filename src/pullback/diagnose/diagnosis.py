@@ -21,7 +21,6 @@ from pullback.capture.joint import Capture
 from pullback.diagnose.compared import Compared, captured_of, compare
 from pullback.diagnose.fault import Fault, Faults
 from pullback.diagnose.held import held_in
-from pullback.diagnose.hidden import Hidden, hidden
 from pullback.diagnose.patterns_of_error import (
     LAST,
     PATTERNS,
@@ -38,6 +37,7 @@ from pullback.errors import CaptureError
 from pullback.function.signature import place_of
 from pullback.function.slots import no_backward, no_vjp
 from pullback.graph.spelling.expressions import ATOM
+from pullback.judge.mismatch import Mismatch
 
 Result = TypeVar("Result")
 
@@ -103,7 +103,7 @@ class _Case:
         self.attempt(lambda: trials.add_fresh(self.derived))
         names = tuple(cotangent_names(self.backward, trials.used))
         self.evidence = [Evidence(trials, place, names) for place in range(len(trials.names))]
-        self.hidden: dict[int, Hidden] = {}  # where slopes contradict autograd
+        self.hidden: dict[int, Mismatch] = {}  # where slopes contradict autograd
         self.wrong = [one for one in self.evidence if one.first and not self.is_right(one)]
         self.compared: Compared | None = None
         self.repairs: dict[int, Repair] = {}
@@ -128,14 +128,16 @@ class _Case:
         return time.process_time() < self.deadline
 
     def is_right(self, evidence: Evidence) -> bool:
-        """Whether finite differences side with the user, and against autograd."""
+        """Whether the judge sides with the user: then finite differences contradict autograd."""
         place, trial = evidence.place, evidence.first
         if trial is None or place in trial.misfits:
             return trial is None
-        said = self.attempt(lambda: hidden(self.trials, trial, place))
-        if said is not None:
-            self.hidden[place] = said
-        return said is not None and said.element is None
+        judged = self.attempt(lambda: (self.trials.judged(trial, place),))
+        if judged is None or judged[0] is None:
+            return judged is not None
+        if not trial.sees(place, judged[0]):
+            self.hidden[place] = judged[0]
+        return False
 
     def explain(self) -> None:
         """Compare both graphs, and search for edits."""
@@ -179,14 +181,15 @@ class _Case:
         is_fit = place not in trial.misfits
         element = trial.worst(place) if is_fit else ()
         wrong, total = int(trial.wrong(place).sum()), expected.numel()
-        if said is not None and said.element is not None:
-            element, wrong, total = said.element, said.wrong, said.total
+        if said is not None:
+            element, wrong, total = said.index or (), said.wrong, said.total
+            is_fit = said.index is not None
         is_none = trial.got[place] is None or not is_fit
         pattern, is_known = self.pattern(evidence)
         return Fault(
             input=self.trials.names[place],
             element=element,
-            expected=_truth(expected, element, said) if is_fit else None,
+            expected=(said.expected if said else expected[element].item()) if is_fit else None,
             got=None if is_none else got[element].item(),
             wrong=wrong,
             total=total,
@@ -284,11 +287,3 @@ def _backward_of(target: Any) -> Any:
     if target.backward is no_backward:
         raise UntriedError("it has no backward")
     return target.backward
-
-
-def _truth(expected: Tensor, element: tuple[int, ...], said: Hidden | None) -> float | complex:
-    """What the gradient should be."""
-    if said is not None:
-        return said.slope if expected.is_complex() else said.slope.real
-    number: float | complex = expected[element].item()
-    return number

@@ -23,6 +23,7 @@ from pullback.diagnose.patterns_of_error import (
 )
 from pullback.diagnose.repairing import Edit, Mender, make_edited
 from pullback.diagnose.verified import Verifier
+from pullback.judge.tolerances import PATTERN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +100,7 @@ class Repairs:
     def _add_numbers(self, place: int) -> None:
         """Make the factor that is missing one of the numbers to try."""
         number = constant_factor(self.wrong[place])
-        if number and abs(number + 1) > 1e-6:
+        if number and abs(number + 1) > PATTERN:
             self.compared.scope.numbers.insert(0, refined(1 / number))
 
     def _given(self, place: int) -> Candidate | None:

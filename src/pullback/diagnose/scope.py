@@ -24,7 +24,7 @@ from pullback.graph.parts import BACKWARD, JointGraph, calls, phase_of
 from pullback.graph.spelling import spell
 from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, Writer
 from pullback.graph.values import aten, tensor_of
-from pullback.judge.tolerances import VALUE, VALUE_SCALED, are_near, largest
+from pullback.judge.tolerances import VALUE, are_near
 
 LONGEST = 160
 """The longest expression; what is longer gets a made-up name."""
@@ -131,7 +131,7 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return bool((a == b).all())
-    return are_near(a, b, VALUE, VALUE_SCALED * largest(b))
+    return are_near(a, b, VALUE)
 
 
 # ---- the user's side ----

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pullback.judge.tolerances import DRIVEN, EXACT, ROUGH, Measure, largest
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.tolerances import DRIVEN, EXACT, HIDDEN, ROUGH, Measure, Tolerance, largest
 
 LARGE = 4096
 """More numbers than these in the inputs of a trial are too many to try hundreds of edits on."""
@@ -76,6 +77,12 @@ class Trial:
         flat = torch.where(self.wrong(place), apart, -1.0).argmax()
         return tuple(int(i) for i in torch.unravel_index(flat, apart.shape))
 
+    def sees(self, place: int, mismatch: Mismatch) -> bool:
+        """Whether autograd knows of what the gradient must be where it is worst."""
+        if mismatch.index is None:
+            return self.expected[place] is not None
+        return HIDDEN.is_near(complex(self.pair(place)[0][mismatch.index]), mismatch.expected)
+
     def differs(self, expected: Tensor, got: Tensor) -> Tensor:
         """Where `got` differs from `expected`, by more than rounding."""
         if expected.shape != got.shape:
@@ -84,10 +91,14 @@ class Trial:
 
     def measure(self, expected: Tensor) -> Measure:
         """What a gradient is measured by, in this trial."""
+        return self.tolerance(expected).measure(expected)
+
+    def tolerance(self, expected: Tensor) -> Tolerance:
+        """How far a gradient may be from `expected`, in this trial."""
         is_exact = torch.finfo(expected.dtype).bits == 64 and not self.is_rough
         usual = EXACT if is_exact else ROUGH
         driven = max((largest(cotangent) for cotangent in self.cotangents), default=0.0)
-        return replace(usual, floor=DRIVEN * usual.scaled * driven).measure(expected)
+        return replace(usual, floor=DRIVEN * usual.scaled * driven)
 
     def agrees(self, expected: Tensor | None, got: Tensor | None) -> bool:
         """Whether two gradients are the same; None is as good as zeros."""

@@ -34,10 +34,11 @@ from pullback.diagnose.trial import Trial
 from pullback.errors import PullbackError
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, example_of
+from pullback.judge.mismatch import Mismatch, flat_of
 from pullback.judge.reference import FINEST, Precision, Reference
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, run, told
-from pullback.judge.slopes import Slopes
-from pullback.judge.tolerances import REPEATED, REPEATED_AT_ZERO, are_near
+from pullback.judge.tolerances import REPEATED, are_near
+from pullback.judge.verdict import Case
 
 HELD_OUT = 50
 """The number of the first trial that no edit is searched with."""
@@ -96,7 +97,7 @@ class Trials:
             self._called(f, own, 0).outputs for f in (self.program, make_fitted(self.target, zeros))
         )
         for one, two in zip(once, again, strict=False):
-            if one.shape != two.shape or not are_near(one, two, REPEATED, REPEATED_AT_ZERO):
+            if one.shape != two.shape or not are_near(one, two, REPEATED):
                 raise UntriedError("its forward gives other outputs each time it runs")
 
     @property
@@ -260,11 +261,25 @@ class Trials:
             misfits.get(self.position(place), found[name]) for place, name in enumerate(self.names)
         ]
 
-    def slopes(self, trial: Trial, place: int) -> Slopes:
-        """The forward around a trial, seen from the input at `place`."""
+    def judged(self, trial: Trial, place: int) -> Mismatch | None:
+        """How the gradient at `place` is wrong, by autograd and by slopes of the forward itself.
+
+        Slopes decide where these differ, and autograd where there is no slope. None where it is
+        right.
+        """
         example = self._example(trial.tensors, trial.number)
         cotangents = tuple(self._by_output(trial.cotangents))
-        return Slopes(self.reference, example, cotangents, self.positions[place])
+        of = (self.reference, example, cotangents, self.positions[place])
+        case = Case(*of, example, self.names[place], trial.got[place])
+        expected = trial.pair(place)[0]
+        if all(gradient is None for gradient in trial.expected):
+            return case.against_differences(trial.tolerance(expected))
+        found = case.against(expected, trial.tolerance(expected))
+        worst = flat_of(trial.worst(place), expected.shape)
+        if found is None and case.entry(worst) is None:
+            wrong = int(trial.wrong(place).sum())
+            return case.mismatch(expected, worst, expected.flatten()[worst].item(), wrong)
+        return found
 
     def kept(self) -> list[Tensor]:
         """The tensors that the forward of the examples keeps for backward."""

@@ -161,7 +161,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, list):
         return [mapped(item, change) for item in value]
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
         items = [mapped(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, dict):

@@ -24,7 +24,6 @@ class Mismatch:
     total: int
     want: Tensor
     have: Tensor | None
-    label: str = ""
 
 
 def index_of(flat: int, shape: Any) -> tuple[int, ...]:

@@ -64,11 +64,12 @@ class Slopes:
         """
         parts = []
         for unit in self.units(flat):
-            estimate, _ = self.slope(unit)
+            estimate, step = self.slope(unit)
             if not estimate.is_known:
                 return None
             if certain is not None and (
-                estimate.error > certain * max(1.0, abs(estimate.value)) or self.has_kink(unit)
+                estimate.error > certain * max(1.0, abs(estimate.value))
+                or self.has_kink(unit, step)
             ):
                 return None
             parts.append(estimate.value)
@@ -94,9 +95,12 @@ class Slopes:
         found = [self.reference.slope(self.exact, self.cotangents, direction, s) for s in others]
         return any(e.is_known and e.agrees(mine, allowed) for e in found)
 
-    def has_kink(self, along: Tensor) -> bool:
-        """Whether the sides disagree along a direction, or one of them is unknown."""
-        left, right = self.sides(along, self.slope(along)[1])
+    def has_kink(self, along: Tensor, step: float | None = None) -> bool:
+        """Whether the sides disagree along a direction, or one of them is unknown.
+
+        `step` is the one that showed the slope there, where that is known.
+        """
+        left, right = self.sides(along, self.slope(along)[1] if step is None else step)
         if not (left.is_known and right.is_known):
             return True
         return not left.agrees(right.value, ERRORS * right.error + KINK * abs(right.value))

@@ -14,55 +14,6 @@ from torch import Tensor
 
 from pullback.judge.example import wide_of
 
-# ---- gradients beside the reference; what is beyond these is doubted, not yet wrong ----
-
-RELATIVE = 1e-5  # of an entry: coarser than rounding, and finer than any factor that people write
-ROUNDINGS, MOST = 200, 0.05  # of an entry, in a coarse dtype: roundings add up, but not to 5%
-SCALED = 1e-12  # of the largest entry: what large numbers leave behind where they cancel
-CANCELLING, MOST_SCALED = 60, 0.02  # the same in a coarse dtype
-USUAL = 4  # times the error of PyTorch's own gradient in the same dtype
-ALONG = 10  # times as much for a slope along a direction, which sums over all entries
-ENTRY = 1e-9  # for one entry by differences, whose values are rounded as well
-SHARE = 0.05  # of the gap between two claims: differences this near to one of them choose it
-
-# ---- slopes by differences ----
-
-ERRORS = 4  # times its own estimated error a slope may be off
-UNCERTAIN, UNCERTAIN_AT_ZERO = 0.5, 1e-3  # a slope with a larger error is not known
-KINK = 1e-6  # of a slope: sides that differ by more, beyond their errors, are those of a kink
-SMOOTH = 1e-4  # so certain must a slope be that contradicts a gradient that is not finite
-GUARDED = 0.01  # the same next to a guard against zero, which bends the function
-HIDDEN, HIDDEN_ROUGHLY = 1e-4, 3e-2  # of a slope that is to contradict autograd
-TIED, TIED_AT_ZERO = 1e-4, 1e-8  # of the sum of tied gradients, which adds up their roundings
-
-# ---- far out ----
-
-STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
-FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
-FAITHFUL, FAITHFUL_AT_ZERO = 1e-3, 1e-5  # forward in a coarse dtype, where gradients overflow
-
-# ---- low precision ----
-
-FLOOR = 0.05  # gradients below this share of a cotangent of one are rounding of what cancels
-SUSPECT = 0.02  # from this error on it is asked how much the inputs' own rounding would do
-ALIKE, ALIKE_AT_ZERO = 0.1, 1e-6  # forward in two dtypes: still about the same function
-
-# ---- patterns of error ----
-
-PATTERN = 1e-6  # a factor, a swap, a mean: exact formulas, computed in double precision
-NEAR_ONE = 1e-4  # a factor so close to one, or to another one, is none that anybody wrote
-DIGITS = 16  # roundings of a coarse dtype that a few steps add up to
-SIMPLE = 1e-9  # a fraction or a root that a number is, rather than is near to
-REFINED = 1e-8  # the same for a number that was fitted to gradients
-
-# ---- the same computation, once more ----
-
-AGAIN, AGAIN_SCALED, AGAIN_AT_ZERO = 1e3, 1e2, 1e-12  # eps of an entry, and of the largest one
-REPEATED, REPEATED_AT_ZERO = 1e-3, 1e-6  # outputs of a forward: random numbers differ by far more
-REPLAYED, REPLAYED_AT_ZERO = 1e-5, 1e-8  # ops run again one by one, as PyTorch compares by default
-VALUE, VALUE_SCALED = 1e-9, 1e-12  # values of two graphs that may stand for each other
-SYMMETRIC, SYMMETRIC_AT_ZERO = 1e-5, 1e-7  # a matrix that was made symmetric in single precision
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -77,20 +28,19 @@ class Tolerance:
         size = want.abs()
         return self.relative * size + (self.scaled * largest(want) + self.floor)
 
+    def is_near(self, number: complex, truth: complex) -> bool:
+        """Whether one number is another."""
+        return abs(number - truth) <= self.relative * abs(truth) + self.floor
+
+    def admits(self, have: Tensor, want: Tensor) -> bool:
+        """Whether `have` is `want`, all of which must be finite."""
+        measure = self.measure(want)
+        return bool(measure.known.all()) and measure.fits(wide_of(have))
+
     def measure(self, want: Tensor) -> Measure:
         """What a gradient is measured by that must be `want`."""
         want = wide_of(want)
         return Measure(want, torch.isfinite(want.abs()), self.allowed(want))
-
-
-EXACT = Tolerance(1e-6, 1e-9)
-"""Two formulas in double precision, told apart without a second look by differences."""
-
-ROUGH = Tolerance(1e-2, 1e-3)
-"""The same where less than double precision is computed in; no edit is smaller than this."""
-
-DRIVEN = 1e-3
-"""Of the share of the largest entry: what of a cotangent may be left where a gradient is zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +77,66 @@ class Measure:
         return torch.where(self.known, excess, -1.0)
 
 
+# ---- gradients beside the reference; what is beyond these is doubted, not yet wrong ----
+
+RELATIVE = 1e-5  # of an entry: coarser than rounding, and finer than any factor that people write
+ROUNDINGS, MOST = 200, 0.05  # of an entry, in a coarse dtype: roundings add up, but not to 5%
+SCALED = 1e-12  # of the largest entry: what large numbers leave behind where they cancel
+CANCELLING, MOST_SCALED = 60, 0.02  # the same in a coarse dtype
+USUAL = 4  # times the error of PyTorch's own gradient in the same dtype
+ALONG = 10  # times as much for a slope along a direction, which sums over all entries
+ENTRY = 1e-9  # for one entry by differences, whose values are rounded as well
+SHARE = 0.05  # of the gap between two claims: differences this near to one of them choose it
+
+# ---- slopes by differences ----
+
+ERRORS = 4  # times its own estimated error a slope may be off
+UNCERTAIN, UNCERTAIN_AT_ZERO = 0.5, 1e-3  # a slope with a larger error is not known
+KINK = 1e-6  # of a slope: sides that differ by more, beyond their errors, are those of a kink
+SMOOTH = 1e-4  # so certain must a slope be that contradicts a gradient that is not finite
+GUARDED = 0.01  # the same next to a guard against zero, which bends the function
+HIDDEN = Tolerance(0.03, 0.0, 1e-6)  # a slope that is further from autograd's is hidden from it
+TIED, TIED_AT_ZERO = 1e-4, 1e-8  # of the sum of tied gradients, which adds up their roundings
+
+# ---- far out ----
+
+FAITHFUL = Tolerance(1e-3, 1e-5)  # forward in a coarse dtype, where its gradients overflow
+STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
+FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
+
+# ---- low precision ----
+
+FLOOR = 0.05  # gradients below this share of a cotangent of one are rounding of what cancels
+ALIKE = Tolerance(0.0, 0.1, 1e-6)  # forward in two dtypes: still about the same function
+SUSPECT = 0.02  # from this error on it is asked how much the inputs' own rounding would do
+
+# ---- patterns of error ----
+
+PATTERN = 1e-6  # a factor, a swap, a mean: exact formulas, computed in double precision
+NEAR_ONE = 1e-4  # a factor so close to one, or to another one, is none that anybody wrote
+DIGITS = 16  # roundings of a coarse dtype that a few steps add up to
+SIMPLE = 1e-9  # a fraction or a root that a number is, rather than is near to
+REFINED = 1e-8  # the same for a number that was fitted to gradients
+
+# ---- two formulas for one gradient, with no second look by differences ----
+
+EXACT = Tolerance(1e-6, 1e-9)  # in double precision: a wrong formula is off by far more
+ROUGH = Tolerance(1e-2, 1e-3)  # where less than double precision is computed in
+DRIVEN = 1e-3  # of the share of the largest entry: what a cotangent leaves where a gradient is zero
+
+# ---- the same computation, once more ----
+
+AGAIN = Tolerance(1e3, 1e2)  # in eps: sums in another order, of some thousand terms
+AGAIN_AT_ZERO = 1e-12  # what such sums leave where they cancel
+REPEATED = Tolerance(1e-3, 0.0, 1e-6)  # outputs of a forward: random numbers differ by far more
+REPLAYED = Tolerance(1e-5, 0.0, 1e-8)  # ops run again one by one: what PyTorch takes by default
+VALUE = Tolerance(1e-9, 1e-12)  # values of two graphs that may stand for each other
+SHOWN = Tolerance(1e-5, 0.0, 1e-6)  # what a repro computes of a number that a finding tells
+SLOPE_SHOWN = Tolerance(1e-4, 0.0, 1e-6)  # the same for a slope, which a repro takes by one step
+SUM = 1e-4  # probabilities that sum to one, in single precision
+SYMMETRIC = Tolerance(1e-5, 0.0, 1e-7)  # a matrix that was made symmetric in single precision
+
+
 def tolerance_for(eps: float, cotangent: float) -> Tolerance:
     """The tolerance for a gradient computed with relative rounding error `eps`.
 
@@ -146,15 +156,16 @@ def is_close(a: Tensor | None, b: Tensor | None, factor: float = 1.0) -> bool:
     if a.shape != b.shape:
         return False
     eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    one, two = wide_of(a), wide_of(b)
-    again = Tolerance(factor * AGAIN * eps, factor * AGAIN_SCALED * eps, factor * AGAIN_AT_ZERO)
-    same = ((one - two).abs() <= again.allowed(two)) | (one == two) | (one.isnan() & two.isnan())
-    return bool(same.all())
+    relative, scaled = factor * eps * AGAIN.relative, factor * eps * AGAIN.scaled
+    return are_near(a, b, Tolerance(relative, scaled, factor * AGAIN_AT_ZERO))
 
 
-def are_near(a: Tensor, b: Tensor, relative: float, absolute: float) -> bool:
-    """Whether two tensors of one shape are the same up to a share of each entry; NaN equals NaN."""
-    return torch.allclose(wide_of(a), wide_of(b), rtol=relative, atol=absolute, equal_nan=True)
+def are_near(a: Tensor, b: Tensor, tolerance: Tolerance) -> bool:
+    """Whether two tensors of one shape are the same; NaN is NaN, and infinity itself."""
+    one, measure = wide_of(a), tolerance.measure(b)
+    two = measure.want
+    near = measure.known & ~measure.differs(one)
+    return bool((near | (one == two) | (one.isnan() & two.isnan())).all())
 
 
 def largest(tensor: Tensor) -> float:

@@ -68,16 +68,24 @@ class Judge:
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
         for name, position in positions.items():
-            case = Case(self.reference, exact, wide, position, run, name, grads[name], self.is_over)
+            case = Case(
+                self.reference,
+                exact,
+                wide,
+                position,
+                run.example,
+                name,
+                grads[name],
+                self.is_over,
+            )
             want = wants.get(position) if wants is not None else None
             if known and not (want is None and self.reference.loses(run.example, position)):
                 value = run.args[position]
                 zero = torch.zeros(value.shape, dtype=wide_of(value).dtype)
-                found = case.against(
-                    zero if want is None else want, self._slack(run, wide, position)
-                )
+                tolerance = case.tolerance(self._slack(run, wide, position))
+                found = case.against(zero if want is None else want, tolerance)
             else:
-                found = case.against_differences()
+                found = case.against_differences(case.tolerance())
             if found is not None:
                 yield found
 
@@ -114,59 +122,57 @@ class Judge:
 
 @dataclass(slots=True)
 class Case(Slopes):
-    """One gradient of one run, to be judged."""
+    """One gradient that a call of `example` gave, to be judged; `exact` is that in float64."""
 
-    run: Run
+    example: Example
     name: str
     got: Tensor | None
-    is_over: Callable[[], bool]
+    is_over: Callable[[], bool] = lambda: False
 
-    def against(self, want: Tensor, slack: float) -> Mismatch | None:
+    def against(self, want: Tensor, tolerance: Tolerance) -> Mismatch | None:
         """Compare with the reference's gradient; settle what differs by differences."""
         want = wide_of(want).cpu()
-        tolerance = self._tolerance(slack)
         got = None if self.got is None else self.got.cpu()
         excess = tolerance.measure(want).excess(got).contiguous()
         if not bool((excess > 0).any()):
             return None
         if self.got is not None and self.got.shape != want.shape:
-            return self._mismatch(want, excess, 0, None)
+            return self.mismatch(want, 0, want.flatten()[0].item(), int((excess > 0).sum()))
         for _ in range(DOUBTS):
             worst = int(excess.flatten().argmax())
             if not float(excess.flatten()[worst]) > 0:
                 return None
-            verdict = self._settled(want, worst, tolerance)
-            if verdict is not None:
-                return self._mismatch(want, excess, worst, verdict)
+            truth = self._settled(want, worst, tolerance)
+            if truth is not None:
+                return self.mismatch(want, worst, truth, int((excess > 0).sum()))
             excess.view(-1)[worst] = -1.0
-        return (
-            None
-            if self._is_doubtful(want, excess)
-            else self._mismatch(want, excess, int(excess.flatten().argmax()), None)
-        )
-
-    def against_differences(self) -> Mismatch | None:
-        """Without a reference: compare along random directions and, where small, coordinates."""
-        value = self.run.args[self.position]
-        have = torch.zeros_like(wide_of(value)) if self.got is None else wide_of(self.got).cpu()
-        total = value.numel()
-        if total == 0 or have.shape != value.shape:
+        if self._is_doubtful(want, excess):
             return None
-        tolerance = self._tolerance(0.0)
-        for k, along in enumerate(self._directions(value, have)):
+        worst = int(excess.flatten().argmax())
+        return self.mismatch(want, worst, want.flatten()[worst].item(), int((excess > 0).sum()))
+
+    def against_differences(self, tolerance: Tolerance) -> Mismatch | None:
+        """Without a reference: compare along random directions and, where small, coordinates."""
+        value = self.example.args[self.position]
+        have = self._have
+        if value.numel() == 0 or have.shape != value.shape:
+            return None
+        for k, along in enumerate(self._directions(value)):
             if self.is_over():
                 return None
-            estimate, _ = self.slope(along)
+            estimate, step = self.slope(along)
             told = float(inner(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
             slack = ALONG * tolerance.relative * size + tolerance.floor
             if not estimate.is_known or estimate.agrees(told, slack):
                 continue
-            if self.has_kink(along) or not self._is_confirmed(along, estimate, told, slack):
+            if self.has_kink(along, step):
+                continue
+            if not self._is_confirmed(along, estimate, told, slack):
                 continue
             if k >= DIRECTIONS and any(map(self.has_kink, self.directions(value))):
                 continue  # smooth along one coordinate by chance: at ties, sides may agree
-            return self._searched(have, tolerance, along, estimate, told, k)
+            return self._searched(have, tolerance) or self._along(estimate.value, told)
         return None
 
     def _is_confirmed(self, along: Tensor, first: Estimate, told: float, slack: float) -> bool:
@@ -179,71 +185,35 @@ class Case(Slopes):
                 return False
         return True
 
-    def _searched(
-        self,
-        have: Tensor,
-        tolerance: Tolerance,
-        along: Tensor,
-        estimate: Estimate,
-        told: float,
-        k: int,
-    ) -> Mismatch:
+    def _searched(self, have: Tensor, tolerance: Tolerance) -> Mismatch | None:
         """The worst entry among some, once a direction has shown that the gradient is wrong."""
         total = have.numel()
         picks = range(total) if total <= COORDINATES else have.abs().flatten().topk(16).indices
-        worst: tuple[float, int, complex | float] | None = None
-        wrong = 0
-        for flat in picks:
+        found: dict[int, tuple[float, complex | float]] = {}
+        for flat in map(int, picks):
             if self.is_over():
                 break
-            truth = self.entry(int(flat))
+            truth = self.entry(flat)
             if truth is None:
                 continue
             off = abs(complex(have.flatten()[flat]) - truth)
             if off > ALONG * tolerance.relative * abs(truth) + tolerance.floor + ENTRY:
-                wrong += 1
-                if worst is None or off > worst[0]:
-                    worst = (off, int(flat), truth)
+                found[flat] = off, truth
+        if not found:
+            return None
+        worst = max(found, key=lambda flat: found[flat][0])
         want = torch.full_like(have, float("nan"))
-        if worst is None:
-            where = f"along random direction {k}"
-            return Mismatch(
-                self.name,
-                self.position,
-                None,
-                estimate.value,
-                told,
-                total,
-                total,
-                want,
-                self.got,
-                where,
-            )
-        index = index_of(worst[1], have.shape)
-        got = have.flatten()[worst[1]].item() if self.got is not None else None
-        return Mismatch(
-            self.name,
-            self.position,
-            index,
-            _plain(worst[2], have),
-            got,
-            wrong,
-            total,
-            want,
-            self.got,
-        )
+        return self.mismatch(want, worst, found[worst][1], len(found))
 
-    def _directions(self, value: Tensor, have: Tensor) -> Iterator[Tensor]:
+    def _directions(self, value: Tensor) -> Iterator[Tensor]:
         yield from self.directions(value)
         if value.numel() <= COORDINATES // 2:
             for flat in range(value.numel()):
                 yield from self.units(flat)
 
-    def _settled(
-        self, want: Tensor, worst: int, tolerance: Tolerance
-    ) -> tuple[complex | float] | None:
+    def _settled(self, want: Tensor, worst: int, tolerance: Tolerance) -> complex | float | None:
         """The true value at an element where the gradient is wrong; None where it is not proven."""
-        have = 0.0 if self.got is None else self.got.detach().cpu().flatten()[worst].item()
+        have = self._have.flatten()[worst].item()
         allowed = float(tolerance.allowed(want).flatten()[worst])
         truths: list[float] = []
         is_wrong = False
@@ -276,55 +246,55 @@ class Case(Slopes):
             is_wrong = True
         if not is_wrong:
             return None
-        return (truths[0] if len(truths) == 1 else complex(*truths),)
+        return truths[0] if len(truths) == 1 else complex(*truths)
 
     def _is_doubtful(self, want: Tensor, excess: Tensor) -> bool:
         """After several elements that proved nothing: whether the rest is in doubt as well."""
-        along = wide_of(self.run.args[self.position])
-        have = torch.zeros_like(along) if self.got is None else wide_of(self.got).cpu()
+        have = self._have
         apart = torch.where(excess.reshape(have.shape) > 0, have - want, torch.zeros_like(have))
         if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
             return True
         unit = apart / apart.abs().max()
-        estimate, _ = self.slope(unit)
+        estimate, step = self.slope(unit)
         said, mine = float(inner(want, unit)), float(inner(have, unit))
         gap = abs(said - mine)
         return not (
             estimate.is_known
             and estimate.agrees(said, SHARE * gap)
             and not estimate.agrees(mine, SHARE * gap)
-            and not self.has_kink(unit)
+            and not self.has_kink(unit, step)
         )
 
-    def _tolerance(self, slack: float) -> Tolerance:
-        eps = self.reference.noise_of(self.run.example)
+    def tolerance(self, slack: float = 0.0) -> Tolerance:
+        """What rounding may do to the gradient; `slack` is what it is seen to do besides."""
+        eps = self.reference.noise_of(self.example)
         if self.got is not None and can_differ(self.got):
             eps = max(eps, torch.finfo(self.got.dtype).eps)
         sizes = [float(c.abs().max()) for c in self.cotangents if c is not None and c.numel()]
         plain = tolerance_for(eps, max(sizes, default=0.0))
         return Tolerance(plain.relative, plain.scaled, plain.floor + slack)
 
-    def _mismatch(
-        self, want: Tensor, excess: Tensor, worst: int, truth: tuple[complex | float] | None
-    ) -> Mismatch:
-        flat = want.flatten()
-        expected = truth[0] if truth is not None else flat[worst].item()
-        have = self.got
-        got = None if have is None else have.detach().cpu().flatten()[worst].item()
-        wrong = int((excess > 0).sum())
-        index = index_of(worst, want.shape)
+    @property
+    def _have(self) -> Tensor:
+        """What was got, in float64; no gradient is one of zeros."""
+        if self.got is None:
+            return torch.zeros_like(wide_of(self.example.args[self.position]), device="cpu")
+        return wide_of(self.got).cpu()
+
+    def mismatch(self, want: Tensor, flat: int, expected: complex | float, wrong: int) -> Mismatch:
+        """The mismatch that is worst at one element."""
+        got = None if self.got is None else self.got.detach().cpu().flatten()[flat].item()
+        index = index_of(flat, want.shape)
+        total = want.numel()
         return Mismatch(
-            self.name,
-            self.position,
-            index,
-            expected,
-            got,
-            wrong,
-            want.numel(),
-            want,
-            have,
-            self.run.example.label,
+            self.name, self.position, index, expected, got, wrong, total, want, self.got
         )
+
+    def _along(self, expected: float, got: float) -> Mismatch:
+        """The mismatch that shows along a direction, and at none of the entries looked at."""
+        want = torch.full_like(self._have, float("nan"))
+        total = want.numel()
+        return Mismatch(self.name, self.position, None, expected, got, total, total, want, self.got)
 
 
 def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) -> bool:
@@ -340,7 +310,3 @@ def _lies_between(mine: float, left: Estimate, right: Estimate, allowed: float) 
 
 def _part(value: complex | float, k: int) -> float:
     return float(complex(value).imag if k else complex(value).real)
-
-
-def _plain(value: complex | float, like: Tensor) -> complex | float:
-    return value if like.is_complex() else float(complex(value).real)

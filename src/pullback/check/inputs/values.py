@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
-from pullback.judge.tolerances import SYMMETRIC, SYMMETRIC_AT_ZERO, are_near
+from pullback.judge.tolerances import SUM, SYMMETRIC, are_near
 
 Shape = Sequence[int]
 
@@ -109,13 +109,13 @@ def _sums_to_one(tensor: Tensor) -> bool:
     if tensor.shape[-1] < 2:
         return False
     total = tensor.sum(-1)
-    return bool(((total - 1).abs() < 1e-4).all())
+    return bool(((total - 1).abs() < SUM).all())
 
 
 def _is_symmetric(tensor: Tensor) -> bool:
     if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
         return False
-    return are_near(tensor, tensor.mT, SYMMETRIC, SYMMETRIC_AT_ZERO)
+    return are_near(tensor, tensor.mT, SYMMETRIC)
 
 
 def _is_definite(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from pullback.check.repro.scene import Repro, Scene, indented, index_code, text_
 from pullback.check.repro.trying import executed
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import copies_of
+from pullback.judge.tolerances import SHOWN, SLOPE_SHOWN, Tolerance
 
 DIRECTIONS = 8
 
@@ -70,7 +71,9 @@ def along(scene: Scene) -> str:
             'assert abs(got - left) <= 1e-4 * abs(left) + 1e-5, f"{got=}, {left=}, {right=}"',
         )
         error, made = executed(text, scene)
-        if isinstance(error, AssertionError) and _is_near(made["left"], float(made["right"]), 1e-4):
+        if not isinstance(error, AssertionError):
+            continue
+        if _is_near(made["left"], float(made["right"]), SLOPE_SHOWN):
             return text
     return ""
 
@@ -193,8 +196,7 @@ def _worst(tensor: Tensor) -> tuple[int, ...]:
     return index_of(int(tensor.abs().argmax()), tensor.shape)
 
 
-def _is_near(found: Any, expected: complex | float | None, share: float = 1e-5) -> bool:
+def _is_near(found: Any, expected: complex | float | None, near: Tolerance = SHOWN) -> bool:
     if not isinstance(found, Tensor) or expected is None:
         return False
-    apart = abs(found.item() - expected)
-    return bool(apart <= share * abs(expected) + 1e-6)
+    return near.is_near(found.item(), expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 
 from pullback.check.repro.scene import Repro, Scene
 from pullback.check.target import Target
-from pullback.function.isolation import seeded
+from pullback.function.isolation import keeping_random_state, seeded
 
 
 def fails(body: str, scene: Scene) -> bool:
@@ -54,14 +53,14 @@ def ran(body: str, target: Target, call: str) -> tuple[Exception | None, dict[st
 def _kept() -> Iterator[None]:
     """The settings that a repro may change, as they were."""
     is_collecting, is_strict = gc.isenabled(), torch.are_deterministic_algorithms_enabled()
-    state, interval, hook = random.getstate(), sys.getswitchinterval(), threading.excepthook
+    interval, hook = sys.getswitchinterval(), threading.excepthook
     threading.excepthook = lambda args: None  # what a thread of a repro raises is not printed
     try:
-        yield
+        with keeping_random_state():
+            yield
     finally:
         if is_collecting:
             gc.enable()
         torch.use_deterministic_algorithms(is_strict)
-        random.setstate(state)
         sys.setswitchinterval(interval)
         threading.excepthook = hook

@@ -22,7 +22,6 @@ Cannot see
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +41,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.function.isolation import SEED, drawing_from
 from pullback.judge.example import tensors_in
 
 RULE = Rule(
@@ -67,7 +67,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.target.intent.donates:
         yield Skip(RULE, "an input is declared to be given away")
         return
-    usual = _seeded(lambda: results_of(subject, subject.base))
+    with drawing_from(SEED):
+        usual = results_of(subject, subject.base)
     for reentrant in (False, True):
         twice = Twice(subject.target.call)
         try:
@@ -120,7 +121,8 @@ class Twice:
 def _checkpointed(subject: Subject, twice: Twice, reentrant: bool) -> Results:
     call = _under(twice, reentrant)
     # The reentrant kind works with `backward()` only, not with `torch.autograd.grad`.
-    return _seeded(lambda: results_of(subject, subject.base, call, by_field=reentrant))
+    with drawing_from(SEED):
+        return results_of(subject, subject.base, call, by_field=reentrant)
 
 
 def _under(twice: Twice, reentrant: bool) -> Callable[..., Any]:
@@ -129,16 +131,6 @@ def _under(twice: Twice, reentrant: bool) -> Callable[..., Any]:
             return checkpoint(twice, *args, use_reentrant=reentrant)
 
     return call
-
-
-def _seeded(work: Callable[[], Results]) -> Results:
-    """With the same numbers of Python's generator each time."""
-    state = random.getstate()
-    random.seed(20_250_101)
-    try:
-        return work()
-    finally:
-        random.setstate(state)
 
 
 def _second_forward(scene: Scene) -> str:

@@ -38,9 +38,9 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    is_close,
     worst_of,
 )
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(
     code="Q004", name="freed-storage", group="context", severity=Severity.FRAGILE, profile="quick"

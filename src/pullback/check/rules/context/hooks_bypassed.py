@@ -34,9 +34,9 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(
     code="Q005",

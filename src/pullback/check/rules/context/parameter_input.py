@@ -33,10 +33,10 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
 from pullback.judge.run import Run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="Q007", name="parameter-input", group="context", profile="quick")
 

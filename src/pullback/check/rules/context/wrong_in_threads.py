@@ -35,17 +35,9 @@ from pullback.check.elsewhere import is_repeatable
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    is_close,
-    told,
-    worst_of,
-)
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, told, worst_of
 from pullback.judge.example import Example, tensors_in
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="quick")
 

@@ -37,10 +37,10 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
 from pullback.judge.example import can_differ, mapped
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="Q001", name="wrong-under-no-grad", group="context", profile="quick")
 

@@ -32,16 +32,10 @@ from pullback.check.facts import At, Gradient, Output
 from pullback.check.repro.calls import requires_grad
 from pullback.check.repro.gradients import against_slope, along
 from pullback.check.spy import spy_on
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    is_close,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject
 from pullback.judge.example import can_differ
 from pullback.judge.run import Run, cotangents_of, run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="K804", name="marked-output", group="contract", profile="quick")
 

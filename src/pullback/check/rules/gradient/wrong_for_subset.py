@@ -38,10 +38,10 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    is_close,
     worst_of,
 )
 from pullback.judge.example import tensors_in
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="G108", name="wrong-for-subset", group="gradient", profile="quick")
 

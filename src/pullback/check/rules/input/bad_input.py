@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.capture.indices import is_index
+from pullback.check.facts import at_worst
 from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -68,7 +69,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=trial.example,
-            at=wrong.at,
+            at=at_worst(wrong),
             expected="an error in forward, or the gradients that forward implies",
             got="other gradients",
             fix=BEYOND if _is_beyond(subject.small, trial.example) else FIX,

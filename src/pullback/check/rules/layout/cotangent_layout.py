@@ -48,10 +48,10 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    is_close,
     worst_of,
 )
 from pullback.judge.run import copies_of
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="Y401", name="cotangent-layout", group="layout", profile="quick")
 

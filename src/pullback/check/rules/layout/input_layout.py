@@ -44,12 +44,12 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    is_close,
     worst_of,
 )
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import Raised, Run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="Y402", name="input-layout", group="layout", profile="quick")
 

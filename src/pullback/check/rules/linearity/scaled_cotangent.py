@@ -29,17 +29,10 @@ from torch import Tensor
 
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.scene import Repro, Scene, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    is_close,
-    worst_of,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, worst_of
 from pullback.judge.example import wide_of
 from pullback.judge.run import Run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="L203", name="scaled-cotangent", group="linearity", profile="quick")
 

@@ -45,11 +45,11 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    is_close,
     worst_of,
 )
 from pullback.check.trials import failed
 from pullback.judge.example import Example, can_differ
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="U001", name="uninitialised-memory", group="poison", profile="quick")
 

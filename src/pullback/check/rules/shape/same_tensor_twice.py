@@ -37,11 +37,11 @@ from pullback.check.subject import (
     Skip,
     Subject,
     each,
-    is_close,
     worst_of,
 )
 from pullback.judge.example import Example
 from pullback.judge.run import Raised
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="quick")
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -41,10 +40,11 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
+from pullback.function.isolation import keeping_random_state
 from pullback.judge.run import Run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="T902", name="random-in-backward", group="state", profile="quick")
 
@@ -64,7 +64,7 @@ class Generator(Enum):
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward draws, or depends on what it would draw."""
-    with _kept_states():
+    with keeping_random_state():
         yield from _drawn(subject)
 
 
@@ -155,20 +155,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     if _numpy() is not None:
         _numpy().random.seed(seed % 2**32)
-
-
-@contextmanager
-def _kept_states() -> Iterator[None]:
-    """Whatever is drawn inside, the caller's generators go on as if nothing had been."""
-    state, python = torch.get_rng_state(), random.getstate()
-    numpy = None if _numpy() is None else _numpy().random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        if numpy is not None:
-            _numpy().random.set_state(numpy)
 
 
 # ---- repros ----

@@ -36,6 +36,7 @@ from pullback.check.subject import (
     Skip,
     Subject,
 )
+from pullback.function.isolation import keeping_random_state
 from pullback.judge.run import Run
 
 RULE = Rule(
@@ -55,17 +56,12 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for forward, or else one for backward."""
     if subject.fails_at_base:
         return
-    usual = _states()
     try:
-        (ahead, back), (other, _), (_, again) = (_run(subject, *seeds) for seeds in SEEDS)
+        with keeping_random_state():
+            (ahead, back), (other, _), (_, again) = (_run(subject, *seeds) for seeds in SEEDS)
     except (ForwardRefusedError, BackwardFailedError) as error:
         yield Skip.refused(RULE, "the function raised", error.raised)
         return
-    finally:
-        torch.set_rng_state(usual["PyTorch"])
-        random.setstate(usual["Python"])
-        if "NumPy" in usual:
-            _numpy().set_state(usual["NumPy"])
     for phase, one, two in (("forward", ahead, other), ("backward", back, again)):
         same = [name for name in one if name in two and _is_same(one[name], two[name])]
         if same:

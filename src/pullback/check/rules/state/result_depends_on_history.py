@@ -41,11 +41,11 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
 from pullback.judge.example import can_differ
 from pullback.judge.run import Raised, Run
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="T903", name="result-depends-on-history", group="state", profile="quick")
 

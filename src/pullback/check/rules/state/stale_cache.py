@@ -42,11 +42,11 @@ from pullback.check.subject import (
     Rule,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
 from pullback.judge.example import Example, can_differ, copy_of
 from pullback.judge.mismatch import Mismatch
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="T904", name="stale-cache", group="state", profile="quick")
 

@@ -39,10 +39,10 @@ from pullback.check.subject import (
     Rule,
     Skip,
     Subject,
-    is_close,
     worst_of,
 )
 from pullback.judge.example import Example, can_differ
+from pullback.judge.tolerances import is_close
 
 RULE = Rule(code="T901", name="two-live-calls", group="state", profile="quick")
 
