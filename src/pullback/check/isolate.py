@@ -37,14 +37,17 @@ MEMORY = 6 << 30
 class Died(Exception):
     """The worker ended before its work; `how` says in words what became of it.
 
-    `is_hang` says that it did not end by itself; `is_slow` that it did not stand in one call of the
+    `is_hang` says that it did not end by itself, `is_idle` that it did nothing; `is_slow` that it did not stand in one call of the
     user's code, of the size that the user gave, but asked for many, or for a larger one.
     """
 
-    def __init__(self, how: str, *, is_hang: bool = False, is_slow: bool = False) -> None:
+    def __init__(
+        self, how: str, *, is_hang: bool = False, is_idle: bool = False, is_slow: bool = False
+    ) -> None:
         super().__init__(how)
         self.how = how
         self.is_hang = is_hang
+        self.is_idle = is_idle
         self.is_slow = is_slow
 
 
@@ -82,7 +85,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
                 message = ours.recv()
             except EOFError:
                 process.join(5)
-                raise Died(_end_of(process.exitcode)) from None
+                raise Died(end_of(process.exitcode)) from None
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
             if message.kind == "accepted":
@@ -110,7 +113,7 @@ def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
         return ours.recv()
     except EOFError:
         process.join(5)
-        raise Died(_end_of(process.exitcode)) from None
+        raise Died(end_of(process.exitcode)) from None
     finally:
         _stop(process)
         ours.close()
@@ -164,6 +167,7 @@ class Watch:
             raise Died(
                 f"it did not end, and did nothing for {self._idle:.0f} s",
                 is_hang=True,
+                is_idle=True,
                 is_slow=self._is_larger,
             )
 
@@ -187,7 +191,7 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
     """The life of a worker: it ends with `os._exit`, so that nothing of the parent's is run."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _limit_memory()
+        limit_memory()
         gc.freeze()  # what the parent holds is not looked at by the collections of the rules
         refusal = refusal_here()
         if refusal:
@@ -215,7 +219,8 @@ def refusal_here() -> str:
     return ""
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
+    """Let this process take some gigabytes more than it has, and no more."""
     try:
         import resource
 
@@ -226,7 +231,8 @@ def _limit_memory() -> None:
         return
 
 
-def _end_of(code: int | None) -> str:
+def end_of(code: int | None) -> str:
+    """What became of a process, by its exit code."""
     if code is None:
         return "it closed its connection"
     if code < 0:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check import fresh
 from pullback.check.causes import by_cause
 from pullback.check.confirm import confirmed
 from pullback.check.crash import RULE as CRASH
 from pullback.check.crash_diagnosis import Cause, cause_of
 from pullback.check.finding import Finding, Skip
+from pullback.check.fresh import CannotSendError
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
 from pullback.check.report import Report
@@ -58,14 +60,8 @@ def check(
     job = Job(known, examples, rules, profile)
     start = time.monotonic()
     collected = _Collected(job, progress)
-    why_not = can_fork() if isolate else "asked to"
     try:
-        if not why_not:
-            warm_up(rules, profile)
-            try:
-                collected.drive()
-            except CannotForkError as refusal:
-                why_not = str(refusal)
+        why_not = collected.work_elsewhere() if isolate else "asked to"
         if why_not:
             collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
@@ -99,9 +95,28 @@ class _Collected:
         self.seconds = 0.0  # that one call takes
         self.interrupted = False
         self.is_here = False  # whether rules ran in this process
+        self.is_fresh = False  # whether workers are started afresh, not forked
         self.proved: Proved | None = None
         self.surrogates: tuple[Surrogate, ...] = ()
         self.relations: tuple[str, ...] = ()
+
+    def work_elsewhere(self) -> str:
+        """The rules in workers; why that cannot be, where it cannot: nothing was done then."""
+        why_not = can_fork()
+        if not why_not:
+            warm_up(self.job.rules, self.job.profile)
+            try:
+                self.drive()
+                return ""
+            except CannotForkError as refusal:
+                why_not = str(refusal)
+        self.is_fresh = True
+        try:
+            self.drive()
+            return ""
+        except CannotSendError as refusal:
+            self.is_fresh = False
+            return f"{why_not}; and it cannot be sent to another one: {refusal}"
 
     def drive(self) -> None:
         """Workers one after the other, until every rule has been tried or too many were lost."""
@@ -109,10 +124,15 @@ class _Collected:
         lost = 0.0
         while first < len(self.job.rules):
             try:
-                for message in messages(self.job, first, self.seconds):
+                start = fresh.messages if self.is_fresh else messages
+                for message in start(self.job, first, self.seconds):
                     self.take(message)
                 return
             except Died as death:
+                if death.is_idle and not self.is_fresh and self._can_be_sent():
+                    self.is_fresh = True  # threads of this process are not in a fork: it froze
+                    first = max(self.current, first)
+                    continue
                 self._died(death)
                 is_ours = self.current >= 0 and self.job.rules[self.current].rule.wraps
                 is_hang = death.is_hang and not death.is_slow
@@ -125,6 +145,12 @@ class _Collected:
                 if left:
                     self.notes.append(f"{left} rules were not tried: too many workers were lost")
                 return
+
+    def _can_be_sent(self) -> bool:
+        try:
+            return bool(fresh.packed(self.job))
+        except CannotSendError:
+            return False
 
     def work_here(self) -> None:
         """The rules in this process, where only a call of `sys.exit` can be survived."""
@@ -142,7 +168,8 @@ class _Collected:
 
     def prove(self) -> None:
         """What holds for all inputs, after the rules have tried some."""
-        self.proved = proved_of(self.job, self.results, is_here=self.is_here)
+        if not self.is_fresh and not self.surrogates:
+            self.proved = proved_of(self.job, self.results, is_here=self.is_here)
 
     def take(self, message: Message) -> None:
         """Note what a worker said; raises `ExamplesError` where forward refuses the examples."""
@@ -191,7 +218,8 @@ class _Collected:
                 Skip.refused(rule, f"the process was lost here as well: {death.how}")
             )
             return
-        cause = Cause() if death.is_hang or is_here else cause_of(self.job, self.current)
+        is_known = death.is_hang or is_here or self.is_fresh
+        cause = Cause() if is_known else cause_of(self.job, self.current)
         first = self.job.examples[0]
         found = Finding.made(
             CRASH,
@@ -209,7 +237,7 @@ class _Collected:
         job = self.job
         names = job.target.names_of(max(len(e.args) for e in job.examples))
         findings = by_cause(r for r in self.results if isinstance(r, Finding))
-        if not self.is_here and not self.interrupted:
+        if not (self.is_here or self.is_fresh or self.interrupted):
             findings = confirmed(findings, job.target)
         return Report(
             subject=job.target.name,

@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import mmap
 import struct
+from pathlib import Path
 
 _FORM = "QQ"  # calls begun, elements of the arguments of the last one
+_SIZE = struct.calcsize(_FORM)
 
 
 class Progress:
-    """The calls that were begun, in memory that a fork shares with its parent."""
+    """The calls that were begun, in memory that a fork shares with its parent.
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, struct.calcsize(_FORM))
+    With a file, that is where others read it.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        if file is None:
+            self._memory = mmap.mmap(-1, _SIZE)
+            return
+        with open(file, "r+b") as opened:
+            opened.truncate(_SIZE)
+            self._memory = mmap.mmap(opened.fileno(), _SIZE)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
     def begin(self, size: int) -> None:
         """A call with so many elements begins."""
