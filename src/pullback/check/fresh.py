@@ -1,8 +1,8 @@
 """A worker that is started afresh, for what a fork cannot serve.
 
 A fork of a process that uses a GPU cannot use it, and one of a process with threads may freeze. So
-the job is sent to a new process by value (cloudpickle): classes of a notebook or of a function, too,
-and Triton kernels with their source. It serves one job after the other, since to start takes
+the job is sent to a new process by value (cloudpickle): classes of a notebook or of a function as
+well, and Triton kernels with their source. It serves one job after the other, since to start takes
 seconds, and is replaced when it dies or has lost its GPU. It ends when whoever started it does.
 """
 

@@ -37,8 +37,9 @@ MEMORY = 6 << 30
 class Died(Exception):
     """The worker ended before its work; `how` says in words what became of it.
 
-    `is_hang` says that it did not end by itself, `is_idle` that it did nothing; `is_slow` that it did not stand in one call of the
-    user's code, of the size that the user gave, but asked for many, or for a larger one.
+    `is_hang` says that it did not end by itself, `is_idle` that it did nothing; `is_slow` that it
+    did not stand in one call of the user's code, of the size that the user gave, but asked for
+    many, or for a larger one.
     """
 
     def __init__(
