@@ -20,6 +20,17 @@ from pullback.check.target import target_of
 all_rules()  # so that the repros of each are known
 
 
+def check_of(name: str) -> Any:
+    """The function that tries the rule of that name."""
+    return next(r.check for r in all_rules() if r.rule.name == name)
+
+
+def _rule_of(check: Any) -> str:
+    """The name of the rule that a function tries; it may have been written just now."""
+    known = [r.rule.name for r in all_rules() if r.check is check]
+    return known[0] if known else str(sys.modules[check.__module__].RULE.name)
+
+
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal numbers of a fixed seed, as a leaf that requires grad."""
     generator = torch.Generator().manual_seed(seed)
@@ -71,7 +82,7 @@ def rule_tests(
     part of the place that the finding names. `count` is how many findings a fault must have, where
     that matters.
     """
-    rule = sys.modules[check.__module__].RULE.name
+    rule = _rule_of(check)
 
     def found(row: Any) -> list[Finding]:
         target, args = row[:2]

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.domain.wrong_when_small import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("wrong-when-small")
 
 
 def made(forward, backward):

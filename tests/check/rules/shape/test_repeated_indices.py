@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.shape.repeated_indices import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("repeated-indices")
 
 
 def made(forward, backward):

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.shape.wrong_among_many import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("wrong-among-many")
 
 
 def made(forward, backward):

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.shape.wrong_at_rank import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("wrong-at-rank")
 
 
 def made(forward, backward):
