@@ -12,7 +12,7 @@ from pullback.check.facts import At, Cotangent, Gradient, Input, Number, Raised
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.rules import all_rules, explained
 from pullback.check.rules.memory.tensor_on_ctx import OnCtx
-from pullback.check.rules.mutation.mutated_saved import Damage
+from pullback.check.rules.mutation.written_by_backward import Damage
 from tests.check.subjects import normal
 
 X = normal(6)

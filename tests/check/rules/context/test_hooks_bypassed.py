@@ -3,8 +3,9 @@
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.rules.context.hooks_bypassed import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("hooks-bypassed")
 
 
 class Square(Function):

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.context.subclass_input import check
-from tests.check.subjects import normal, rule_tests, skips
+from tests.check.subjects import check_of, normal, rule_tests, skips
+
+check = check_of("subclass-input")
 
 
 class Product(Function):

@@ -3,8 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from pullback.check.rules.domain.lost_digits import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("lost-digits")
 
 X = normal(8)
 

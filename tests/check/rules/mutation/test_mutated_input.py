@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.mutation.mutated_input import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("mutated-input")
 
 X, W = normal(3, 4), normal(4, seed=1)
 

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.mutation.mutated_saved import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("mutated-saved")
 
 X = normal(4, 3)
 

@@ -4,8 +4,9 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pullback.check.rules.second.wrong_double_backward import check
-from tests.check.subjects import normal, rule_tests, skips
+from tests.check.subjects import check_of, normal, rule_tests, skips
+
+check = check_of("wrong-double-backward")
 
 
 class Square(Function):

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.state.random_in_backward import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("random-in-backward")
 
 X = normal(16)
 

@@ -43,7 +43,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="A756", name="reused-buffer", group="alias", profile="quick")
+RULE = Rule("A756", "reused-buffer", "alias", profile="quick")
 
 FIX = "make a new tensor in each call, and keep no buffer that is handed out"
 

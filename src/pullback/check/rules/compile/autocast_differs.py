@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.elsewhere import Results, is_repeatable, results_of
+from pullback.check.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
+from pullback.check.elsewhere import Results, results_of
 from pullback.check.example import Example
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.scene import Scene, indented, text_of
@@ -46,7 +47,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="P004", name="autocast-differs", group="compile", profile="quick")
+RULE = Rule("P004", "autocast-differs", "compile", profile="quick")
 
 NEAR = 0.1  # of the largest entry: bfloat16 has eight bits
 EXACT = 1e-5  # where PyTorch's own gradient loses less, nothing in forward is cast by autocast
@@ -55,17 +56,9 @@ LOST = 4e-4  # the share that must be lost then
 CASTS = {"to", "type", "type_as", "float", "half", "bfloat16"}
 
 
+@needs(RULE, RUNS, DETERMINISTIC, REPEATABLE)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward fails or is far off."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if subject.target.intent.nondeterministic:
-        yield Skip(RULE, "declared to be nondeterministic")
-        return
-    if not is_repeatable(subject):
-        yield Skip.refused(RULE, "the same call does not give the same twice")
-        return
     example = subject.small_given.to(torch.float32)
     try:
         usual = results_of(subject, example)

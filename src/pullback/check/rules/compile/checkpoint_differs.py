@@ -30,6 +30,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY, RUNS, needs
 from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.example import tensors_in
 from pullback.check.facts import At, Number, Words
@@ -44,29 +45,12 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="P003",
-    name="checkpoint-differs",
-    group="compile",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("P003", "checkpoint-differs", "compile", Severity.FRAGILE, "quick")
 
 
+@needs(RULE, RUNS, KEEPS_INPUTS, DETERMINISTIC, KEEPS_MEMORY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first way in which a checkpointed call differs."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if subject.writes_inputs:
-        yield Skip(RULE, "forward changes its inputs")
-        return
-    if subject.target.intent.nondeterministic:
-        yield Skip(RULE, "declared to be nondeterministic")
-        return
-    if subject.target.intent.donates:
-        yield Skip(RULE, "an input is declared to be given away")
-        return
     usual = _seeded(lambda: results_of(subject, subject.base))
     for reentrant in (False, True):
         twice = Twice(subject.target.call)

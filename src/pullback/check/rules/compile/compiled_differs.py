@@ -32,6 +32,7 @@ from itertools import islice
 import torch
 from torch.autograd import Function
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Work
 from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
@@ -49,13 +50,7 @@ from pullback.check.subject import (
     each,
 )
 
-RULE = Rule(
-    code="P001",
-    name="compiled-differs",
-    group="compile",
-    profile="standard",
-    wraps=True,
-)
+RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=True)
 
 MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
 
@@ -91,11 +86,9 @@ def prepare() -> None:
             compiled(torch.ones(n, requires_grad=True), 2.0).sum().backward()
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, which a compiler may draw in another order")
         return

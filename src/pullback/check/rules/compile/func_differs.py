@@ -27,22 +27,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
 from pullback.check.elsewhere import Results, difference, positions_of, results_of
 from pullback.check.example import tensors_in
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
 
-RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
+RULE = Rule("P002", "func-differs", "compile", profile="quick")
 
 
+@needs(RULE, RUNS, KEEPS_INPUTS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if subject.writes_inputs:
-        yield Skip(RULE, "forward changes its inputs")
-        return
     if not (subject.target.has_setup_context or subject.target.is_ours):
         yield Skip(RULE, "torch.func takes no Function without setup_context")
         return

@@ -35,14 +35,7 @@ from pullback.check.registration import overload_of
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
 
-RULE = Rule(
-    code="P005",
-    name="wrong-fake",
-    group="compile",
-    severity=Severity.FRAGILE,
-    profile="quick",
-    wraps=True,
-)
+RULE = Rule("P005", "wrong-fake", "compile", Severity.FRAGILE, "quick", wraps=True)
 
 TEST = "test_faketensor"
 FIX = (

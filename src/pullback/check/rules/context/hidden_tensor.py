@@ -38,7 +38,7 @@ from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import seeded
 from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
 
-RULE = Rule(code="Q002", name="hidden-tensor", group="context", profile="quick")
+RULE = Rule("Q002", "hidden-tensor", "context", profile="quick")
 
 
 class Whereabouts(Enum):

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import in_turns
 from pullback.check.draws import draws
 from pullback.check.elsewhere import is_repeatable
@@ -47,7 +48,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="quick")
+RULE = Rule("Q006", "wrong-in-threads", "context", profile="quick")
 
 THREADS = 3
 
@@ -59,11 +60,9 @@ class Way(Enum):
     TOGETHER = "while other threads run too"
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a thread gives other gradients than a single call."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
         return

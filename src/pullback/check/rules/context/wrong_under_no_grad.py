@@ -42,7 +42,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Q001", name="wrong-under-no-grad", group="context", profile="quick")
+RULE = Rule("Q001", "wrong-under-no-grad", "context", profile="quick")
 
 MODES: dict[Mode, Callable[[], AbstractContextManager[Any]]] = {
     Mode.PLAIN: nullcontext,

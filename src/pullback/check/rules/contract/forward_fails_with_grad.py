@@ -23,13 +23,7 @@ from collections.abc import Iterator
 
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, told
 
-RULE = Rule(
-    code="K803",
-    name="forward-fails-with-grad",
-    group="contract",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("K803", "forward-fails-with-grad", "contract", Severity.FRAGILE, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

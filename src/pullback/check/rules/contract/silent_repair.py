@@ -43,13 +43,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="K802",
-    name="silent-repair",
-    group="contract",
-    severity=Severity.WASTEFUL,
-    profile="quick",
-)
+RULE = Rule("K802", "silent-repair", "contract", Severity.WASTEFUL, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -40,13 +40,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="C002",
-    name="needless-gradient",
-    group="cost",
-    severity=Severity.WASTEFUL,
-    profile="quick",
-)
+RULE = Rule("C002", "needless-gradient", "cost", Severity.WASTEFUL, "quick")
 
 SAVED = 0.66  # PyTorch does at most this share of its products when the input is frozen
 SAME = 0.95

@@ -40,9 +40,7 @@ from pullback.check.subject import (
 )
 from pullback.function.modes import DispatchMode
 
-RULE = Rule(
-    code="C003", name="repeated-work", group="cost", severity=Severity.WASTEFUL, profile="quick"
-)
+RULE = Rule("C003", "repeated-work", "cost", Severity.WASTEFUL, "quick")
 
 # Operators that cost far more than the memory they write.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linalg_inv_ex")

@@ -36,7 +36,7 @@ from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, co
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
 from pullback.check.trials import Trial, is_finite, reported
 
-RULE = Rule(code="V610", name="unequal-guard", group="domain", profile="quick")
+RULE = Rule("V610", "unequal-guard", "domain", profile="quick")
 
 FIX = "save the guarded value, or use the very same constant at the same place in backward"
 

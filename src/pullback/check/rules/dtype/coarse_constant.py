@@ -44,7 +44,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(code="D506", name="coarse-constant", group="dtype", profile="quick")
+RULE = Rule("D506", "coarse-constant", "dtype", profile="quick")
 
 LEAST, MOST = 1e-9, 1e-6  # the share of an entry that the rounding of float32 is, with some room
 

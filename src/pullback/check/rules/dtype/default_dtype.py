@@ -44,13 +44,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(
-    code="D508",
-    name="default-dtype",
-    group="dtype",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("D508", "default-dtype", "dtype", Severity.FRAGILE, "quick")
 
 DEFAULTS = (torch.float32, torch.float64)
 

@@ -51,7 +51,7 @@ from pullback.check.subject import (
 from pullback.check.trials import is_new
 from pullback.function.modes import DispatchMode
 
-RULE = Rule(code="D504", name="half-range", group="dtype", profile="standard")
+RULE = Rule("D504", "half-range", "dtype", profile="standard")
 
 SCALES = (2.0**-10, 2.0**8)
 LEAST, MOST = 2.0**-12, 2.0**13  # entries between these are well inside of float16

@@ -44,7 +44,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(code="D502", name="low-precision-sum", group="dtype", profile="quick")
+RULE = Rule("D502", "low-precision-sum", "dtype", profile="quick")
 
 LONG = 2048
 # Shorter runs before it, and the seconds that each may take: what grows too fast is left alone.

@@ -42,7 +42,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(code="D507", name="rounded-input", group="dtype", profile="quick")
+RULE = Rule("D507", "rounded-input", "dtype", profile="quick")
 
 # What a number that bfloat16 holds may grow by without becoming another one in a coarser dtype.
 MORE = {torch.float64: 2.0**-30, torch.float32: 2.0**-16, torch.float16: 1.5 * 2.0**-10}

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.example import Example, name_of
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient, Number, Raised
@@ -43,7 +44,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new
 
-RULE = Rule(code="D501", name="wrong-dtype-branch", group="dtype", profile="quick")
+RULE = Rule("D501", "wrong-dtype-branch", "dtype", profile="quick")
 
 FIX = "let every dtype take the same path, or refuse the dtype in forward"
 
@@ -54,11 +55,9 @@ TIMES_USUAL = 8
 ABSENT = "not implemented for '"  # PyTorch has no kernel of an operator for that dtype, and says so
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong in a dtype."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     yield from _single(subject)
     for dtype in each(LOW, subject):
         yield from _half(subject, dtype)

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.capture.indices import is_index
+from pullback.check.conditions import RUNS, needs
 from pullback.check.example import Example, tensors_in
 from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.subject import (
@@ -41,23 +42,15 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import trials
 
-RULE = Rule(
-    code="I001",
-    name="bad-input",
-    group="input",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("I001", "bad-input", "input", Severity.FRAGILE, "quick")
 
 FIX = "compare the shapes in forward, and raise where they do not fit"
 BEYOND = "compare the indices with the size in forward, and raise where they are beyond it"
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first misfit that forward lets through."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
     if subject.wrong_names:
         yield Skip(RULE, "the gradient is wrong at the example already")
         return

@@ -53,7 +53,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Y401", name="cotangent-layout", group="layout", profile="quick")
+RULE = Rule("Y401", "cotangent-layout", "layout", profile="quick")
 
 Cotangents = Sequence["Tensor | None"]
 

@@ -50,7 +50,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="Y402", name="input-layout", group="layout", profile="quick")
+RULE = Rule("Y402", "input-layout", "layout", profile="quick")
 
 Value = Output | Gradient  # what a call gives, by which its results are known
 

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.facts import Raised
 from pullback.check.run import Run
 from pullback.check.subject import (
@@ -38,22 +39,14 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="L205",
-    name="hidden-infinity",
-    group="linearity",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("L205", "hidden-infinity", "linearity", Severity.FRAGILE, "quick")
 
 VALUES = {"infinite": math.inf, "NaN": math.nan}
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.has_surrogate:
         yield Skip(RULE, "the gradients are declared to be others than forward's")
         return

@@ -28,6 +28,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, STEADY, needs
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.mismatch import index_of
@@ -43,7 +44,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(code="L204", name="mixed-cotangent", group="linearity", profile="quick")
+RULE = Rule("L204", "mixed-cotangent", "linearity", profile="quick")
 
 FACTOR = 2.0**26
 LOST = 1e-2  # the share of an entry that must be lost
@@ -58,14 +59,9 @@ class End(Enum):
     END = -1
 
 
+@needs(RULE, RUNS, STEADY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient loses small entries."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if not subject.is_steady:
-        yield Skip.refused(RULE, "the gradients differ from run to run")
-        return
     single = in_dtype(subject.small, torch.float32)
     if single is None or dtype_of(subject.small) != torch.float64:
         return

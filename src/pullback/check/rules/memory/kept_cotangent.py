@@ -35,9 +35,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="B857", name="kept-cotangent", group="memory", severity=Severity.FRAGILE, profile="quick"
-)
+RULE = Rule("B857", "kept-cotangent", "memory", Severity.FRAGILE, "quick")
 
 STEPS = 4
 

@@ -46,9 +46,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="B853", name="leaked-graph", group="memory", severity=Severity.FRAGILE, profile="quick"
-)
+RULE = Rule("B853", "leaked-graph", "memory", Severity.FRAGILE, "quick")
 
 Kept = Input | Output
 

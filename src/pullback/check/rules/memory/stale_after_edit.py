@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
 from pullback.check.facts import At, Gradient, Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Scene, compared, text_of
@@ -39,7 +40,7 @@ from pullback.check.subject import (
     differing,
 )
 
-RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick")
+RULE = Rule("B851", "stale-after-edit", "memory", profile="quick")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +50,9 @@ class Edited:
     thing: Input | Output
 
 
+@needs(RULE, RUNS, KEEPS_INPUTS, STEADY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor whose change goes unnoticed."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
-    if subject.writes_inputs:
-        yield Skip(RULE, "forward itself changes its inputs")
-        return
-    if not subject.is_steady:
-        yield Skip.refused(RULE, "the gradients differ from run to run")
-        return
     usual = subject.pull()
     for what in _editable(subject.run()):
         run = subject.run()

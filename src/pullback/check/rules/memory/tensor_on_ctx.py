@@ -47,9 +47,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="B855", name="tensor-on-ctx", group="memory", severity=Severity.FRAGILE, profile="quick"
-)
+RULE = Rule("B855", "tensor-on-ctx", "memory", Severity.FRAGILE, "quick")
 
 FEW = 1  # so many numbers on ctx are a flag or a seed, no matter where they are kept
 

@@ -46,9 +46,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL, profile="quick"
-)
+RULE = Rule("B854", "unread-saved", "memory", Severity.WASTEFUL, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

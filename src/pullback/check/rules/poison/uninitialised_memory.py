@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.example import Example, can_differ
@@ -51,17 +52,15 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import failed
 
-RULE = Rule(code="U001", name="uninitialised-memory", group="poison", profile="quick")
+RULE = Rule("U001", "uninitialised-memory", "poison", profile="quick")
 
 SIZES = 16
 ORDINARY = 1.0
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that changes."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     with Fill(ORDINARY):
         one, two = (results_of(subject, subject.base) for _ in range(2))
     if difference(one, two) is not None:

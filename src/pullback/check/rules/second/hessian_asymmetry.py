@@ -33,9 +33,9 @@ from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject, told
 
 RULE = Rule(
-    code="H003",
-    name="hessian-asymmetry",
-    group="second",
+    "H003",
+    "hessian-asymmetry",
+    "second",
     profile="quick",
     intent=("once_differentiable", "surrogate"),
 )

@@ -27,6 +27,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example, can_differ
 from pullback.check.explaining import Cause
@@ -62,20 +63,12 @@ BAKED = re.compile(rf"shape '\[([\d, ]*)\]' {INVALID} (\d+)")
 # Larger sizes that must fail as well, of either parity: times so many, and so many more.
 LARGER = ((2, 1), (3, 0), (2, 2))
 
-RULE = Rule(
-    code="S305",
-    name="backward-fails-at-shape",
-    group="shape",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("S305", "backward-fails-at-shape", "shape", Severity.FRAGILE, "quick")
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding, for the first shape at which backward fails."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     families = USUAL | UNUSUAL
     is_told = any(group == RULE.group for group, _ in subject.blamed)
     if not is_told and _is_by_entry(subject):

@@ -39,7 +39,7 @@ from pullback.check.subject import (
 )
 from pullback.check.trials import is_new, trial_of
 
-RULE = Rule(code="S309", name="broadcast-input", group="shape", profile="quick")
+RULE = Rule("S309", "broadcast-input", "shape", profile="quick")
 
 FIX = "sum the gradient over what was broadcast: grad.sum_to_size(x.shape)"
 

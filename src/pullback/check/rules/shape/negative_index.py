@@ -32,7 +32,7 @@ from pullback.check.inputs.values import is_permutation
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import is_new, trial_of
 
-RULE = Rule(code="S310", name="negative-index", group="shape", profile="quick")
+RULE = Rule("S310", "negative-index", "shape", profile="quick")
 
 FIX = "make negative indices positive in forward, or refuse them"
 

@@ -36,7 +36,7 @@ from pullback.check.subject import (
     each,
 )
 
-RULE = Rule(code="S311", name="same-tensor-in-place", group="shape", profile="quick")
+RULE = Rule("S311", "same-tensor-in-place", "shape", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -42,7 +42,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="quick")
+RULE = Rule("S307", "same-tensor-twice", "shape", profile="quick")
 
 FIX = "return the gradient of each slot as if the others held other tensors"
 

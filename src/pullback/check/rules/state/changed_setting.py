@@ -37,13 +37,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="T907",
-    name="changed-setting",
-    group="state",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("T907", "changed-setting", "state", Severity.FRAGILE, "quick")
 
 DTYPES = (torch.float32, torch.float64)
 

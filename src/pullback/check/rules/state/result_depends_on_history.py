@@ -47,7 +47,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="T903", name="result-depends-on-history", group="state", profile="quick")
+RULE = Rule("T903", "result-depends-on-history", "state", profile="quick")
 
 REPEATS = 6
 

@@ -48,7 +48,7 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="T904", name="stale-cache", group="state", profile="quick")
+RULE = Rule("T904", "stale-cache", "state", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -26,6 +26,7 @@ from itertools import islice
 
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.example import Example, can_differ
 from pullback.check.explaining import ANYTHING, REPEATING, Cause
 from pullback.check.facts import At, Gradient, Number, Words, shapes
@@ -44,16 +45,14 @@ from pullback.check.subject import (
     worst_of,
 )
 
-RULE = Rule(code="T901", name="two-live-calls", group="state", profile="quick")
+RULE = Rule("T901", "two-live-calls", "state", profile="quick")
 
 FIX = "keep what backward needs on ctx, not on the class or in a global"
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a call changes what another one gives."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.nondeterministic or not subject.is_steady:
         yield Skip.refused(RULE, "the gradients differ from run to run")
         return

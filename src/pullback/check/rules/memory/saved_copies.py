@@ -1,25 +1,4 @@
-"""Backward should not keep more than autograd would by itself.
-
-What it checks
-    The memory of what is saved, each piece once. It is too much when a copy of an input is saved
-    that is several times larger (expanded, as rows of zeros with a one where an index points, or in
-    a wider dtype beside the input itself), or when
-    more is saved than autograd keeps for the same forward without the Function, while its gradients
-    are the same, and what is saved beyond inputs and outputs alone is more than that.
-
-Why it matters
-    Activations are most of the memory of a training step, and saving memory is why many a Function
-    is written.
-
-Fails
-    ctx.save_for_backward(x, weight.expand(len(x), -1).contiguous())
-
-Passes
-    ctx.save_for_backward(x, weight)
-
-Cannot see
-    What could be recomputed cheaply: `pullback derive` finds the cut that keeps least.
-"""
+"""Copies that are saved for backward, and more than autograd would save."""
 
 from __future__ import annotations
 
@@ -32,6 +11,7 @@ from torch import Tensor
 from pullback.capture.indices import is_index
 from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.others import other_values
+from pullback.check.registered import Registered
 from pullback.check.run import Run
 from pullback.check.saving import saving
 from pullback.check.snapshot import share_memory
@@ -45,15 +25,17 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(
-    code="B856", name="saved-too-much", group="memory", severity=Severity.WASTEFUL, profile="quick"
-)
+SAVED_TOO_MUCH = Rule("B856", "saved-too-much", "memory", Severity.WASTEFUL, "quick")
+SAVED_COPY = Rule("B858", "saved-copy", "memory", Severity.WASTEFUL, "quick")
+
 
 SHARE = 1.25  # so many times what autograd keeps is too much
+
+
 SMALL = 256  # bytes that are not worth a word
 
 
-def check(subject: Subject) -> Iterator[Finding | Skip]:
+def saved_too_much(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per needless copy, or else one for the sum of what is saved."""
     if not subject.target.is_function or subject.fails_at_base or subject.writes_inputs:
         return
@@ -65,11 +47,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             other = _copies(_kept(subject, other_values(example)))
             copies = {i: words for i, words in copies.items() if other.get(i) == words}
     except ForwardRefusedError as refusal:
-        yield Skip.refused(RULE, "forward refuses", refusal.raised)
+        yield Skip.refused(SAVED_TOO_MUCH, "forward refuses", refusal.raised)
         return
     for i, words in copies.items():
         yield subject.finding(
-            RULE,
+            SAVED_TOO_MUCH,
             example=example,
             at=f"saved tensor {i}, of shape {list(kept.saved[i].shape)}",
             expected=f"`{words}` itself to be saved",
@@ -119,9 +101,6 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(pieces.values())
 
 
-# ---- copies ----
-
-
 def _copies(kept: Kept) -> dict[int, str]:
     """The saved tensors that are larger copies of an input, and its name."""
     found: dict[int, str] = {}
@@ -165,9 +144,6 @@ def _is_one_hot(tensor: Tensor, index: Tensor) -> bool:
     return False
 
 
-# ---- the sum ----
-
-
 def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator[Finding | Skip]:
     mine, own = _bytes(kept.saved), _bytes(kept.own)
     if own < SMALL:
@@ -185,7 +161,7 @@ def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator
             [o for o, _ in used], leaves, [c for _, c in used], allow_unused=True
         )
     except BackwardFailedError as failure:
-        yield Skip.refused(RULE, "backward fails", failure.raised)
+        yield Skip.refused(SAVED_TOO_MUCH, "backward fails", failure.raised)
         return
     except Exception:
         return  # autograd cannot see into this forward
@@ -195,7 +171,7 @@ def _beyond_autograd(subject: Subject, example: Example, kept: Kept) -> Iterator
     if not is_same or not theirs or own < theirs or mine < SHARE * theirs:
         return
     yield subject.finding(
-        RULE,
+        SAVED_TOO_MUCH,
         example=example,
         at=f"the {len(kept.saved)} saved tensors",
         expected=f"at most the {theirs} bytes that autograd keeps for the same forward",
@@ -209,3 +185,114 @@ def _agree(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+LEAST = 8  # entries by which chance is ruled out
+
+
+def saved_copy(subject: Subject) -> Iterator[Finding | Skip]:
+    """Yield one finding per input of which a copy is saved."""
+    if not subject.target.is_function or subject.fails_at_base or subject.writes_inputs:
+        return
+    start = subject.small
+    found = _copied(subject, start)
+    for example in (other_values(start), start.map(_negated, "negated"), start.map(_mixed, "")):
+        if not found:
+            return
+        try:
+            found &= _copied(subject, example)
+        except ForwardRefusedError:
+            continue
+    for name in sorted(found):
+        yield subject.finding(
+            SAVED_COPY,
+            example=start,
+            at=f"a saved copy of `{name}`",
+            expected=f"`{name}` itself to be saved",
+            got="the same numbers in memory of their own",
+            fix=f"save `{name}`: PyTorch raises where it is written into before backward",
+        )
+
+
+def _copied(subject: Subject, example: Example) -> set[str]:
+    """The inputs of which a copy is saved, and which are not themselves inputs or outputs."""
+    kept = _kept(subject, example)
+    own = kept.own
+    return {
+        name
+        for name, arg in zip(kept.run.names, kept.run.passed, strict=False)
+        if can_differ(arg) and arg.numel() >= LEAST and any(_is_equal(arg, t) for t in own)
+    }
+
+
+def _is_equal(arg: Tensor, saved: Tensor) -> bool:
+    if arg.dtype != saved.dtype or arg.shape != saved.shape or saved.layout != torch.strided:
+        return False
+    return torch.equal(arg.detach(), saved)
+
+
+def _negated(tensor: Tensor) -> Tensor:
+    return -tensor.detach() if can_differ(tensor) else tensor
+
+
+def _mixed(tensor: Tensor) -> Tensor:
+    """Every other entry with the other sign, and larger."""
+    if not can_differ(tensor):
+        return tensor
+    signs = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 * 2 - 1
+    return tensor.detach() * signs * 3
+
+
+RULES = (
+    Registered(
+        SAVED_TOO_MUCH,
+        saved_too_much,
+        page="""
+Backward should not keep more than autograd would by itself.
+
+What it checks
+    The memory of what is saved, each piece once. It is too much when a copy of an input is saved
+    that is several times larger (expanded, as rows of zeros with a one where an index points, or in
+    a wider dtype beside the input itself), or when
+    more is saved than autograd keeps for the same forward without the Function, while its gradients
+    are the same, and what is saved beyond inputs and outputs alone is more than that.
+
+Why it matters
+    Activations are most of the memory of a training step, and saving memory is why many a Function
+    is written.
+
+Fails
+    ctx.save_for_backward(x, weight.expand(len(x), -1).contiguous())
+
+Passes
+    ctx.save_for_backward(x, weight)
+
+Cannot see
+    What could be recomputed cheaply: `pullback derive` finds the cut that keeps least.
+""",
+    ),
+    Registered(
+        SAVED_COPY,
+        saved_copy,
+        page="""
+An input should be saved itself, not a copy of it.
+
+What it checks
+    Whether a saved tensor holds the numbers of an input, bit by bit and at several values, in
+    memory of its own.
+
+Why it matters
+    The copy costs its memory from forward to backward, for every layer, and the time to make it. An
+    input that is saved itself costs nothing, and PyTorch notices when it is written into.
+
+Fails
+    ctx.save_for_backward(x.clone())
+
+Passes
+    ctx.save_for_backward(x)
+
+Cannot see
+    Copies that are kept elsewhere than with `save_for_backward`.
+""",
+    ),
+)
