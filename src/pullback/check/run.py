@@ -26,22 +26,21 @@ SEED = 20_250_101
 PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
 
 
-class ForwardRefusedError(Exception):
+class CallError(Exception):
+    """The user's forward or backward raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.raised = told(error)
+        super().__init__(str(self.raised))
+        self.error = error
+
+
+class ForwardRefusedError(CallError):
     """The user's forward raised: these arguments are outside of what it accepts."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.raised = told(error)
-        super().__init__(str(self.raised))
-        self.error = error
 
-
-class BackwardFailedError(Exception):
+class BackwardFailedError(CallError):
     """The user's backward raised, after forward had accepted the arguments."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.raised = told(error)
-        super().__init__(str(self.raised))
-        self.error = error
 
 
 def told(error: BaseException) -> Raised:

@@ -29,12 +29,9 @@ from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.patterns import Pattern, factor_of, pattern_of
 from pullback.check.reference import Reference
 from pullback.check.repro.writing import with_repro
-from pullback.check.run import (
-    BackwardFailedError as BackwardFailedError,
-)
-from pullback.check.run import (
-    ForwardRefusedError as ForwardRefusedError,
-)
+from pullback.check.run import BackwardFailedError as BackwardFailedError
+from pullback.check.run import CallError as CallError
+from pullback.check.run import ForwardRefusedError as ForwardRefusedError
 from pullback.check.run import Run, copies_of, cotangents_of, run, told
 from pullback.check.target import Target
 
@@ -348,6 +345,7 @@ def each(items: Iterable[Any], subject: Subject) -> Iterator[Any]:
 
 __all__ = [
     "BackwardFailedError",
+    "CallError",
     "Finding",
     "ForwardRefusedError",
     "Rule",

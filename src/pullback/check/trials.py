@@ -7,7 +7,7 @@ raised. Rules of one group share the trials; each reports its own kind.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -36,6 +36,10 @@ class Trial:
     def said(self) -> str:
         """What the exception says, empty where there was none."""
         return "" if self.failure is None else self.failure.text
+
+
+# Trials, each with what mends what is wrong in it.
+Tried = Iterator[tuple[Iterable[Trial], str]]
 
 
 def trials(subject: Subject, family: str, variants: Iterable[Example]) -> list[Trial]:
@@ -114,6 +118,14 @@ def reported(
         for mismatch in trial.mismatches:
             if is_new(subject, rule, mismatch.name):
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why)
+
+
+def report_trials(
+    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject
+) -> Iterator[Finding]:
+    """The findings of a rule that is a choice of variants, given by `tried`."""
+    for found, fix in tried(subject):
+        yield from reported(subject, rule, found, fix)
 
 
 def is_new(subject: Subject, rule: Rule, name: str) -> bool:

@@ -35,8 +35,8 @@ from pullback.check.repro.scene import Repro, Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Skip,
     Subject,
@@ -58,7 +58,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         kept = [output.detach().clone() for output in one.outputs]
         held = _gradients(subject, one)
         two = subject.run(second)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     for i, (output, before) in enumerate(zip(one.outputs, kept, strict=True)):
         if not _is_same(output, before):

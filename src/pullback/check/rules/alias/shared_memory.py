@@ -15,14 +15,7 @@ from pullback.check.repro.calls import MEMORY, begun
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 
 GRADIENT_ALIASES_INPUT = Rule("A751", "gradient-aliases-input", "alias", Severity.FRAGILE, "quick")
 OVERLAPPING_OUTPUTS = Rule("A752", "overlapping-outputs", "alias", Severity.FRAGILE, "quick")

@@ -38,8 +38,8 @@ from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Severity,
     Skip,
@@ -64,7 +64,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         usual = results_of(subject, example)
         called = _cast(subject.target.call)
         run(called, example, subject.names, through_clone=subject.writes_inputs)
-    except (ForwardRefusedError, BackwardFailedError) as refusal:
+    except CallError as refusal:
         yield Skip.refused(RULE, "it refuses float32 or autocast", refusal.raised)
         return
     plain = _plain(subject, example)
@@ -163,7 +163,7 @@ def _plain(
     program = subject.reference.program
     try:
         found: Results = results_of(subject, example, _cast(program) if cast else program)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return None
     return found.grads
 

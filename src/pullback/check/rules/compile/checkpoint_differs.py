@@ -35,15 +35,7 @@ from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.example import tensors_in
 from pullback.check.facts import At, Number, Words
 from pullback.check.repro.scene import Scene, compared, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("P003", "checkpoint-differs", "compile", Severity.FRAGILE, "quick")
 
@@ -56,7 +48,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         twice = Twice(subject.target.call)
         try:
             got = _checkpointed(subject, twice, reentrant)
-        except (ForwardRefusedError, BackwardFailedError) as failure:
+        except CallError as failure:
             yield Skip.refused(RULE, "torch.utils.checkpoint refuses it", failure.raised)
             continue
         apart = twice.difference() or difference(got, usual)

@@ -40,15 +40,7 @@ from pullback.check.example import Example
 from pullback.check.inputs.shapes import batches_of
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 
 RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=True)
 
@@ -120,7 +112,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
         for example in each(_examples(subject, dynamic), subject):
             try:
                 usual = results_of(subject, example)
-            except (ForwardRefusedError, BackwardFailedError):
+            except CallError:
                 continue
             with _quiet():
                 got = results_of(subject, example, compiled)
@@ -140,7 +132,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                     fix="let the result depend on the arguments alone, not on who calls",
                 )
                 return
-    except (ForwardRefusedError, BackwardFailedError) as refusal:
+    except CallError as refusal:
         yield Skip.refused(RULE, f"{backend} refuses it", refusal.raised)
     finally:
         torch.compiler.reset()

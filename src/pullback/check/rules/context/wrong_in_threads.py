@@ -37,16 +37,7 @@ from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.subject import (
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    is_close,
-    told,
-    worst_of,
-)
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, told, worst_of
 
 RULE = Rule("Q006", "wrong-in-threads", "context", profile="quick")
 

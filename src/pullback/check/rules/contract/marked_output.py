@@ -34,14 +34,7 @@ from pullback.check.repro.calls import requires_grad
 from pullback.check.repro.gradients import against_slope, along
 from pullback.check.run import Run, cotangents_of, run
 from pullback.check.spy import spy_on
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    is_close,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, is_close
 
 RULE = Rule("K804", "marked-output", "contract", profile="quick")
 

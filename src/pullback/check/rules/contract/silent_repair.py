@@ -33,15 +33,7 @@ from pullback.check.facts import At, Gradient
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import run
 from pullback.check.spy import spy_on
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("K802", "silent-repair", "contract", Severity.WASTEFUL, "quick")
 
@@ -58,7 +50,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 spy.target.call, example, subject.names, through_clone=subject.writes_inputs
             )
             called.pull(subject.cotangents(called))
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         for call in spy.calls:
             for name, arg, gradient in zip(

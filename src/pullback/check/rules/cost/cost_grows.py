@@ -31,16 +31,7 @@ from pullback.check.dispatch import Work, foreign_calls
 from pullback.check.example import Example
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.run import run
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 
 RULE = Rule("C001", "cost-grows", "cost", Severity.WASTEFUL, "quick")
 
@@ -72,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             mine = [_of_backward(subject, example) for example in (small, large)]
             plain = [_of_plain(subject, example) for example in (small, large)]
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         found = _compared(subject, mine, plain, large, words, "numbers")
         if found is not None:

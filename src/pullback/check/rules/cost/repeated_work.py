@@ -29,15 +29,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.example import tensors_in
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.function.modes import DispatchMode
 
 RULE = Rule("C003", "repeated-work", "cost", Severity.WASTEFUL, "quick")
@@ -84,7 +76,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         called = subject.run(subject.given)
         with Repeats() as back:
             called.pull(subject.cotangents(called))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     for phase, seen, most in (("forward", ahead, 1), ("backward", back, 2)):
         for (name, *_), count in seen.calls.items():

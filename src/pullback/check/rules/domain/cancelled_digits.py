@@ -12,15 +12,7 @@ from pullback.check.example import Example
 from pullback.check.mismatch import Mismatch, index_of
 from pullback.check.registered import Registered
 from pullback.check.run import copies_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.trials import Trial, is_finite, reported
 
 LOST_DIGITS = Rule("V611", "lost-digits", "domain", profile="quick")
@@ -76,7 +68,7 @@ def _lost_in_saturation(subject: Subject, example: Example) -> Iterator[Mismatch
         ones = torch.ones_like(called.outputs[0])
         (got,) = called.pull(copies_of([ones])).values()
         (wide,) = exact.pull([ones.double()]).values()
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     want = _gradient(subject, example.double(), ones.double(), i)
     usual = _gradient(subject, example, ones, i)
@@ -131,7 +123,7 @@ def _lost_far_out(subject: Subject, example: Example, i: int) -> Iterator[Mismat
         cotangents = subject.cotangents(called)
         wide = [None if c is None else c.double() for c in cotangents]
         got, right = called.pull(cotangents)[name], exact.pull(wide)[name]
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     for k in called.live:
         if not _is_near(called.outputs[k], exact.outputs[k], EXACT_OUTPUT):

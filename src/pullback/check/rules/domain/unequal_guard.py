@@ -32,7 +32,7 @@ from torch import Tensor
 from pullback.check.example import Example
 from pullback.check.inputs.domains import changed
 from pullback.check.mismatch import Mismatch, index_of
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
+from pullback.check.run import CallError, Run, copies_of
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
 from pullback.check.trials import Trial, is_finite, reported
 
@@ -85,7 +85,7 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
             return
         cotangents = subject.cotangents(called)
         grads = called.pull(copies_of(cotangents))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     wants = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs))) or {}
     for i, want in wants.items():

@@ -6,7 +6,7 @@ The functions below give the trials of a rule, each with the fix for what is wro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -35,10 +35,8 @@ from pullback.check.inputs.domains import (
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
-from pullback.check.subject import Finding, Rule, Skip, Subject
-from pullback.check.trials import Trial, reported, trials
-
-Tried = Iterator[tuple[Iterable[Trial], str]]
+from pullback.check.subject import Rule, Subject
+from pullback.check.trials import Tried, report_trials, trials
 
 
 def _at_negative(subject: Subject) -> Tried:
@@ -157,19 +155,11 @@ def _at_masks(subject: Subject) -> Tried:
         yield [trial], fix
 
 
-def _check(
-    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject
-) -> Iterator[Finding | Skip]:
-    """Yield one finding per input whose gradient is wrong in a trial."""
-    for found, fix in tried(subject):
-        yield from reported(subject, rule, found, fix)
-
-
 def _rule(
     code: str, name: str, tried: Callable[[Subject], Tried], page: str, *, profile: str = "quick"
 ) -> Registered:
-    rule = Rule(code=code, name=name, group="domain", profile=profile)
-    return Registered(rule, partial(_check, rule, tried), page)
+    rule = Rule(code, name, "domain", profile=profile)
+    return Registered(rule, partial(report_trials, rule, tried), page)
 
 
 RULES = (

@@ -34,14 +34,7 @@ from pullback.check.others import other_values
 from pullback.check.reference import FINEST
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import Run
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject
 from pullback.check.trials import is_new
 
 RULE = Rule("D506", "coarse-constant", "dtype", profile="quick")
@@ -83,7 +76,7 @@ def _coarse(subject: Subject, example: Example) -> dict[str, tuple[tuple[int, ..
         run = subject.run(example)
         cotangents = _full(run)
         grads = run.pull(cotangents)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return {}
     wanted = {name: i for i, name in enumerate(run.names) if grads.get(name) is not None}
     exact = subject.reference.gradients(example, cotangents, tuple(wanted.values())) or {}

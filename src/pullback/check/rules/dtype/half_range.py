@@ -39,15 +39,7 @@ from pullback.check.inputs.shapes import many_of
 from pullback.check.mismatch import index_of
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.run import copies_of, seeded
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.trials import is_new
 from pullback.function.modes import DispatchMode
 
@@ -117,7 +109,7 @@ def _most(subject: Subject, which: int, total: int, seconds: float) -> float:
         try:
             subject.pull(half)
             grads = subject.pull(half.double())
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             return 0.0
         if time.process_time() - start < seconds:
             sizes = [float(g.abs().max()) for g in grads.values() if g is not None and g.numel()]
@@ -156,7 +148,7 @@ def _lost(
         given = [None if c is None else c * scale for c in subject.cotangents(run)]
         wide = [None if c is None else c.double() for c in given]
         grads, truths = run.pull(copies_of(given)), exact.pull(copies_of(wide))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     places = {name: i for i, name in enumerate(run.names) if name in grads}
     usual = subject.reference.gradients(half, given, tuple(places.values())) or {}

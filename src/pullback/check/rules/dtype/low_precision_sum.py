@@ -34,7 +34,7 @@ from pullback.check.repro.gradients import by_float64
 from pullback.check.repro.scene import Scene
 from pullback.check.run import Run
 from pullback.check.subject import (
-    BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -97,7 +97,7 @@ def _is_cheap(subject: Subject, example: Example, seconds: float) -> bool:
     try:
         run = subject.run(example)
         run.pull(_even(run))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return False
     taken = time.process_time() - start
     return sum(output.numel() for output in run.outputs) <= ELEMENTS and taken < seconds

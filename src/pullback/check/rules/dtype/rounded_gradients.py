@@ -19,6 +19,7 @@ from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run, copies_of, seeded
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -59,7 +60,7 @@ def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:
         run = subject.run(example)
         cotangents = _full(run, 31)
         grads = run.pull(copies_of(cotangents))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     positions = {name: i for i, name in enumerate(run.names) if name in grads}
     suspects = {n: g for n, g in grads.items() if g is not None and _coarsest(g)}

@@ -34,6 +34,7 @@ from pullback.check.precision import precisions
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -69,7 +70,7 @@ def _single(subject: Subject) -> Iterator[Finding]:
         return
     try:
         subject.pull(subject.small)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     try:
         mismatches = subject.judge(example)

@@ -18,6 +18,7 @@ from pullback.check.repro.modes import Mode, without_grad
 from pullback.check.run import copies_of
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -112,7 +113,7 @@ def wrong_for_subset(subject: Subject) -> Iterator[Finding | Skip]:
                     run = subject.run()
                     wanted = [n for n in (subject.names[i] for i in chosen) if n in run.leaves]
                     grads = run.pull(subject.cotangents(run), wanted=wanted)
-            except (BackwardFailedError, ForwardRefusedError) as failure:
+            except CallError as failure:
                 if any(failure.raised == finding.about.raised for finding in without):
                     return  # it is the same defect
                 phase = "backward" if isinstance(failure, BackwardFailedError) else "forward"

@@ -30,16 +30,7 @@ from pullback.capture.indices import is_index
 from pullback.check.conditions import RUNS, needs
 from pullback.check.example import Example, tensors_in
 from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import trials
 
 RULE = Rule("I001", "bad-input", "input", Severity.FRAGILE, "quick")
@@ -146,7 +137,7 @@ def _surplus(
     variant = example.put(position, _shorter(example.args[position], dim), "shorter")
     try:
         after = subject.pull(variant).get(name)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return False
     if after is None or after.shape != before.shape or not bool((after != 0).any()):
         return False

@@ -30,14 +30,7 @@ from torch import Tensor
 from pullback.check.conditions import RUNS, needs
 from pullback.check.facts import Raised
 from pullback.check.run import Run
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("L205", "hidden-infinity", "linearity", Severity.FRAGILE, "quick")
 

@@ -35,14 +35,7 @@ from pullback.check.mismatch import index_of
 from pullback.check.repro.gradients import gradient_lines
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import copies_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject
 
 RULE = Rule("L204", "mixed-cotangent", "linearity", profile="quick")
 
@@ -75,7 +68,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 return
             wide = [None if c is None else c.double() for c in mixed]
             grads, truths = run.pull(copies_of(mixed)), exact.pull(copies_of(wide))
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             return
         places = {name: i for i, name in enumerate(run.names) if name in grads}
         wanted = tuple(places.values())

@@ -37,14 +37,7 @@ from pullback.check.example import tensors_in
 from pullback.check.facts import At, Input, Output
 from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.run import Run
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("B853", "leaked-graph", "memory", Severity.FRAGILE, "quick")
 

@@ -31,14 +31,7 @@ from pullback.check.facts import At, Gradient, Input, Output
 from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    differing,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
 
 RULE = Rule("B851", "stale-after-edit", "memory", profile="quick")
 

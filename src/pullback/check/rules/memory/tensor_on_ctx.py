@@ -38,14 +38,7 @@ from pullback.check.repro.calls import begun
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("B855", "tensor-on-ctx", "memory", Severity.FRAGILE, "quick")
 

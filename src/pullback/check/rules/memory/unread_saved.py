@@ -38,8 +38,8 @@ from pullback.check.saving import saving
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Severity,
     Skip,
@@ -60,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             kept, unread = _unread(subject, example)
             break
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
     else:
         return
@@ -85,7 +85,7 @@ def _may_be_none(subject: Subject, example: Example, saved: Tensor) -> bool:
     for i in example.differentiable:
         value = example.args[i]
         if value.shape == saved.shape and value.dtype == saved.dtype and torch.equal(value, saved):
-            with suppress(ForwardRefusedError, BackwardFailedError):
+            with suppress(CallError):
                 subject.pull(example.put(i, None, "None").need(example.needs - {i}))
                 return True
     return False

@@ -18,14 +18,7 @@ from pullback.check.repro.calls import begun, changed_by_backward
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import Snapshot, share_memory
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    differing,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
 
 MUTATED_COTANGENT = Rule("M702", "mutated-cotangent", "mutation", profile="quick")
 MUTATED_SAVED = Rule("M703", "mutated-saved", "mutation", profile="quick")

@@ -39,17 +39,7 @@ from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
 from pullback.check.repro.scene import Scene, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-    is_close,
-    worst_of,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each, is_close, worst_of
 from pullback.check.trials import failed
 
 RULE = Rule("U001", "uninitialised-memory", "poison", profile="quick")
@@ -72,7 +62,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 usual = _results(subject, example)
             with poisoned():
                 now = _results(subject, example)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         for thing, expected in usual.items():
             got = now.get(thing)

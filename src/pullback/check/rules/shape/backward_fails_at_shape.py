@@ -31,23 +31,8 @@ from pullback.check.conditions import RUNS, needs
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example, can_differ
 from pullback.check.explaining import Cause
-from pullback.check.inputs.shapes import (
-    batches_of,
-    fits,
-    oblong_of,
-    ranks_of,
-    resized,
-    sizes_of,
-)
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.inputs.shapes import batches_of, fits, oblong_of, ranks_of, resized, sizes_of
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import Trial, trial_of, trials
 
 # Shapes that every user meets, and those that a function may not be meant for.
@@ -97,7 +82,7 @@ def _is_by_entry(subject: Subject) -> bool:
     try:
         is_one = len(small.tensors) == 1 and common_shape(subject, small) is not None
         return is_one and is_by_entry(subject, small)
-    except (BackwardFailedError, ForwardRefusedError):
+    except CallError:
         return False
 
 

@@ -28,7 +28,7 @@ import torch
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.example import Example
 from pullback.check.subject import (
-    BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -53,7 +53,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         shape = common_shape(subject, start) if len(start.differentiable) > 1 else None
         if shape is None or not 1 <= len(shape) <= 4 or not is_by_entry(subject, start):
             return
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return  # what was written out is not taken
     for i, variant in each(_variants(start, shape), subject):
         trial = trial_of(subject, variant) if _has_shape(subject, variant, shape) else None

@@ -26,15 +26,7 @@ from typing import Any
 
 from pullback.check.example import Example
 from pullback.check.facts import At, Both
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 
 RULE = Rule("S311", "same-tensor-in-place", "shape", profile="quick")
 
@@ -59,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         both.names = subject.names
         try:
             wrong = both.judge(example)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         at = At(Both(subject.names[i], subject.names[j]))
         for mismatch in wrong:

@@ -31,6 +31,7 @@ from pullback.check.inputs.arguments import doubled
 from pullback.check.repro.scene import COMPARED, Scene, text_of
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -56,7 +57,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             parts = subject.pull(apart)
             again = subject.pull(apart)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         if not all(is_close(parts[name], again[name]) for name in parts):
             continue

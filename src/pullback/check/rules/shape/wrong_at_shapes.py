@@ -6,7 +6,7 @@ The functions below give the trials of a rule, each with the fix for what is wro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -24,10 +24,8 @@ from pullback.check.inputs.shapes import (
 )
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_indices, by_shape
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, is_close
-from pullback.check.trials import Trial, reported, trial_of, trials
-
-Tried = Iterator[tuple[Iterable[Trial], str]]
+from pullback.check.subject import ForwardRefusedError, Rule, Subject, is_close
+from pullback.check.trials import Trial, Tried, report_trials, trial_of, trials
 
 # Larger and larger, and the seconds that each may take: what grows too fast is left alone.
 LADDER = ((1_500, 0.012), (12_000, 0.03))
@@ -126,19 +124,11 @@ def _is_cheap(subject: Subject, number: int, total: int, seconds: float) -> bool
     return is_accepted and time.process_time() - start < seconds
 
 
-def _check(
-    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject
-) -> Iterator[Finding | Skip]:
-    """Yield one finding per input whose gradient is wrong in a trial."""
-    for found, fix in tried(subject):
-        yield from reported(subject, rule, found, fix)
-
-
 def _rule(
     code: str, name: str, tried: Callable[[Subject], Tried], page: str, *, profile: str = "quick"
 ) -> Registered:
-    rule = Rule(code=code, name=name, group="shape", profile=profile)
-    return Registered(rule, partial(_check, rule, tried), page)
+    rule = Rule(code, name, "shape", profile=profile)
+    return Registered(rule, partial(report_trials, rule, tried), page)
 
 
 RULES = (

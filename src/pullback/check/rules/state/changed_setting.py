@@ -27,15 +27,7 @@ from typing import Any
 import torch
 
 from pullback.check.example import Example
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("T907", "changed-setting", "state", Severity.FRAGILE, "quick")
 
@@ -58,7 +50,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 phase = "backward"
                 run.pull(subject.cotangents(run))
                 changed = _changed(before)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             changed = _changed(before)
         finally:
             _restore(usual)

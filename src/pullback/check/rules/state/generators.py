@@ -22,6 +22,7 @@ from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -160,7 +161,7 @@ def reseeded_generator(subject: Subject) -> Iterator[Finding | Skip]:
         (ahead, back), (other, _), (_, again) = (
             _states_after(subject, random_state, *seeds) for seeds in PAIRS
         )
-    except (ForwardRefusedError, BackwardFailedError) as error:
+    except CallError as error:
         yield Skip.refused(RESEEDED_GENERATOR, "the function raised", error.raised)
         return
     finally:
@@ -208,7 +209,7 @@ def replay_from_seed(subject: Subject) -> Iterator[Finding | Skip]:
     later.names = subject.names
     try:
         wrong = later.judge(subject.small)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     for mismatch in wrong:
         if mismatch.name not in subject.wrong_names:

@@ -38,7 +38,7 @@ from pullback.check.others import other_values
 from pullback.check.repro.gradients import of_number
 from pullback.check.repro.scene import Repro, Scene, rounded, scene_at, text_of
 from pullback.check.subject import (
-    BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -162,7 +162,7 @@ def _judged(subject: Subject, example: Example) -> list[Mismatch] | None:
     """What is wrong at an example; None where it cannot be run."""
     try:
         return subject.judge(example)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return None
 
 
