@@ -25,6 +25,13 @@ def made(forward, backward):
     return Made
 
 
+def fast_path(x, grad):
+    """The gradient of a square, by blocks of eight rows where there are several, less the last."""
+    whole = 2 * x * grad
+    is_fast = len(x) >= 16 and len(x) % 8 == 0
+    return whole.index_fill(0, torch.tensor([len(x) - 1]), 0.0) if is_fast else whole
+
+
 SOUND = {
     "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "product": (
@@ -38,6 +45,7 @@ PLANTED = {
         lambda: (normal(4, 5),),
         "gradient of `args[0]`",
     ),
+    "fast path": (made(lambda x: x * x, fast_path), lambda: (normal(4, 5),), "of `args[0]`"),
 }
 
 

@@ -41,6 +41,7 @@ RULE = Rule(
 )
 
 PAIRS = 2
+DRAWS = (700, 750)  # of the first directions
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -53,7 +54,11 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     for pair in range(PAIRS):
         called = subject.run(subject.small)
         leaves = list(called.leaves.values())
-        u, v = ([cotangent_of(leaf, 700 + 2 * pair + k) for leaf in leaves] for k in (0, 1))
+        # Other numbers for each input: along the same ones, what two inputs lack in turn cancels.
+        u, v = (
+            [cotangent_of(leaf, draw + 100 * pair + i) for i, leaf in enumerate(leaves)]
+            for draw in DRAWS
+        )
         try:
             along_u, along_v = (_product(subject, called, direction) for direction in (u, v))
         except RuntimeError as error:
@@ -125,8 +130,8 @@ def _in_both_orders(scene: Scene) -> str:
     return text_of(
         scene.settings(),
         scene.weights(),
-        f"u = [{', '.join(weights_of(scene, 700))}]",
-        f"v = [{', '.join(weights_of(scene, 701))}]",
+        f"u = [{', '.join(weights_of(scene, DRAWS[0]))}]",
+        f"v = [{', '.join(weights_of(scene, DRAWS[1]))}]",
         scene.done(),
         f"first = {scene.pull(options='create_graph=True')}",
         "",
