@@ -73,6 +73,23 @@ def made(forward: Callable[..., Any], backward: Callable[..., Any], **body: Any)
     return type("Made", (Function,), {**methods, **body})
 
 
+def variadic(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """A Function of `*args`, tensors first: `backward` gets them all, and the cotangent last."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
 def rule_tests(
     check: Any, sound: dict[str, Any], planted: dict[str, Any], *, count: int | None = None
 ) -> tuple[Any, Any]:

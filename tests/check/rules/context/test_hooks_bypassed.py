@@ -3,21 +3,10 @@
 from torch.autograd import Function
 
 import pullback as pb
+from tests.check.functions import Square
 from tests.check.subjects import check_of, normal, rule_tests
 
 check = check_of("hooks-bypassed")
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
 
 
 class Scaled(Function):

@@ -3,21 +3,10 @@
 import torch
 from torch.autograd import Function
 
+from tests.check.functions import Product
 from tests.check.subjects import check_of, normal, rule_tests, skips
 
 check = check_of("subclass-input")
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
 
 
 class ByNumpy(Function):

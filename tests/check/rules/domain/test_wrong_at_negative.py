@@ -1,28 +1,10 @@
 """Sound functions pass `wrong-at-negative`; planted faults are caught, and named."""
 
 import torch
-from torch.autograd import Function
 
-from tests.check.subjects import check_of, normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests, variadic
 
 check = check_of("wrong-at-negative")
-
-
-def made(forward, backward):
-    """A Function of these two, whose backward gets the inputs and the cotangent."""
-
-    class Made(Function):
-        @staticmethod
-        def forward(ctx, *args):
-            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
-            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
-            return forward(*args)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward(*ctx.saved_tensors, *ctx.args, grad)
-
-    return Made
 
 
 def positive():
@@ -32,18 +14,18 @@ def positive():
 
 SOUND = {
     "labels of zero and one": (
-        made(
+        variadic(
             lambda x, t: torch.nn.functional.softplus(torch.where(t > 0.5, -x, x)),
             lambda x, t, g: (-g * (2 * t - 1) * torch.sigmoid(-(2 * t - 1) * x), None),
         ),
         lambda: (normal(4, 3), (normal(4, 3, seed=1) > 0).double()),
     ),
-    "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
-    "log of size": (made(lambda x: x.abs().log(), lambda x, g: g / x), positive),
+    "square": (variadic(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
+    "log of size": (variadic(lambda x: x.abs().log(), lambda x, g: g / x), positive),
 }
 PLANTED = {
     "sign lost": (
-        made(lambda x: x.abs().log(), lambda x, g: g / x.abs()),
+        variadic(lambda x: x.abs().log(), lambda x, g: g / x.abs()),
         positive,
         "gradient of `args[0]`",
     ),

@@ -5,21 +5,10 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from tests.check.functions import Square
 from tests.check.subjects import check_of, normal, rule_tests, skips
 
 check = check_of("detached-double-backward")
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
 
 
 class Linear(Function):

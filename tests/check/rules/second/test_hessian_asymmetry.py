@@ -7,19 +7,8 @@ from torch.autograd import Function
 from pullback.check.rules.second.hessian_asymmetry import check
 from pullback.check.second_order import Outcome
 from pullback.check.subject import Skip
+from tests.check.functions import Product
 from tests.check.subjects import findings, normal, subject
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
 
 
 class _Lopsided(Function):

@@ -1,28 +1,10 @@
 """Sound functions pass `wrong-at-batch`; planted faults are caught, and named."""
 
 import torch
-from torch.autograd import Function
 
-from tests.check.subjects import check_of, normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests, variadic
 
 check = check_of("wrong-at-batch")
-
-
-def made(forward, backward):
-    """A Function of these two, whose backward gets the inputs and the cotangent."""
-
-    class Made(Function):
-        @staticmethod
-        def forward(ctx, *args):
-            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
-            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
-            return forward(*args)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward(*ctx.saved_tensors, *ctx.args, grad)
-
-    return Made
 
 
 def fast_path(x, grad):
@@ -33,19 +15,19 @@ def fast_path(x, grad):
 
 
 SOUND = {
-    "square": (made(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
+    "square": (variadic(lambda x: x * x, lambda x, g: 2 * x * g), lambda: (normal(4, 5),)),
     "product": (
-        made(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
+        variadic(lambda a, b: a * b, lambda a, b, g: (g * b, g * a)),
         lambda: (normal(4, 5), normal(4, 5, seed=1)),
     ),
 }
 PLANTED = {
     "step of 32": (
-        made(lambda x: x * x, lambda x, g: 2 * x * g * (torch.arange(len(x)) < 32)[:, None]),
+        variadic(lambda x: x * x, lambda x, g: 2 * x * g * (torch.arange(len(x)) < 32)[:, None]),
         lambda: (normal(4, 5),),
         "gradient of `args[0]`",
     ),
-    "fast path": (made(lambda x: x * x, fast_path), lambda: (normal(4, 5),), "of `args[0]`"),
+    "fast path": (variadic(lambda x: x * x, fast_path), lambda: (normal(4, 5),), "of `args[0]`"),
 }
 
 
