@@ -1,4 +1,4 @@
-"""One defect is told once: by its cause, with what else it was seen as."""
+"""One defect is reported once: by its cause, with what else it was seen as."""
 
 import math
 

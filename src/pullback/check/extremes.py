@@ -22,7 +22,7 @@ from pullback.check.run import (
     ForwardRefusedError,
     Run,
     copies_of,
-    told,
+    describe,
 )
 from pullback.check.subject import Subject
 from pullback.check.trials import ENOUGH, Trial, is_finite
@@ -84,7 +84,7 @@ def _trial(
         is_singular = type(failure.error).__name__ == SINGULAR
         is_served = not is_singular and is_finite(called)
         is_served = is_served and _is_served(subject, example, cotangents)
-        return Trial(example, failure=told(failure.error)) if is_served else None
+        return Trial(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads) if values else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pullback.check.explaining import Cause
 from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
-from pullback.check.run import told
+from pullback.check.run import describe
 
 if TYPE_CHECKING:
     from pullback.check.repro.scene import Form
@@ -85,7 +85,7 @@ def third_party(known: Sequence[Registered]) -> list[Registered]:
             module = point.load()
             fault = _fault(module, [*known, *found])
         except Exception as error:  # whatever a stranger's module does when it is imported
-            fault = f"it cannot be loaded: {told(error)}"
+            fault = f"it cannot be loaded: {describe(error)}"
         found += [_broken(point, fault)] if fault else registered(module)
     return found
 

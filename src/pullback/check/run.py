@@ -30,7 +30,7 @@ class CallError(Exception):
     """The user's forward or backward raised."""
 
     def __init__(self, error: BaseException) -> None:
-        self.raised = told(error)
+        self.raised = describe(error)
         super().__init__(str(self.raised))
         self.error = error
 
@@ -43,7 +43,7 @@ class BackwardFailedError(CallError):
     """The user's backward raised, after forward had accepted the arguments."""
 
 
-def told(error: BaseException) -> Raised:
+def describe(error: BaseException) -> Raised:
     """An error in one line."""
     text = str(error).strip().splitlines()
     first = text[0].partition(PLEA)[0].rstrip() if text else ""

@@ -22,7 +22,7 @@ from pullback.check.finding import Rule, Skip
 from pullback.check.mismatch import Tolerance, excess_of, index_of, tolerance_for
 from pullback.check.reference import STEP
 from pullback.check.run import BackwardFailedError, ForwardRefusedError, cotangent_of, run, seeded
-from pullback.check.subject import Subject, told
+from pullback.check.subject import Subject, describe
 
 DOUBTS = 3
 SUBSETS = 4
@@ -94,7 +94,7 @@ def _looked_at(subject: Subject) -> Outcome:
                 found.setdefault(defect.name, defect)
         except (BackwardFailedError, ForwardRefusedError, RuntimeError, NotImplementedError) as e:
             error = getattr(e, "error", e)
-            refusal = refusal or told(error)
+            refusal = refusal or describe(error)
             if isinstance(error, OnceError) or ONCE in refusal.text:
                 break  # it is so only where the cotangent has a history
         if found:

@@ -32,7 +32,7 @@ from pullback.check.repro.writing import with_repro
 from pullback.check.run import BackwardFailedError as BackwardFailedError
 from pullback.check.run import CallError as CallError
 from pullback.check.run import ForwardRefusedError as ForwardRefusedError
-from pullback.check.run import Run, copies_of, cotangents_of, run, told
+from pullback.check.run import Run, copies_of, cotangents_of, describe, run
 from pullback.check.target import Target
 
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
@@ -284,8 +284,8 @@ class Subject:
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""
         expected, got = numbers(mismatch.expected, mismatch.got)
-        told = {"at": mismatch.at, "expected": expected, "got": got}
-        return self.finding(rule, example=example, **{**told, **facts})
+        known = {"at": mismatch.at, "expected": expected, "got": got}
+        return self.finding(rule, example=example, **{**known, **facts})
 
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""
@@ -352,9 +352,9 @@ __all__ = [
     "Severity",
     "Skip",
     "Subject",
+    "describe",
     "each",
     "is_close",
-    "told",
     "words_of",
     "worst_of",
 ]

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from pullback.check.example import Example
 from pullback.check.finding import Finding, Skip
 from pullback.check.rules import Registered
-from pullback.check.run import BackwardFailedError, ForwardRefusedError, told
+from pullback.check.run import BackwardFailedError, ForwardRefusedError, describe
 from pullback.check.subject import Subject
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from
@@ -143,7 +143,7 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
     except Exception as error:
         is_theirs = _is_of_function(error, registered, subject.target)
         who = "the function raised" if is_theirs else "the check itself failed"
-        results.append(Skip.refused(rule, who, told(error)))
+        results.append(Skip.refused(rule, who, describe(error)))
     return results
 
 

@@ -100,10 +100,10 @@ class Scene:
         """The lines that make the arguments."""
         lines = []
         for i, (name, arg) in enumerate(zip(self.names, self.example.args, strict=False)):
-            twin = next((j for j in range(i) if self.example.args[j] is arg), None)
+            first = next((j for j in range(i) if self.example.args[j] is arg), None)
             needs = ".requires_grad_()" if leaves and i in self.needed else ""
-            if twin is not None and isinstance(arg, Tensor):
-                lines.append(f"{name} = {self.names[twin]}")
+            if first is not None and isinstance(arg, Tensor):
+                lines.append(f"{name} = {self.names[first]}")
                 continue
             code = self.codes.get(i) or spelled(arg)
             lines.append(

@@ -70,8 +70,8 @@ def _first(subject: Subject, finding: Finding, example: Example | None) -> Findi
             if is_failure(error, scene, program):
                 names = dict(zip(scene.names, subject.names, strict=False))
                 text = _whole(head, with_names(program.text, names))
-                told = program.retell(finding, made) if program.retell else finding
-                return replace(told, repro=text)
+                shown = program.retell(finding, made) if program.retell else finding
+                return replace(shown, repro=text)
     return finding
 
 

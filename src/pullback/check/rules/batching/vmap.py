@@ -27,9 +27,9 @@ from pullback.check.subject import (
     Severity,
     Skip,
     Subject,
+    describe,
     each,
     is_close,
-    told,
     worst_of,
 )
 
@@ -63,16 +63,16 @@ def wrong_vmap(subject: Subject) -> Iterator[Finding | Skip]:
             with torch.no_grad(), seeded():
                 wanted = _stacked([tensors_in(subject.target.call(*s)) for s in samples])
         except Exception as error:
-            refusals.append(told(error))
+            refusals.append(describe(error))
             continue
         try:
             got = _batched(subject.target.call, samples, in_dims)
         except Exception as error:
             if not _takes(subject, samples, in_dims):
-                refusals.append(told(error))
+                refusals.append(describe(error))
                 continue
             loop = Words("the outputs of a loop")
-            yield _differs(subject, in_dims, At("vmap"), loop, told(error))
+            yield _differs(subject, in_dims, At("vmap"), loop, describe(error))
             return
         apart = difference(Results(tuple(got), {}), Results(tuple(wanted), {}))
         if apart is not None:
@@ -216,7 +216,9 @@ def vmap_of_gradient(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         wanted = _looped(target.call, subject, samples)
     except Exception as error:
-        yield Skip.refused(VMAP_OF_GRADIENT, "the gradient of one sample is refused", told(error))
+        yield Skip.refused(
+            VMAP_OF_GRADIENT, "the gradient of one sample is refused", describe(error)
+        )
         return
     try:
         got = _batched_gradient(target.call, subject, samples)
@@ -225,11 +227,13 @@ def vmap_of_gradient(subject: Subject) -> Iterator[Finding | Skip]:
             _batched_gradient(subject.reference.program, subject, samples)
         except Exception:
             yield Skip.refused(
-                VMAP_OF_GRADIENT, "PyTorch cannot batch this gradient either", told(error)
+                VMAP_OF_GRADIENT, "PyTorch cannot batch this gradient either", describe(error)
             )
             return
         loop = Words("those of a loop")
-        yield _gradient_differs(subject, At("the gradients"), loop, told(error), Severity.FRAGILE)
+        yield _gradient_differs(
+            subject, At("the gradients"), loop, describe(error), Severity.FRAGILE
+        )
         return
     for i, one, two in zip(sorted(subject.small.needs), got, wanted, strict=True):
         if not is_close(one, two, 1000) and one.shape == two.shape:

@@ -31,7 +31,7 @@ from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
 from pullback.check.elsewhere import Results, difference, positions_of, results_of
 from pullback.check.example import tensors_in
 from pullback.check.run import seeded
-from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe
 
 RULE = Rule("P002", "func-differs", "compile", profile="quick")
 
@@ -51,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         got = _by_func(subject, cotangents)
     except Exception as error:
-        yield Skip.refused(RULE, "torch.func refuses it", told(error))
+        yield Skip.refused(RULE, "torch.func refuses it", describe(error))
         return
     apart = difference(got, usual)
     if apart is not None:

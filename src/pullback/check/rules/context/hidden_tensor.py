@@ -36,7 +36,7 @@ from pullback.check.example import copy_of, mapped, tensors_in
 from pullback.check.facts import Input
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import seeded
-from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe, words_of
 
 RULE = Rule("Q002", "hidden-tensor", "context", profile="quick")
 
@@ -70,7 +70,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             used = _leaves(tensors_in(subject.reference.program(*_cloned(args))))
             connected = _leaves(tensors_in(subject.target.call(*_cloned(args))))
     except Exception as error:
-        yield Skip.refused(RULE, "forward cannot be looked into", told(error))
+        yield Skip.refused(RULE, "forward cannot be looked into", describe(error))
         return
     direct = {id(arg) for arg in args if isinstance(arg, Tensor)}
     for leaf in used.values():

@@ -27,6 +27,7 @@ from pullback.check.subject import (
 
 SUBCLASS_INPUT = Rule("Q003", "subclass-input", "context", Severity.FRAGILE, "quick", wraps=True)
 PARAMETER_INPUT = Rule("Q007", "parameter-input", "context", profile="quick")
+
 FIX = "do the same for a parameter as for any other tensor"
 
 

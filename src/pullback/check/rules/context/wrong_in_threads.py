@@ -37,7 +37,16 @@ from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.retold import of_gradients
 from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, told, worst_of
+from pullback.check.subject import (
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    describe,
+    is_close,
+    worst_of,
+)
 
 RULE = Rule("Q006", "wrong-in-threads", "context", profile="quick")
 
@@ -144,7 +153,7 @@ def _compared(
             at=f"a call, {way.value}",
             detail=way,
             expected="the gradients of a single call",
-            got=told(error),
+            got=describe(error),
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
         )
     for name, got in result.items():

@@ -40,7 +40,7 @@ RULE = Rule("K802", "silent-repair", "contract", Severity.WASTEFUL, "quick")
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per gradient that the engine mends."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for example in (subject.base, subject.given):
         spy = spy_on(subject.target)
         if spy is None:
@@ -59,8 +59,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 if not isinstance(gradient, Tensor) or not isinstance(arg, Tensor):
                     continue
                 mended = _mended(gradient, arg)
-                if mended and name not in told and arg.requires_grad:
-                    told.add(name)
+                if mended and name not in seen and arg.requires_grad:
+                    seen.add(name)
                     loses = _loses_digits(gradient, arg, called.outputs)
                     yield subject.finding(
                         RULE,

@@ -103,7 +103,7 @@ def _holding(tensor: Tensor) -> list[str]:
 def _has_many(tensor: Tensor) -> bool:
     """Whether there are so many different numbers that no chance makes all of them short."""
     values = tensor.detach()
-    return values[torch.isfinite(values) & (values != 0)].unique().numel() >= FEW
+    return int(values[torch.isfinite(values) & (values != 0)].unique().numel()) >= FEW
 
 
 def _full(run: Run, seed: int) -> list[Tensor | None]:

@@ -14,7 +14,16 @@ from pullback.check.forward_mode import inner, pushed, tangents_of
 from pullback.check.registered import Registered
 from pullback.check.repro.orders import drawn_tangent, push_lines
 from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, is_close, told, worst_of
+from pullback.check.subject import (
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    describe,
+    is_close,
+    worst_of,
+)
 
 WRONG_JVP = Rule("F001", "wrong-jvp", "forward", profile="quick")
 NONHOMOGENEOUS_JVP = Rule("F002", "nonhomogeneous-jvp", "forward", profile="quick")
@@ -44,7 +53,7 @@ def wrong_jvp(subject: Subject) -> Iterator[Finding | Skip]:
                 (f for only in _groups(tangents) if (f := _judged(subject, only, draw))), None
             )
         except Exception as error:
-            yield Skip.refused(WRONG_JVP, "forward mode refuses it", told(error))
+            yield Skip.refused(WRONG_JVP, "forward mode refuses it", describe(error))
             return
         if found is not None:
             if _is_homogeneous(subject):  # else it is not linear, which another rule says
@@ -142,7 +151,7 @@ def nonhomogeneous_jvp(subject: Subject) -> Iterator[Finding | Skip]:
         first, second = tangents_of(example, 0), tangents_of(example, 1)
         both = pushed(subject, example, {i: first[i] + second[i] for i in first})
     except Exception as error:
-        yield Skip.refused(NONHOMOGENEOUS_JVP, "forward mode refuses it", told(error))
+        yield Skip.refused(NONHOMOGENEOUS_JVP, "forward mode refuses it", describe(error))
         return
     want = [None if a is None or b is None else a + b for a, b in zip(one, other, strict=True)]
     found = _compared(subject, both, want, Combination())
@@ -195,13 +204,13 @@ def missing_tangent(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         pushed(subject, example, tangents)
     except Exception as error:
-        yield Skip.refused(MISSING_TANGENT, "forward mode refuses it", told(error))
+        yield Skip.refused(MISSING_TANGENT, "forward mode refuses it", describe(error))
         return
     for i, tangent in tangents.items():
         try:
             pushed(subject, example, {i: tangent})
         except NotImplementedError as error:
-            yield Skip.refused(MISSING_TANGENT, "it refuses by intent", told(error))
+            yield Skip.refused(MISSING_TANGENT, "it refuses by intent", describe(error))
             return
         except Exception as error:
             name = subject.names[i]
@@ -211,7 +220,7 @@ def missing_tangent(subject: Subject) -> Iterator[Finding | Skip]:
                 example=example,
                 at=f"jvp along `{name}` alone, without a tangent of {others}",
                 expected="the derivative along it",
-                got=told(error),
+                got=describe(error),
                 place=subject.target.place("jvp"),
                 fix="take a tangent that is None for zero, as backward does with cotangents",
             )

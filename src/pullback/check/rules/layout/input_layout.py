@@ -99,7 +99,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _variants(start: Example) -> Iterator[tuple[str, tuple[int, ...], Example, Example]]:
-    """All tensors in a layout at once, then each alone, with the dense twin of each variant."""
+    """All tensors in a layout at once, then each alone, and each variant as dense tensors."""
     for label, change in LAYOUTS.items():
         made: dict[int, Tensor] = {}
         for i in start.tensors:

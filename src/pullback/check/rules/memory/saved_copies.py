@@ -28,11 +28,9 @@ from pullback.check.subject import (
 SAVED_TOO_MUCH = Rule("B856", "saved-too-much", "memory", Severity.WASTEFUL, "quick")
 SAVED_COPY = Rule("B858", "saved-copy", "memory", Severity.WASTEFUL, "quick")
 
-
 SHARE = 1.25  # so many times what autograd keeps is too much
-
-
 SMALL = 256  # bytes that are not worth a word
+LEAST = 8  # entries by which chance is ruled out
 
 
 def saved_too_much(subject: Subject) -> Iterator[Finding | Skip]:
@@ -185,9 +183,6 @@ def _agree(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
-
-
-LEAST = 8  # entries by which chance is ruled out
 
 
 def saved_copy(subject: Subject) -> Iterator[Finding | Skip]:

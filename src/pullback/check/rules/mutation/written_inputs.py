@@ -21,6 +21,7 @@ from pullback.check.writes import Written, written_inputs
 MUTATED_INPUT = Rule("M701", "mutated-input", "mutation", profile="quick")
 NEEDLESS_DIRTY = Rule("M705", "needless-dirty", "mutation", Severity.FRAGILE, "quick")
 UNMARKED_DIRTY = Rule("M706", "unmarked-dirty", "mutation", profile="quick")
+
 SHIFTS = (1, 2, 3)
 
 

@@ -30,7 +30,7 @@ from pullback.check.repro.orders import weights_of
 from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run, cotangent_of
 from pullback.check.second_order import second_order
-from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe
 
 RULE = Rule(
     "H003",
@@ -62,7 +62,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             along_u, along_v = (_product(subject, called, direction) for direction in (u, v))
         except RuntimeError as error:
-            yield Skip.refused(RULE, "it refuses aloud", told(error))
+            yield Skip.refused(RULE, "it refuses aloud", describe(error))
             return
         if along_u is None or along_v is None:
             return
