@@ -117,8 +117,8 @@ def check(subject):
     yield subject.finding(RULE, example=subject.base, at=At(Gradient("x")), got="too much")
 
 
-def shown(scene):
-    return text_of(scene.settings(), scene.done(), f"assert not {scene.outputs()}.numel()")
+def shown(context):
+    return text_of(context.settings(), context.done(), f"assert not {context.outputs()}.numel()")
 
 
 REPROS = (shown,)

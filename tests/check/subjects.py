@@ -118,3 +118,15 @@ def rule_tests(
         assert count in (None, len(results))
 
     return test_sound_function_has_no_finding, test_planted_fault_is_caught
+
+
+def missed_by_gradcheck(planted: dict[str, Any], *names: str) -> Any:
+    """The test that `gradcheck` finds nothing wrong with some planted faults."""
+
+    @pytest.mark.parametrize("name", names)
+    def test_gradcheck_alone_would_miss_it(name: str) -> None:
+        target, args = planted[name][:2]
+
+        assert torch.autograd.gradcheck(target.apply, args() if callable(args) else args)
+
+    return test_gradcheck_alone_would_miss_it

@@ -18,7 +18,7 @@ from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
 from pullback.check.run import describe
 
 if TYPE_CHECKING:
-    from pullback.check.repro.scene import Form
+    from pullback.check.repro.context import Form
 
 GROUP = "pullback.checks"
 

@@ -1,9 +1,7 @@
 """Sound functions pass `empty-input`; planted faults are caught, and named."""
 
-import torch
-
 from pullback.check.rules.shape.empty_input import check
-from tests.check.subjects import normal, rule_tests, variadic
+from tests.check.subjects import missed_by_gradcheck, normal, rule_tests, variadic
 
 SOUND = {
     "no columns": (
@@ -33,9 +31,4 @@ PLANTED = {
 
 
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
-
-
-def test_gradcheck_alone_would_miss_it():
-    target, args, _ = PLANTED["maximum of nothing"]
-
-    assert torch.autograd.gradcheck(target.apply, args())
+test_gradcheck_alone_would_miss_it = missed_by_gradcheck(PLANTED, "maximum of nothing")

@@ -12,7 +12,7 @@ from torch import Tensor
 from pullback.check.facts import At, Gradient, Input, Output
 from pullback.check.registered import Registered
 from pullback.check.repro.calls import MEMORY, begun
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
@@ -186,39 +186,39 @@ def _refusal_in_place(output: Tensor) -> str:
 # ---- repros ----
 
 
-def _gradient_apart(scene: Scene, *, of_ones: bool = False) -> str:
+def _gradient_apart(context: ReproContext, *, of_ones: bool = False) -> str:
     """The gradient and what it shares memory with, perhaps for cotangents of ones."""
-    which = scene.names[scene.position]
-    if which not in scene.leaves:
+    which = context.names[context.position]
+    if which not in context.leaves:
         return ""
-    holder = scene.code_of(scene.about.detail)
+    holder = context.code_of(context.about.detail)
     return text_of(
-        begun(scene),
-        [f"g = {scene.each('torch.ones_like(g)', 'g')}"] if of_ones else [],
-        f"got = {scene.pull()}[{scene.leaves.index(which)}]",
+        begun(context),
+        [f"g = {context.each('torch.ones_like(g)', 'g')}"] if of_ones else [],
+        f"got = {context.pull()}[{context.leaves.index(which)}]",
         f'assert got.{MEMORY} != {holder}.{MEMORY}, "the gradient has its memory"',
     )
 
 
-def _output_apart(scene: Scene) -> str:
+def _output_apart(context: ReproContext) -> str:
     """The output and the input whose memory it is."""
-    out, holder = scene.code_of(scene.about.thing), scene.code_of(scene.about.detail)
+    out, holder = context.code_of(context.about.thing), context.code_of(context.about.detail)
     test = f"{out}._is_view() or {out}.{MEMORY} != {holder}.{MEMORY}"
-    return text_of(scene.settings(), scene.done(), f'assert {test}, "the memory of an input"')
+    return text_of(context.settings(), context.done(), f'assert {test}, "the memory of an input"')
 
 
-def _outputs_apart(scene: Scene) -> str:
+def _outputs_apart(context: ReproContext) -> str:
     """The two outputs that share memory."""
-    one, two = (scene.code_of(output) for output in scene.about.detail)
+    one, two = (context.code_of(output) for output in context.about.detail)
     test = f"{one}.{MEMORY} != {two}.{MEMORY}"
-    return text_of(scene.settings(), scene.done(), f'assert {test}, "one memory for two"')
+    return text_of(context.settings(), context.done(), f'assert {test}, "one memory for two"')
 
 
-def _whole(scene: Scene) -> str:
+def _whole(context: ReproContext) -> str:
     """The output and the memory that it lies in."""
-    out = scene.code_of(scene.about.thing)
+    out = context.code_of(context.about.thing)
     own = f"{out}.untyped_storage().nbytes() == {out}.nbytes"
-    return text_of(scene.settings(), scene.done(), f'assert {own}, "a view into more memory"')
+    return text_of(context.settings(), context.done(), f'assert {own}, "a view into more memory"')
 
 
 RULES = (

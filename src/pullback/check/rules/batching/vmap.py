@@ -19,7 +19,7 @@ from pullback.check.facts import At, Gradient, Number, Raised, Words
 from pullback.check.inputs.values import resampled
 from pullback.check.registered import Registered
 from pullback.check.registration import has_vmap_rule
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.run import cotangent_of, seeded
 from pullback.check.subject import (
     Finding,
@@ -180,21 +180,21 @@ def _stacked(samples: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(list(outputs)) for outputs in zip(*samples, strict=True)]
 
 
-def _by_loop(scene: Scene) -> str:
+def _by_loop(context: ReproContext) -> str:
     """`torch.vmap` against a loop."""
-    dims = scene.about.detail.in_dims
-    pairs = list(zip(scene.names, dims, strict=False))
+    dims = context.about.detail.in_dims
+    pairs = list(zip(context.names, dims, strict=False))
     stacked = {name: f"torch.stack([{name}, 2 * {name}, 0.5 * {name}], {d})" for name, d in pairs}
     rows = [f"{name} = {stacked[name]}" for name, d in pairs if d is not None]
     sample = [name if d is None else f"{name}.select({d}, k)" for name, d in pairs]
     names = ", ".join(name for name, _ in pairs)
-    defined = [f"def call({names}):", f"    return {scene.call}({names})", ""]
-    begun = [*scene.settings(leaves=False), *rows, "", *defined]
+    defined = [f"def call({names}):", f"    return {context.call}({names})", ""]
+    begun = [*context.settings(leaves=False), *rows, "", *defined]
     mapped = f"out = torch.vmap(call, {dims})({names})"
-    if scene.raised:
-        return text_of(begun, f"{mapped}{scene.raised}")
-    first = scene.code_of(scene.about.thing) or scene.output(0)
-    call = f"{scene.call}({', '.join(sample)})"
+    if context.raised:
+        return text_of(begun, f"{mapped}{context.raised}")
+    first = context.code_of(context.about.thing) or context.output(0)
+    call = f"{context.call}({', '.join(sample)})"
     loop = f"torch.stack([{call}{first.removeprefix('out')} for k in range(3)])"
     return text_of(
         begun,

@@ -34,7 +34,7 @@ from pullback.check.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
 from pullback.check.elsewhere import Results, results_of
 from pullback.check.example import Example
 from pullback.check.facts import At, Gradient
-from pullback.check.repro.scene import Scene, indented, text_of
+from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.run import run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -175,20 +175,20 @@ def _apart(one: Tensor | None, two: Tensor | None) -> float:
     return float(torch.nan_to_num(apart, nan=float("inf")).max())
 
 
-def _under_autocast(scene: Scene) -> str:
+def _under_autocast(context: ReproContext) -> str:
     """The gradients of a call under autocast against those of a plain one."""
-    cast = f"g = [a.to(b.dtype) for a, b in zip(g, {scene.outputs()})]"
-    if scene.is_one:
+    cast = f"g = [a.to(b.dtype) for a, b in zip(g, {context.outputs()})]"
+    if context.is_one:
         cast = "g = g.to(out.dtype)"
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"wanted = {scene.pull()}",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"wanted = {context.pull()}",
         'with torch.autocast("cpu", torch.bfloat16):',
-        indented(scene.done()),
+        indented(context.done()),
         cast,
-        f"for got, expected in zip({scene.pull()}, wanted):",
+        f"for got, expected in zip({context.pull()}, wanted):",
         "    limit = 0.1 * expected.abs().max()",
         '    assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
     )

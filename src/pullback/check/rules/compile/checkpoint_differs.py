@@ -34,7 +34,7 @@ from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY,
 from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.example import tensors_in
 from pullback.check.facts import At, Number, Words
-from pullback.check.repro.scene import Scene, compared, indented, text_of
+from pullback.check.repro.context import ReproContext, compared, indented, text_of
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("P003", "checkpoint-differs", "compile", Severity.FRAGILE, "quick")
@@ -117,33 +117,33 @@ def _seeded(work: Callable[[], Results]) -> Results:
         random.setstate(state)
 
 
-def _second_forward(scene: Scene) -> str:
+def _second_forward(context: ReproContext) -> str:
     """The second forward of a checkpointed call against the first, then the gradients."""
-    reentrant = scene.about.detail.use_reentrant
-    floats = ", ".join(scene.floats)
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    reentrant = context.about.detail.use_reentrant
+    floats = ", ".join(context.floats)
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     body = [
-        f"out = {scene.call}({scene.arguments})",
+        f"out = {context.call}({context.arguments})",
         f"seen.append([t.detach().clone() for t in [{outputs}]])",
         "return out",
     ]
-    fields = ", ".join(f"{name}.grad" for name in scene.leaves)
+    fields = ", ".join(f"{name}.grad" for name in context.leaves)
     zeros = f"[torch.zeros(()) if grad is None else grad for grad in [{fields}]]"
-    found = [f"({scene.total}).backward()", f"found = {zeros}"]
+    found = [f"({context.total}).backward()", f"found = {zeros}"]
     return text_of(
         "from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop",
         "",
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         "seen = []",
         ["", f"def call({floats}):", *indented(body), ""],
         "torch.manual_seed(0)",
         f"out = call({floats})",
-        f"wanted = {scene.pull()}",
+        f"wanted = {context.pull()}",
         "torch.manual_seed(0)",
         "with set_checkpoint_early_stop(False):",
         f"    out = checkpoint(call, {floats}, use_reentrant={reentrant})",
-        indented(found if reentrant else [f"found = {scene.pull()}"]),
+        indented(found if reentrant else [f"found = {context.pull()}"]),
         compared("seen[2]", "seen[1]"),
         compared("found", "wanted"),
     )

@@ -38,8 +38,8 @@ from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.example import Example
 from pullback.check.inputs.shapes import batches_of
+from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 
 RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=True)
@@ -168,26 +168,26 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _compiled(scene: Scene) -> Repro:
+def _compiled(context: ReproContext) -> Repro:
     """Compiled against eager."""
-    is_inductor = scene.about.detail.backend == "inductor"
+    is_inductor = context.about.detail.backend == "inductor"
     way = "torch.compile(call)" if is_inductor else 'torch.compile(call, backend="aot_eager")'
-    floats = ", ".join(scene.floats)
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    floats = ", ".join(context.floats)
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     results = [
         f"out = way({floats})",
         f"held = [t.detach().clone() for t in [{outputs}]]",
-        f"return [*held, *{scene.pull()}]" if scene.used else "return held",
+        f"return [*held, *{context.pull()}]" if context.used else "return held",
     ]
     text = text_of(
-        scene.settings(),
-        scene.weights(),
-        ["", f"def call({floats}):", *indented([*scene.done(), "return out"]), ""],
+        context.settings(),
+        context.weights(),
+        ["", f"def call({floats}):", *indented([*context.done(), "return out"]), ""],
         ["def results(way):", *indented(results), ""],
         "wanted = results(call)",
         compared(f"results({way})", "wanted"),
     )
-    return Repro(text, of_gradients(scene, with_outputs=True))
+    return Repro(text, of_gradients(context, with_outputs=True))
 
 
 REPROS = (_compiled,)

@@ -12,7 +12,7 @@ from torch import Tensor
 from pullback.check.conditions import KEEPS_INPUTS, REPEATABLE, RUNS, needs
 from pullback.check.facts import At, Gradient, Input
 from pullback.check.registered import Registered
-from pullback.check.repro.scene import Scene, compared, text_of
+from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -92,19 +92,19 @@ class Mover:
         return found.conj() if kept.is_conj() else found
 
 
-def _moved(scene: Scene) -> str:
+def _moved(context: ReproContext) -> str:
     """An input that gets other memory between forward and backward, as offloading does."""
-    name = scene.code_of(scene.about.detail)
+    name = context.code_of(context.about.detail)
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"wanted = {scene.pull()}",
-        scene.done(),
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"wanted = {context.pull()}",
+        context.done(),
         f"old = {name}.data",
         f"{name}.data = old.clone()",
         'old.fill_(float("nan"))  # freed, and used for something else',
-        compared(scene.pull(), "wanted"),
+        compared(context.pull(), "wanted"),
     )
 
 

@@ -35,8 +35,8 @@ from pullback.check.draws import draws
 from pullback.check.elsewhere import is_repeatable
 from pullback.check.example import Example, tensors_in
 from pullback.check.facts import At, Gradient
+from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import (
     Finding,
     Rule,
@@ -190,40 +190,40 @@ def _shifted(example: Example, k: int) -> Example:
 # ---- repros ----
 
 
-def _in_threads(scene: Scene) -> Repro:
+def _in_threads(context: ReproContext) -> Repro:
     """Two threads, each forward before either backward, against one."""
-    if scene.about.detail is Way.MOVED:
+    if context.about.detail is Way.MOVED:
         text = text_of(
             "from threading import Thread",
             "",
-            scene.settings(),
-            scene.weights(),
-            scene.done(),
-            f"wanted = {scene.pull()}",
-            scene.done(),
+            context.settings(),
+            context.weights(),
+            context.done(),
+            f"wanted = {context.pull()}",
+            context.done(),
             "found = []",
-            f"thread = Thread(target=lambda: found.extend({scene.pull()}))",
+            f"thread = Thread(target=lambda: found.extend({context.pull()}))",
             "thread.start(), thread.join()",
             "assert found",
             compared("found", "wanted"),
         )
-        return Repro(text, of_gradients(scene), is_loud=True)
-    floats = ", ".join(scene.floats)
+        return Repro(text, of_gradients(context), is_loud=True)
+    floats = ", ".join(context.floats)
     body = [
         f"({floats},), barrier = job",
-        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
-        *scene.done(),
+        *(f"{name} = {name}.detach().requires_grad_()" for name in context.leaves),
+        *context.done(),
         "barrier.wait(10)",
-        f"return {scene.pull()}",
+        f"return {context.pull()}",
     ]
     text = text_of(
         "from concurrent.futures import ThreadPoolExecutor",
         "from threading import Barrier",
         "",
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         ["", "def work(job):", *indented(body), ""],
-        f"rows = {_rows(scene)}",
+        f"rows = {_rows(context)}",
         "wanted = [work((row, Barrier(1))) for row in rows]",
         "barrier = Barrier(2)  # both forwards, then both backwards",
         "with ThreadPoolExecutor(2) as pool:",
@@ -231,24 +231,24 @@ def _in_threads(scene: Scene) -> Repro:
         "for k in range(2):",
         indented(compared("found[k]", "wanted[k]")),
     )
-    return Repro(text, of_gradients(scene), is_loud=True)
+    return Repro(text, of_gradients(context), is_loud=True)
 
 
-def _racing(scene: Scene) -> Repro:
+def _racing(context: ReproContext) -> Repro:
     """Two threads at once, many times, each turn as short as can be, against one."""
     body = [
-        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
-        *scene.done(),
-        f"return {scene.pull()}",
+        *(f"{name} = {name}.detach().requires_grad_()" for name in context.leaves),
+        *context.done(),
+        f"return {context.pull()}",
     ]
     text = text_of(
         "import sys",
         "from concurrent.futures import ThreadPoolExecutor",
         "",
-        scene.settings(),
-        scene.weights(),
-        ["", f"def work({', '.join(scene.floats)}):", *indented(body), ""],
-        f"rows = {_rows(scene)} * 500",
+        context.settings(),
+        context.weights(),
+        ["", f"def work({', '.join(context.floats)}):", *indented(body), ""],
+        f"rows = {_rows(context)} * 500",
         "wanted = [work(*row) for row in rows[:2]]",
         "sys.setswitchinterval(1e-6)",
         "with ThreadPoolExecutor(2) as pool:",
@@ -256,13 +256,13 @@ def _racing(scene: Scene) -> Repro:
         "for k, grads in enumerate(found):",
         indented(compared("grads", "wanted[k % 2]")),
     )
-    return Repro(text, of_gradients(scene), is_loud=True)
+    return Repro(text, of_gradients(context), is_loud=True)
 
 
-def _rows(scene: Scene) -> str:
+def _rows(context: ReproContext) -> str:
     """The arguments of the two threads."""
-    moved = ", ".join(f"{name}.detach().flip(0) * 0.75" for name in scene.floats)
-    return f"[({', '.join(scene.floats)},), ({moved},)]"
+    moved = ", ".join(f"{name}.detach().flip(0) * 0.75" for name in context.floats)
+    return f"[({', '.join(context.floats)},), ({moved},)]"
 
 
 REPROS = (_in_threads, _racing)

@@ -30,7 +30,7 @@ from torch import Tensor
 from pullback.check.example import can_differ
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.run import run
 from pullback.check.spy import spy_on
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
@@ -117,20 +117,20 @@ def _loses_digits(gradient: Tensor, arg: Tensor, outputs: Sequence[Tensor]) -> b
     return torch.finfo(gradient.dtype).eps > max(others)
 
 
-def _returned(scene: Scene) -> str:
+def _returned(context: ReproContext) -> str:
     """What backward itself returns, before the engine mends it."""
-    if not scene.name or not scene.subject.target.is_function or not scene.used:
+    if not context.name or not context.subject.target.is_function or not context.used:
         return ""
-    name = scene.names[scene.position]
-    head = scene.call.removesuffix(".apply")
-    cotangents = "g" if scene.is_one else "*g"
+    name = context.names[context.position]
+    head = context.call.removesuffix(".apply")
+    cotangents = "g" if context.is_one else "*g"
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"returned = {head}.backward({scene.output(scene.used[0])}.grad_fn, {cotangents})",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"returned = {head}.backward({context.output(context.used[0])}.grad_fn, {cotangents})",
         "returned = returned if isinstance(returned, tuple) else (returned,)",
-        f"got = returned[{scene.position}]",
+        f"got = returned[{context.position}]",
         f"assert (got.dtype, got.shape) == ({name}.dtype, {name}.shape), "
         'f"{got.dtype}, {list(got.shape)}"',
     )

@@ -30,8 +30,8 @@ from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.precision import precisions
+from pullback.check.repro.context import ReproContext
 from pullback.check.repro.gradients import by_float64
-from pullback.check.repro.scene import Scene
 from pullback.check.run import Run
 from pullback.check.subject import (
     CallError,
@@ -108,11 +108,11 @@ def _even(run: Run) -> list[torch.Tensor | None]:
     return [torch.full_like(t, 0.75) if t.requires_grad else None for t in run.outputs]
 
 
-def _summed(scene: Scene) -> str:
+def _summed(context: ReproContext) -> str:
     """For cotangents of ones: in a long sum of one sign, what is small is lost."""
-    outputs = [scene.run.outputs[i] for i in scene.used]
+    outputs = [context.run.outputs[i] for i in context.used]
     ones = (f"torch.ones({tuple(out.shape)}, dtype={out.dtype})" for out in outputs)
-    return by_float64(scene, [f"g = {scene.joined(ones)}"])
+    return by_float64(context, [f"g = {context.joined(ones)}"])
 
 
 REPROS = (by_float64, _summed)

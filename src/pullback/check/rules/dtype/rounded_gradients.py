@@ -14,8 +14,8 @@ from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import coarser_of, dtype_of, in_dtype
 from pullback.check.registered import Registered
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run, copies_of, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -116,17 +116,17 @@ def _full(run: Run, seed: int) -> list[Tensor | None]:
     return found
 
 
-def _rounded(scene: Scene) -> str:
+def _rounded(context: ReproContext) -> str:
     """The gradient has more digits than a narrower dtype could hold."""
-    if not scene.name:
+    if not context.name:
         return ""
-    coarse = "float32" if scene.about.detail.dtype == "float32" else "bfloat16"
-    which = scene.leaves.index(scene.names[scene.position])
+    coarse = "float32" if context.about.detail.dtype == "float32" else "bfloat16"
+    which = context.leaves.index(context.names[context.position])
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"got = {scene.pull()}[{which}]",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"got = {context.pull()}[{which}]",
         f"assert not torch.equal(got.to(torch.{coarse}).to(got.dtype), got), "
         f'f"every entry fits {coarse}: {{got=}}"',
     )

@@ -12,8 +12,8 @@ from pullback.check.conditions import HAS_JVP, needs
 from pullback.check.facts import At, Input, Number
 from pullback.check.forward_mode import inner, pushed, tangents_of
 from pullback.check.registered import Registered
+from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.repro.orders import drawn_tangent, push_lines
-from pullback.check.repro.scene import Scene, indented, text_of
 from pullback.check.subject import (
     Finding,
     Rule,
@@ -103,19 +103,19 @@ def _judged(subject: Subject, tangents: dict[int, Tensor], draw: int) -> Finding
     )
 
 
-def _against_slope(scene: Scene) -> str:
+def _against_slope(context: ReproContext) -> str:
     """The tangent against the slope of forward."""
-    name = scene.code_of(Input(scene.about.detail.names[0]))
-    if scene.example.args[scene.names.index(name)].dtype != torch.float64:
+    name = context.code_of(Input(context.about.detail.names[0]))
+    if context.example.args[context.names.index(name)].dtype != torch.float64:
         return ""
     tangent = drawn_tangent(name)
     return text_of(
-        push_lines(scene, name),
+        push_lines(context, name),
         f"got = push({tangent})",
         f"step = 1e-6 * {tangent}",
         "",
         f"def call({name}):",
-        *indented([*scene.done(), f"return {scene.output(0)}"]),
+        *indented([*context.done(), f"return {context.output(0)}"]),
         "",
         f"slope = (call({name} + step) - call({name} - step)) / 2e-6",
         'assert torch.allclose(got, slope, 1e-4, 1e-5), f"{got=}, {slope=}"',
@@ -181,13 +181,13 @@ def _compared(
     return None
 
 
-def _scaled(scene: Scene) -> str:
+def _scaled(context: ReproContext) -> str:
     """The tangent for a scaled direction against the scaled tangent."""
-    if scene.about.detail.factor is None or not scene.leaves:
+    if context.about.detail.factor is None or not context.leaves:
         return ""
-    factor, tangent = f"{scene.about.detail.factor:g}", drawn_tangent(scene.leaves[0])
+    factor, tangent = f"{context.about.detail.factor:g}", drawn_tangent(context.leaves[0])
     return text_of(
-        push_lines(scene, scene.leaves[0]),
+        push_lines(context, context.leaves[0]),
         f"got, expected = push({factor} * {tangent}), {factor} * push({tangent})",
         'assert torch.allclose(got, expected, 1e-4, 1e-6), f"{got=}, {expected=}"',
     )

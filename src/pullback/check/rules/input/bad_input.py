@@ -29,7 +29,7 @@ from torch import Tensor
 from pullback.capture.indices import is_index
 from pullback.check.conditions import RUNS, needs
 from pullback.check.example import Example, tensors_in
-from pullback.check.repro.scene import Scene, indented, text_of
+from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import trials
 
@@ -152,12 +152,12 @@ def _last(tensor: Tensor, dim: int) -> Tensor:
     return tensor.narrow(dim, tensor.shape[dim] - 1, 1)
 
 
-def _accepted(scene: Scene) -> str:
+def _accepted(context: ReproContext) -> str:
     """Arguments that do not fit must be refused."""
     return text_of(
-        scene.settings(leaves=False),
+        context.settings(leaves=False),
         "try:",
-        indented(scene.done()),
+        indented(context.done()),
         "except Exception:",
         "    pass",
         "else:",

@@ -34,8 +34,8 @@ from torch.overrides import TorchFunctionMode
 from pullback.check.example import Example, can_differ, tensors_in
 from pullback.check.facts import At, Gradient, Output, Raised
 from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
+from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.repro.gradients import gradient_lines
-from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.run import Run, seeded
 from pullback.check.subject import (
     BackwardFailedError,
@@ -274,20 +274,20 @@ def _facts(key: Value, got: Tensor | None, want: Tensor | None, who: str) -> dic
     }
 
 
-def _compared_with_dense(scene: Scene) -> str:
+def _compared_with_dense(context: ReproContext) -> str:
     """Results for the laid-out inputs against those for dense ones."""
-    values = dict(zip(scene.names, scene.example.args, strict=False))
+    values = dict(zip(context.names, context.example.args, strict=False))
     plain = [
         name
         if values[name].is_contiguous() and not values[name].storage_offset()
         else f"{name}.clone(memory_format=torch.contiguous_format)"
-        for name in scene.floats
+        for name in context.floats
     ]
-    if plain == scene.floats:
+    if plain == context.floats:
         return ""
-    laid = f"gradients({', '.join(scene.floats)})"
+    laid = f"gradients({', '.join(context.floats)})"
     return text_of(
-        gradient_lines(scene, weights=scene.weights(), with_outputs=True),
+        gradient_lines(context, weights=context.weights(), with_outputs=True),
         f"wanted = gradients({', '.join(plain)})",
         compared(laid, "wanted"),
     )

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pullback.check.conditions import RUNS, needs
 from pullback.check.facts import Raised
-from pullback.check.run import Run
+from pullback.check.run import Run, copies_of
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 
 RULE = Rule("L205", "hidden-infinity", "linearity", Severity.FRAGILE, "quick")
@@ -53,7 +53,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if usual is None or not _is_spoiled(usual.values()):
             continue
         try:
-            grads = run.pull([None if c is None else c.clone() for c in given])
+            grads = run.pull(copies_of(given))
         except BackwardFailedError as failure:
             got: Raised | str = failure.raised
         else:

@@ -14,8 +14,8 @@ from pullback.check.explaining import PATTERNS, Cause
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.mismatch import index_of
 from pullback.check.registered import Registered
-from pullback.check.repro.scene import Form, Repro, Scene, text_of
-from pullback.check.run import Run
+from pullback.check.repro.context import Form, Repro, ReproContext, text_of
+from pullback.check.run import Run, copies_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -49,7 +49,7 @@ def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
             None if a is None or b is None else 2 * a - 3 * b for a, b in zip(u, v, strict=True)
         ]
         try:
-            of_u, of_v, of_both = (subject.run().pull(_copied(c)) for c in (u, v, both))
+            of_u, of_v, of_both = (subject.run().pull(copies_of(c)) for c in (u, v, both))
         except BackwardFailedError as failure:
             yield subject.finding(
                 NONLINEAR_BACKWARD,
@@ -79,11 +79,6 @@ def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
             )
 
 
-def _copied(cotangents: list[Tensor | None]) -> list[Tensor | None]:
-    """Copies, so that a backward that writes into its cotangents spoils none of ours."""
-    return [None if c is None else c.clone() for c in cotangents]
-
-
 def _is_combined(got: Tensor, one: Tensor, two: Tensor, share: float) -> bool:
     """Whether `got` is `2 one - 3 two` but for rounding; what is infinite says nothing."""
     if not got.shape == one.shape == two.shape:
@@ -101,16 +96,16 @@ def _is_combined(got: Tensor, one: Tensor, two: Tensor, share: float) -> bool:
 def _combined(scale: str) -> Form:
     """A form: the pull of a combination against the combination of pulls, at one scale."""
 
-    def form(scene: Scene) -> str:
-        both = scene.each("2 * g - 3 * h", "g", "h")
-        scaled = scene.each(f"{scale}g", "g")
-        other = scene.each(f"{scale}h", "h")
+    def form(context: ReproContext) -> str:
+        both = context.each("2 * g - 3 * h", "g", "h")
+        scaled = context.each(f"{scale}g", "g")
+        other = context.each(f"{scale}h", "h")
         return text_of(
-            scene.settings(),
-            scene.weights(),
-            scene.weights("h", draw=1),
+            context.settings(),
+            context.weights(),
+            context.weights("h", draw=1),
             [f"g, h = {scaled}, {other}"] if scale else [],
-            scene.pulling(),
+            context.pulling(),
             f"for got, of_g, of_h in zip(pull({both}), pull(g), pull(h)):",
             "    expected = 2 * of_g - 3 * of_h",
             '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"',
@@ -168,13 +163,13 @@ def _worst(got: Tensor, usual: Tensor) -> int | None:
     return worst if float(size[worst]) > RESIDUE * scale else None
 
 
-def _zero(scene: Scene) -> str:
+def _zero(context: ReproContext) -> str:
     """The pull of zeros must be zeros."""
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.pulling(),
-        f"for got in pull({scene.each('0 * g', 'g')}):",
+        context.settings(),
+        context.weights(),
+        context.pulling(),
+        f"for got in pull({context.each('0 * g', 'g')}):",
         '    assert not got.any(), f"{got=}"',
     )
 
@@ -250,13 +245,13 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return is_close(a, b) or bool((apart <= COARSE * (b.abs() + 1e-2 * scale)).all())
 
 
-def _scaled(scene: Scene) -> Repro:
+def _scaled(context: ReproContext) -> Repro:
     """The pull of a scaled cotangent against the scaled pull."""
-    size = f"{scene.about.detail.times:g}"
-    larger = scene.each(f"{size} * g", "g")
-    begun = [*scene.settings(), *scene.weights(), *scene.pulling()]
-    if scene.raised:
-        return Repro(text_of(begun, f"pull({larger}){scene.raised}"))
+    size = f"{context.about.detail.times:g}"
+    larger = context.each(f"{size} * g", "g")
+    begun = [*context.settings(), *context.weights(), *context.pulling()]
+    if context.raised:
+        return Repro(text_of(begun, f"pull({larger}){context.raised}"))
     return Repro(
         text_of(
             begun,

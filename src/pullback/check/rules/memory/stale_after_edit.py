@@ -29,7 +29,7 @@ from torch import Tensor
 from pullback.check.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
 from pullback.check.facts import At, Gradient, Input, Output
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Scene, compared, text_of
+from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
 
@@ -91,17 +91,17 @@ def _edit(tensor: Tensor) -> bool:
     return True
 
 
-def _edited(scene: Scene) -> str:
+def _edited(context: ReproContext) -> str:
     """A change between forward and backward must be noticed, or make no difference."""
     return text_of(
-        begun(scene),
-        f"wanted = [grad.clone() for grad in {scene.pull()}]",
-        scene.done(),
+        begun(context),
+        f"wanted = [grad.clone() for grad in {context.pull()}]",
+        context.done(),
         "with torch.no_grad():",
-        f"    {scene.code_of(scene.about.detail.thing)}.mul_(0.5).add_(0.25)"
+        f"    {context.code_of(context.about.detail.thing)}.mul_(0.5).add_(0.25)"
         "  # nobody may read this by now",
         "try:",
-        f"    found = {scene.pull()}",
+        f"    found = {context.pull()}",
         "except RuntimeError:",
         "    found = wanted  # the change was noticed",
         compared("found", "wanted"),

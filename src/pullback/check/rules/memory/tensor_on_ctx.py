@@ -35,7 +35,7 @@ from pullback.check.example import can_differ, tensors_in
 from pullback.check.explaining import UNWATCHED, Cause
 from pullback.check.facts import Input, Output
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import share_memory
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
@@ -109,15 +109,15 @@ def _held(run: Run, tensors: list[Tensor]) -> Input | Output | None:
     return None
 
 
-def _kept(scene: Scene) -> str:
+def _kept(context: ReproContext) -> str:
     """No attribute of ctx holds a tensor after backward."""
-    if not scene.used:
+    if not context.used:
         return ""
     return text_of(
-        begun(scene),
-        f"node = {scene.output(scene.used[0])}.grad_fn",
-        scene.pull(),
-        f'kept = getattr(node, "{scene.about.detail.attribute}", None)'
+        begun(context),
+        f"node = {context.output(context.used[0])}.grad_fn",
+        context.pull(),
+        f'kept = getattr(node, "{context.about.detail.attribute}", None)'
         "  # an attribute of ctx, after backward",
         "kept = kept if isinstance(kept, (list, tuple)) else [kept]",
         'assert not any(isinstance(t, torch.Tensor) for t in kept), f"{kept=}"',

@@ -15,7 +15,7 @@ from pullback.check.explaining import ANYTHING, COMPARING, REPEATING, SHARED, Ca
 from pullback.check.facts import At, Cotangent, Gradient, Input, Output, Thing
 from pullback.check.registered import Registered
 from pullback.check.repro.calls import begun, changed_by_backward
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.run import Run
 from pullback.check.snapshot import Snapshot, share_memory
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
@@ -207,19 +207,19 @@ def _around(subject: Subject) -> dict[Thing, Tensor]:
     return found
 
 
-def _field(scene: Scene) -> str:
+def _field(context: ReproContext) -> str:
     """The `.grad` of an input is the caller's."""
-    name = scene.code_of(scene.about.detail.of)
+    name = context.code_of(context.about.detail.of)
     if not name:
         return ""
     value, test = "None", f"{name}.grad is None"
-    if scene.about.detail.is_preset:
+    if context.about.detail.is_preset:
         value = f"torch.full_like({name}, 0.5)"
         test = f"{name}.grad is not None and bool(({name}.grad == 0.5).all())"
     return text_of(
-        begun(scene),
+        begun(context),
         f"{name}.grad = {value}",
-        scene.pull(),
+        context.pull(),
         f'assert {test}, f"{{{name}.grad=}}"',
     )
 

@@ -38,7 +38,7 @@ from pullback.check.facts import At, Gradient, Number, Output, Thing
 from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each, is_close, worst_of
 from pullback.check.trials import failed
 
@@ -131,15 +131,15 @@ def _same(got: Tensor, expected: Tensor) -> bool:
     return is_close(got, expected, 100)
 
 
-def _filled(scene: Scene) -> str:
+def _filled(context: ReproContext) -> str:
     """Results where PyTorch fills fresh memory with NaN."""
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
-    results = f"[{outputs}, *{scene.pull()}]" if scene.used else f"[{outputs}]"
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
+    results = f"[{outputs}, *{context.pull()}]" if context.used else f"[{outputs}]"
     return text_of(
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         "torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN now",
-        scene.done(),
+        context.done(),
         f"for got in {results}:",
         '    assert bool(got.isfinite().all()), f"{got=}"',
     )

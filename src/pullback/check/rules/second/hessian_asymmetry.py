@@ -26,8 +26,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.orders import weights_of
-from pullback.check.repro.scene import Scene, text_of
 from pullback.check.run import Run, cotangent_of
 from pullback.check.second_order import second_order
 from pullback.check.subject import Finding, Rule, Skip, Subject, describe
@@ -124,16 +124,16 @@ def _inner(a: list[Tensor | None], b: list[Tensor | None]) -> tuple[float, float
     return total, size
 
 
-def _in_both_orders(scene: Scene) -> str:
+def _in_both_orders(context: ReproContext) -> str:
     """The Hessian along two directions, in both orders."""
-    leaves = ", ".join(scene.leaves)
+    leaves = ", ".join(context.leaves)
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        f"u = [{', '.join(weights_of(scene, DRAWS[0]))}]",
-        f"v = [{', '.join(weights_of(scene, DRAWS[1]))}]",
-        scene.done(),
-        f"first = {scene.pull(options='create_graph=True')}",
+        context.settings(),
+        context.weights(),
+        f"u = [{', '.join(weights_of(context, DRAWS[0]))}]",
+        f"v = [{', '.join(weights_of(context, DRAWS[1]))}]",
+        context.done(),
+        f"first = {context.pull(options='create_graph=True')}",
         "",
         "def along(u, v):",
         f"    found = torch.autograd.grad(first, [{leaves}], u, retain_graph=True, "

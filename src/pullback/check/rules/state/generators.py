@@ -18,7 +18,7 @@ from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient
 from pullback.check.registered import Registered
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Scene, compared, text_of
+from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.run import Run
 from pullback.check.subject import (
     BackwardFailedError,
@@ -122,33 +122,33 @@ def _uneven(subject: Subject, run: Run) -> list[Tensor | None]:
     return [None if given is None else given * UNEVEN for given in subject.cotangents(run)]
 
 
-def _redrawn(scene: Scene) -> str:
+def _redrawn(context: ReproContext) -> str:
     """Backward must not depend on the state of a generator, nor move it."""
-    moved = scene.about.detail
+    moved = context.about.detail
     if moved is Generator.PYTORCH:
         return text_of(
-            begun(scene),
+            begun(context),
             "before = torch.get_rng_state()",
-            scene.pull(),
+            context.pull(),
             'assert torch.equal(torch.get_rng_state(), before), "backward has drawn"',
         )
     if moved is not None:
         return text_of(
             "import random",
             "",
-            begun(scene),
+            begun(context),
             "before = random.getstate()",
-            scene.pull(),
+            context.pull(),
             'assert random.getstate() == before, "backward has drawn"',
         )
     return text_of(
         "import random",
         "",
-        begun(scene),
+        begun(context),
         "torch.manual_seed(1), random.seed(1)",
-        f"first = [grad.clone() for grad in {scene.pull(options='retain_graph=True')}]",
+        f"first = [grad.clone() for grad in {context.pull(options='retain_graph=True')}]",
         "torch.manual_seed(2), random.seed(2)",
-        compared(scene.pull(), "first"),
+        compared(context.pull(), "first"),
     )
 
 

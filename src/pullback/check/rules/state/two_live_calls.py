@@ -32,7 +32,7 @@ from pullback.check.explaining import ANYTHING, REPEATING, Cause
 from pullback.check.facts import At, Gradient, Number, Words, shapes
 from pullback.check.inputs.shapes import sizes_of
 from pullback.check.others import other_values
-from pullback.check.repro.scene import Scene, compared, rounded, scene_at, text_of
+from pullback.check.repro.context import ReproContext, compared, context_at, rounded, text_of
 from pullback.check.repro.trying import fails
 from pullback.check.subject import (
     BackwardFailedError,
@@ -120,31 +120,31 @@ def _first_difference(
 # ---- repros ----
 
 
-def _between(scene: Scene) -> str:
+def _between(context: ReproContext) -> str:
     """Another call between forward and backward must make no difference."""
-    two = other_values(scene.example).map(rounded, "other values")
-    others = [e for e in (two, *islice(sizes_of(two), 4)) if scene.subject.accepts(e)]
-    texts = (_with_other(scene, other) for other in others)
-    return next((text for text in texts if fails(text, scene)), "")
+    two = other_values(context.example).map(rounded, "other values")
+    others = [e for e in (two, *islice(sizes_of(two), 4)) if context.subject.accepts(e)]
+    texts = (_with_other(context, other) for other in others)
+    return next((text for text in texts if fails(text, context)), "")
 
 
-def _with_other(scene: Scene, example: Example) -> str:
-    other = scene_at(scene, example)
-    names = [f"other_{name}" for name in scene.names]
+def _with_other(context: ReproContext, example: Example) -> str:
+    other = context_at(context, example)
+    names = [f"other_{name}" for name in context.names]
     lines = [f"other_{line}" for line in other.settings()]
     arguments = ", ".join(
-        f"{name}.clone()" if scene.subject.writes_inputs and can_differ(arg) else name
+        f"{name}.clone()" if context.subject.writes_inputs and can_differ(arg) else name
         for name, arg in zip(names, example.args, strict=False)
     )
     return text_of(
-        scene.settings(),
+        context.settings(),
         lines,
-        scene.weights(),
-        scene.done(),
-        f"wanted = {scene.pull()}",
-        scene.done(),
-        scene.done("other", arguments),
-        compared(scene.pull(), "wanted"),
+        context.weights(),
+        context.done(),
+        f"wanted = {context.pull()}",
+        context.done(),
+        context.done("other", arguments),
+        compared(context.pull(), "wanted"),
     )
 
 

@@ -32,7 +32,7 @@ TAKEN = """
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ReproContext:
     """A call to show: its arguments as code, its outputs, and what was found there."""
 
     subject: Subject
@@ -207,9 +207,9 @@ class Repro:
     is_loud: bool = False
 
 
-# Writes a program for a scene, or nothing. Where it is text alone, what the program calls `got` and
-# `expected` is what the finding is told of.
-Form = Callable[[Scene], Repro | str]
+# Writes a program, or nothing. Where it is text alone, what the program calls `got` and `expected`
+# goes into the finding.
+Form = Callable[[ReproContext], Repro | str]
 
 COMPARED = '    assert torch.allclose(got, expected, 1e-3, 1e-5), f"{got=}, {expected=}"'
 
@@ -244,12 +244,14 @@ def _product(output: str, cotangent: str, value: Tensor) -> str:
     return f"({output} * {cotangent}).sum()"
 
 
-# ---- where a scene comes from ----
+# ---- where a context comes from ----
 
 
-def scenes(subject: Subject, finding: Finding, example: Example, call: str) -> Iterator[Scene]:
+def scenes(
+    subject: Subject, finding: Finding, example: Example, call: str
+) -> Iterator[ReproContext]:
     """The scenes that show a finding: with short numbers where values do not matter, then as is."""
-    others: list[Scene] = []
+    others: list[ReproContext] = []
     for variant, codes in _spellable(example, is_free=finding.rule.group != "domain"):
         found = _scene(subject, finding, variant, call, codes)
         if found is not None:
@@ -259,15 +261,15 @@ def scenes(subject: Subject, finding: Finding, example: Example, call: str) -> I
         yield from others
 
 
-def scene_at(scene: Scene, example: Example) -> Scene:
-    """The same scene at other arguments."""
-    run = scene.subject.run(example, needs=scene.needed)
-    return replace(scene, example=example, run=run, codes={})
+def context_at(context: ReproContext, example: Example) -> ReproContext:
+    """The same context at other arguments."""
+    run = context.subject.run(example, needs=context.needed)
+    return replace(context, example=example, run=run, codes={})
 
 
 def _scene(
     subject: Subject, finding: Finding, example: Example, call: str, codes: dict[int, str]
-) -> Scene | None:
+) -> ReproContext | None:
     needed, about = tuple(sorted(example.needs)), finding.about
     if about.needed is not None:
         needed = tuple(i for i in needed if subject.names[i] in about.needed)
@@ -283,7 +285,7 @@ def _scene(
     used = run.live if about.used is None else about.used
     names = tuple(_identifier(name, i) for i, name in enumerate(subject.names))
     is_random = _is_random(subject, example)
-    return Scene(subject, finding, example, run, call, names, needed, used, is_random, codes)
+    return ReproContext(subject, finding, example, run, call, names, needed, used, is_random, codes)
 
 
 def _identifier(name: str, position: int) -> str:
