@@ -20,6 +20,17 @@ from pullback.judge.example import example_of
 all_rules()  # so that the repros of each are known
 
 
+def check_of(name: str) -> Any:
+    """The function that tries the rule of that name."""
+    return next(r.check for r in all_rules() if r.rule.name == name)
+
+
+def _rule_of(check: Any) -> str:
+    """The name of the rule that a function tries; it may have been written just now."""
+    known = [r.rule.name for r in all_rules() if r.check is check]
+    return known[0] if known else str(sys.modules[check.__module__].RULE.name)
+
+
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal numbers of a fixed seed, as a leaf that requires grad."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,6 +73,23 @@ def made(forward: Callable[..., Any], backward: Callable[..., Any], **body: Any)
     return type("Made", (Function,), {**methods, **body})
 
 
+def variadic(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """A Function of `*args`, tensors first: `backward` gets them all, and the cotangent last."""
+
+    class Made(Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
+            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
+            return forward(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return backward(*ctx.saved_tensors, *ctx.args, grad)
+
+    return Made
+
+
 def rule_tests(
     check: Any, sound: dict[str, Any], planted: dict[str, Any], *, count: int | None = None
 ) -> tuple[Any, Any]:
@@ -71,7 +99,7 @@ def rule_tests(
     part of the place that the finding names. `count` is how many findings a fault must have, where
     that matters.
     """
-    rule = sys.modules[check.__module__].RULE.name
+    rule = _rule_of(check)
 
     def found(row: Any) -> list[Finding]:
         target, args = row[:2]
@@ -90,3 +118,15 @@ def rule_tests(
         assert count in (None, len(results))
 
     return test_sound_function_has_no_finding, test_planted_fault_is_caught
+
+
+def missed_by_gradcheck(planted: dict[str, Any], *names: str) -> Any:
+    """The test that `gradcheck` finds nothing wrong with some planted faults."""
+
+    @pytest.mark.parametrize("name", names)
+    def test_gradcheck_alone_would_miss_it(name: str) -> None:
+        target, args = planted[name][:2]
+
+        assert torch.autograd.gradcheck(target.apply, args() if callable(args) else args)
+
+    return test_gradcheck_alone_would_miss_it

@@ -1,4 +1,4 @@
-"""One defect is told once: by its cause, with what else it was seen as."""
+"""One defect is reported once: by its cause, with what else it was seen as."""
 
 import math
 
@@ -12,7 +12,7 @@ from pullback.check.facts import At, Cotangent, Gradient, Input, Number
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.rules import all_rules, explained
 from pullback.check.rules.memory.tensor_on_ctx import OnCtx
-from pullback.check.rules.mutation.mutated_saved import Damage
+from pullback.check.rules.mutation.written_by_backward import Damage
 from pullback.judge.run import Raised
 from tests.check.subjects import normal
 

@@ -1,4 +1,4 @@
-"""A patient that dies, leaves, hangs or eats memory becomes a finding, and the run goes on."""
+"""A target that dies, leaves, hangs or eats memory becomes a finding, and the run goes on."""
 
 import re
 

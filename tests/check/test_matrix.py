@@ -5,6 +5,7 @@ ordinary author would pass. The default run looks at every twelfth; the slow one
 writes the table anew with `--update-gold`.
 """
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,39 @@ def test_table_names_rules_that_there_are():
     known = {registered.rule.name for registered in all_rules()} | {"crash"}
 
     assert {rule for rules in table().values() for rule in rules} <= known
+
+
+# Rules that none of these faults shows, each with a fault of its own test that does.
+SHOWN_ELSEWHERE = {
+    "forward-fails-with-grad": "resized",
+    "func-differs": "identity",
+    "gradient-overflow": "inf over inf",
+    "hessian-asymmetry": "coarse in one",
+    "hooks-bypassed": "raises",
+    "same-tensor-in-place": "overwrites",
+    "subclass-input": "by class",
+    "wrong-at-batch": "fast path",
+    "wrong-fake": "another shape",
+    "zero-cotangent": "division",
+}
+
+
+def test_every_rule_shows_a_fault():
+    shown = {rule for rules in table().values() for rule in rules}
+
+    assert {r.rule.name for r in all_rules()} - shown == set(SHOWN_ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", SHOWN_ELSEWHERE)
+def test_rule_names_a_fault_of_its_own_test(name):
+    group = next(r.rule.group for r in all_rules() if r.rule.name == name)
+    tests = importlib.import_module(f"tests.check.rules.{group}.test_{name.replace('-', '_')}")
+    target, inputs, _ = tests.PLANTED[SHOWN_ELSEWHERE[name]]
+    inputs = inputs() if callable(inputs) else inputs
+
+    report = pb.check(target, inputs, profile="quick")
+
+    assert name in {finding.rule.name for finding in report.findings}
 
 
 def test_nearly_every_fault_is_found():

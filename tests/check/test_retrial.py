@@ -45,32 +45,32 @@ class Blocks(Function):
 
 def found_at(target, value):
     """A subject, and a trial of it at another value."""
-    patient = subject(target, X)
-    trial = trial_of(patient, patient.small.put(0, value, "another"))
+    tried = subject(target, X)
+    trial = trial_of(tried, tried.small.put(0, value, "another"))
     assert isinstance(trial, Trial)
     assert trial.mismatches
-    return patient, trial
+    return tried, trial
 
 
 def test_value_beyond_threshold_is_no_size():
     value = torch.cat([X, X, 4 * X[:5], X])
-    patient, trial = found_at(Clipped, value)
+    tried, trial = found_at(Clipped, value)
 
-    assert [left.mismatches for left in by_shape(patient, [trial])] == [()]
-    assert [aside.example.args[0].shape for aside in set_aside(patient)] == [(10,)]
+    assert [left.mismatches for left in by_shape(tried, [trial])] == [()]
+    assert [aside.example.args[0].shape for aside in set_aside(tried)] == [(10,)]
 
 
 def test_partial_block_is_still_a_size():
-    patient, trial = found_at(Blocks, torch.cat([X, X[:5]]))
+    tried, trial = found_at(Blocks, torch.cat([X, X[:5]]))
 
-    assert [len(left.mismatches) for left in by_shape(patient, [trial])] == [1]
-    assert set_aside(patient) == []
+    assert [len(left.mismatches) for left in by_shape(tried, [trial])] == [1]
+    assert set_aside(tried) == []
 
 
 def test_value_beyond_threshold_is_no_tie():
-    patient, trial = found_at(Clipped, (5 * X).round())
+    tried, trial = found_at(Clipped, (5 * X).round())
 
-    assert [left.mismatches for left in by_ties(patient, [trial])] == [()]
+    assert [left.mismatches for left in by_ties(tried, [trial])] == [()]
 
 
 def test_fault_at_ties_is_still_one():
@@ -108,11 +108,11 @@ def assigned(g, x, i):
 
 
 def test_repeated_index_is_no_size():
-    patient = subject(made(table, assigned), normal(6, 3), torch.tensor([0, 2, 5, 1]))
-    one = patient.small.put(0, normal(1, 3), "one row").put(1, torch.zeros(4).long(), "one row")
+    tried = subject(made(table, assigned), normal(6, 3), torch.tensor([0, 2, 5, 1]))
+    one = tried.small.put(0, normal(1, 3), "one row").put(1, torch.zeros(4).long(), "one row")
 
-    assert trial_of(patient, one).mismatches
-    assert [left.mismatches for left in by_shape(patient, [trial_of(patient, one)])] == [()]
+    assert trial_of(tried, one).mismatches
+    assert [left.mismatches for left in by_shape(tried, [trial_of(tried, one)])] == [()]
 
 
 def test_count_of_mask_is_no_size():
@@ -122,12 +122,12 @@ def test_count_of_mask_is_no_size():
     def pull(g, x, m):
         return (g / m.shape[-1])[:, None] * m, None
 
-    patient = subject(made(mean, pull), normal(4, 6), torch.ones(4, 6).bool())
+    tried = subject(made(mean, pull), normal(4, 6), torch.ones(4, 6).bool())
     mask = torch.arange(10).reshape(2, 5) % 2 == 0
-    other = patient.small.put(0, normal(2, 5), "smaller").put(1, mask, "smaller")
+    other = tried.small.put(0, normal(2, 5), "smaller").put(1, mask, "smaller")
 
-    assert trial_of(patient, other).mismatches
-    assert [left.mismatches for left in by_shape(patient, [trial_of(patient, other)])] == [()]
+    assert trial_of(tried, other).mismatches
+    assert [left.mismatches for left in by_shape(tried, [trial_of(tried, other)])] == [()]
 
 
 class Spread(Function):
@@ -147,15 +147,15 @@ class Spread(Function):
 
 
 def test_row_of_one_is_told_as_equal_entries():
-    patient = subject(Spread, normal(4, 6))
-    trial = trial_of(patient, patient.small.put(0, normal(4, 1), "one column"))
+    tried = subject(Spread, normal(4, 6))
+    trial = trial_of(tried, tried.small.put(0, normal(4, 1), "one column"))
 
     assert trial.mismatches
-    assert [left.mismatches for left in by_shape(patient, [trial])] == [()]
+    assert [left.mismatches for left in by_shape(tried, [trial])] == [()]
 
 
 def test_quotient_of_zeros_is_a_tie():
-    patient = subject(Spread, normal(4, 6))
-    trial = trial_of(patient, patient.small.put(0, torch.ones(4, 6).double(), "equal"))
+    tried = subject(Spread, normal(4, 6))
+    trial = trial_of(tried, tried.small.put(0, torch.ones(4, 6).double(), "equal"))
 
-    assert [len(left.mismatches) for left in by_ties(patient, [trial])] == [1]
+    assert [len(left.mismatches) for left in by_ties(tried, [trial])] == [1]

@@ -3,10 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.memory import saved_copy, unread_saved
 from pullback.check.saving import saving
 from pullback.check.target import target_of
-from tests.check.subjects import findings, normal
+from tests.check.subjects import check_of, findings, normal
 
 X = normal(4, 5)
 
@@ -54,10 +53,10 @@ def test_only_own_tensors_are_packed():
 
 
 def test_inner_graph_is_no_finding():
-    assert findings(unread_saved.check, Force, X) == []
-    assert findings(saved_copy.check, Force, X) == []
+    assert findings(check_of("unread-saved"), Force, X) == []
+    assert findings(check_of("saved-copy"), Force, X) == []
 
 
 def test_own_waste_is_still_found():
-    assert len(findings(unread_saved.check, Hoarding, X)) == 1
-    assert len(findings(saved_copy.check, Hoarding, X)) == 1
+    assert len(findings(check_of("unread-saved"), Hoarding, X)) == 1
+    assert len(findings(check_of("saved-copy"), Hoarding, X)) == 1

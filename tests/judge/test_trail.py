@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from pullback.check.rules.gradient.cut_gradient import check
 from pullback.judge.trail import is_followed
-from tests.check.subjects import findings, normal
+from tests.check.subjects import check_of, findings, normal
+
+check = check_of("cut-gradient")
 
 
 def through_numpy(x, w):

@@ -22,11 +22,11 @@ PLANTED = {
     "contained": 'is_slow = "collector only" in finding.got',
     "compared": 'is_freed = finding.got == "freed"',
     "begun": 'is_state = finding.at.startswith("the state of")',
-    "cut": 'name = scene.finding.got.partition(":")[0]',
+    "cut": 'name = context.finding.got.partition(":")[0]',
     "searched": 'found = re.search(r"output (\\d+)", self.finding.at)',
     "matched": "found = RAISED.match(finding.got)",
     "any of some": "is_view = any(text in finding.got for text in ACCIDENTS)",
-    "inputs": 'is_laid = f"cotangent {label}" in scene.finding.inputs',
+    "inputs": 'is_laid = f"cotangent {label}" in context.finding.inputs',
 }
 SOUND = {
     "shown": 'text = f"{finding.at}: {finding.got}"',

@@ -1,4 +1,4 @@
-"""Causes before echoes: one defect is told once, by the rule that names its cause.
+"""Causes before echoes: one defect is reported once, by the rule that names its cause.
 
 A function that overwrites its cotangent, reads memory that nobody wrote, or remembers earlier calls
 gives wrong numbers wherever numbers are compared, so that a dozen rules find it. The `EXPLAINS` of
@@ -35,12 +35,12 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
             continue
         echoes = [f for f in left if cause.is_behind(own[0], f)]
         if echoes:
-            told = f"seen as {_names(echoes)}, since {cause.since}"
+            also = f"seen as {_names(echoes)}, since {cause.since}"
             left = [f for f in left if f not in echoes and f not in own]
             if cause.weighs:
                 worst = min((f.weight for f in (own[0], *echoes)), key=order.index)
                 own[0] = replace(own[0], severity=worst)
-            causes += _grouped([_with(own[0], told), *own[1:]])
+            causes += _grouped([_with(own[0], also), *own[1:]])
     return [*causes, *_grouped(left)]
 
 
@@ -81,9 +81,9 @@ def _brief(finding: Finding) -> str:
     return f"{at}: {finding.got}" if finding.got else at
 
 
-def _with(finding: Finding, told: str) -> Finding:
+def _with(finding: Finding, also: str) -> Finding:
     before = finding.facts.get(ALSO)
-    return replace(finding, facts={**finding.facts, ALSO: f"{before}; {told}" if before else told})
+    return replace(finding, facts={**finding.facts, ALSO: f"{before}; {also}" if before else also})
 
 
 def _names(findings: Sequence[Finding]) -> str:

@@ -37,10 +37,10 @@ class Cause:
 
 def cause_of(job: Job, rule: int) -> Cause:
     """The call by which rule number `rule` is ended, or the examples where it is negative."""
-    told = _last_message(lambda pipe: _try_again(job, rule, pipe))
-    if told is None:
+    message = _last_message(lambda pipe: _try_again(job, rule, pipe))
+    if message is None:
         return Cause()
-    inputs, repro = told
+    inputs, repro = message
     if repro and _last_message(lambda pipe: _alone(repro, job.target, pipe)) is None:
         repro = ""
     return Cause(inputs, repro)

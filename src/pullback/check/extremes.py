@@ -25,7 +25,7 @@ from pullback.judge.run import (
     ForwardRefusedError,
     Run,
     copies_of,
-    told,
+    describe,
 )
 from pullback.judge.slopes import Slopes
 from pullback.judge.tolerances import (
@@ -80,7 +80,7 @@ def _trial(
         is_singular = type(failure.error).__name__ == SINGULAR
         is_served = not is_singular and is_finite(called)
         is_served = is_served and _is_served(subject, example, cotangents)
-        return Trial(example, failure=told(failure.error)) if is_served else None
+        return Trial(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):
         return None
     judged = subject.mismatches(called, cotangents, grads) if values else []

@@ -193,7 +193,7 @@ class About:
 
     @property
     def thing(self) -> Thing:
-        """What it is about; empty where that is not told."""
+        """What it is about; empty where that is not known."""
         return "" if self.at is None else self.at.thing
 
     @property

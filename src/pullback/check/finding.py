@@ -108,12 +108,12 @@ class Finding:
         return cls(rule, str(at), str(expected), str(got), why=why, fix=fix, about=about, **words)
 
     def retold(self, at: At, expected: Number, got: Number) -> Finding:
-        """The same finding, told of another entry or of other numbers."""
+        """The same finding, about another entry or of other numbers."""
         about = replace(self.about, at=at, expected=expected, got=got)
         return replace(self, at=str(at), expected=str(expected), got=str(got), about=about)
 
     def of(self, subject: str, place: str) -> Finding:
-        """The same finding, told of `subject`, whose backward stands at `place`."""
+        """The same finding, about `subject`, whose backward stands at `place`."""
         return replace(self, subject=subject, place=self.place or place)
 
     @property
@@ -122,7 +122,7 @@ class Finding:
         rule = self.rule
         return f"{rule.code} {rule.name} ({self.weight}): {rule.sentence}".rstrip(": ")
 
-    def told(self) -> list[tuple[str, str]]:
+    def labelled(self) -> list[tuple[str, str]]:
         """What is known, label by label, in the order in which it is read."""
         facts = {"in": self.subject, "place": self.place, "at": self.at, "inputs": self.inputs}
         facts |= {"expected": self.expected, "got": self.got, "why": self.why, "fix": self.fix}
@@ -131,7 +131,7 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [self.head]
-        for label, fact in self.told():
+        for label, fact in self.labelled():
             if "\n" in fact:
                 lines += [f"  {label}:", *(f"    {line}".rstrip() for line in fact.splitlines())]
             else:
@@ -156,8 +156,8 @@ class Skip:
     @classmethod
     def refused(cls, rule: Rule, reason: str = "", raised: Raised | None = None) -> Skip:
         """What was tried, and was refused or went wrong, perhaps with an error."""
-        told = [part for part in (reason, str(raised or "")) if part]
-        return cls(rule, ": ".join(told), is_refusal=True, raised=raised)
+        parts = [part for part in (reason, str(raised or "")) if part]
+        return cls(rule, ": ".join(parts), is_refusal=True, raised=raised)
 
     def __str__(self) -> str:
         return f"{self.rule.code} {self.rule.name}: {self.reason}"

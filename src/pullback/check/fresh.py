@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from pullback.check.isolate import CALLS, GRACE, IDLE, Died, Seen, Watch, end_of, limit_memory
@@ -62,7 +62,8 @@ _idle: list[Worker] = []
 def packed(job: Job) -> bytes:
     """The job, to be sent; raises `CannotSendError`."""
     try:
-        return cloudpickle.dumps(job)
+        sent: bytes = cloudpickle.dumps(job)
+        return sent
     except Exception as error:
         lines = str(error).splitlines() or [""]
         raise CannotSendError(f"{type(error).__name__}: {lines[0]}") from None

@@ -21,7 +21,7 @@ from pullback.errors import TargetError
 OPS = "torch.ops."
 T = TypeVar("T")
 LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
-MOST = 8  # names that are told
+MOST = 8  # names that are listed
 
 
 def load(target: str) -> Any:
@@ -126,7 +126,7 @@ def _executed(where: str, execute: Callable[[], T]) -> T:
 def _broken(where: str, error: BaseException) -> TargetError:
     """The error for a module that raises while it is imported."""
     said = f"{error.msg}: {error.text}" if isinstance(error, SyntaxError) else str(error)
-    told = f"{type(error).__name__}: {said.strip()}" if said else type(error).__name__
+    shown = f"{type(error).__name__}: {said.strip()}" if said else type(error).__name__
     fix = ""
     if isinstance(error, ModuleNotFoundError):
         fix = _from_where(error)
@@ -135,7 +135,7 @@ def _broken(where: str, error: BaseException) -> TargetError:
     return TargetError(
         f"`{where}` must be something that Python can import",
         at=_raised_at(error),
-        got=told.splitlines()[0],
+        got=shown.splitlines()[0],
         fix=fix,
     )
 
@@ -198,10 +198,10 @@ def _op(target: str) -> Any:
         except (AttributeError, RuntimeError):
             known = ops_of(space)
             near = get_close_matches(part, known, 3) or (known if len(known) <= MOST else [])
-            told = " or ".join(f"{OPS}{space}.{name}" for name in near)
+            meant = " or ".join(f"{OPS}{space}.{name}" for name in near)
             raise TargetError(
                 f"`{target}` must be an op that is registered",
-                expected=told or "torch.ops.namespace.name, or with .overload after it",
+                expected=meant or "torch.ops.namespace.name, or with .overload after it",
                 got=f"no `{part}`",
                 fix="" if near else "load the library that registers it first (--load lib.so)",
             ) from None

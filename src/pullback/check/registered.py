@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from pullback.check.explaining import Cause
 from pullback.check.finding import PROFILES, Finding, Rule, Severity, Skip
-from pullback.judge.run import told
+from pullback.judge.run import describe
 
 if TYPE_CHECKING:
-    from pullback.check.repro.scene import Form
+    from pullback.check.repro.context import Form
 
 GROUP = "pullback.checks"
 
@@ -27,12 +27,15 @@ Check = Callable[[Any], Iterator["Finding | Skip"]]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A rule with the function that tries it and its page."""
+    """A rule with the function that tries it and its page.
+
+    A file with several rules writes them as these, in `RULES`; `module` is filled in then.
+    """
 
     rule: Rule
     check: Check
     page: str
-    module: str
+    module: str = ""
     # What must be loaded once, before the workers are forked; most rules need nothing.
     prepare: Callable[[], None] | None = None
     # How its findings are shown, and those that raise; None where as usual.
@@ -46,22 +49,32 @@ class Registered:
 KNOWN: dict[str, Registered] = {}
 
 
-def registered(module: ModuleType) -> Registered:
-    """The rule that a module defines, from now on known."""
-    page = (module.__doc__ or "").strip()
-    sentence = page.splitlines()[0].rstrip(".") if page else ""
-    rule: Rule = replace(module.RULE, sentence=sentence)
-    KNOWN[rule.code] = made = Registered(
-        rule,
+def registered(module: ModuleType) -> list[Registered]:
+    """The rules that a module defines, from now on known: those in its `RULES`, or the only one."""
+    found = [_named(one, module) for one in getattr(module, "RULES", ()) or [_only(module)]]
+    KNOWN.update((one.rule.code, one) for one in found)
+    return found
+
+
+def _only(module: ModuleType) -> Registered:
+    """The rule of a module that has one, whose docstring is its page."""
+    return Registered(
+        module.RULE,
         module.check,
-        page,
-        module.__name__,
+        module.__doc__ or "",
         prepare=getattr(module, "prepare", None),
         repros=getattr(module, "REPROS", None),
         raising=getattr(module, "RAISING", None),
         explains=getattr(module, "EXPLAINS", ()),
     )
-    return made
+
+
+def _named(one: Registered, module: ModuleType) -> Registered:
+    """With its module, and the first line of its page as the sentence of the rule."""
+    page = one.page.strip()
+    sentence = page.splitlines()[0].rstrip(".") if page else ""
+    rule = replace(one.rule, sentence=sentence)
+    return replace(one, rule=rule, page=page, module=module.__name__)
 
 
 def third_party(known: Sequence[Registered]) -> list[Registered]:
@@ -72,8 +85,8 @@ def third_party(known: Sequence[Registered]) -> list[Registered]:
             module = point.load()
             fault = _fault(module, [*known, *found])
         except Exception as error:  # whatever a stranger's module does when it is imported
-            fault = f"it cannot be loaded: {told(error)}"
-        found.append(_broken(point, fault) if fault else registered(module))
+            fault = f"it cannot be loaded: {describe(error)}"
+        found += [_broken(point, fault)] if fault else registered(module)
     return found
 
 

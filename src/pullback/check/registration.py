@@ -41,9 +41,9 @@ def place_of_op(thing: Any) -> str:
     if schema is None:
         return ""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    told = _dump(name)
+    dump = _dump(name)
     for kind in ("Autograd[^:]*", "debug"):
-        found = re.search(f"^{kind}{_LINE}", told, re.MULTILINE)
+        found = re.search(f"^{kind}{_LINE}", dump, re.MULTILINE)
         if found and Path(found.group(1)).is_file() and not found.group(1).startswith(TORCH):
             return f"{near(found.group(1))}:{found.group(2)}"
     return _place_in_python(schema.name)

@@ -17,7 +17,7 @@ BLIND = (
 )
 
 ABOVE = "the error above comes first"
-MOST = 3  # examples that are told, and rules of those that were not tried
+MOST = 3  # examples that are shown, and rules of those that were not tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pullback.check.facts import Cotangent, Input, Number, Second, numbers
 from pullback.check.finding import Rule, Skip
-from pullback.check.subject import Subject, told
+from pullback.check.subject import Subject, describe
 from pullback.function.isolation import seeded
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
@@ -96,7 +96,7 @@ def _looked_at(subject: Subject) -> Outcome:
                 found.setdefault(defect.name, defect)
         except (BackwardFailedError, ForwardRefusedError, RuntimeError, NotImplementedError) as e:
             error = getattr(e, "error", e)
-            refusal = refusal or told(error)
+            refusal = refusal or describe(error)
             if isinstance(error, OnceError) or ONCE in refusal.text:
                 break  # it is so only where the cotangent has a history
         if found:

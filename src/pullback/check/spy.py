@@ -39,7 +39,7 @@ class Spy:
 
 
 def spy_on(target: Target, around: Around = nullcontext) -> Spy | None:
-    """A watched twin of a Function; None where the user's backward cannot be stood before.
+    """A watched subclass of a Function; None where the user's backward cannot be stood before.
 
     Each call of backward runs inside a context that `around` makes.
     """
@@ -48,10 +48,10 @@ def spy_on(target: Target, around: Around = nullcontext) -> Spy | None:
     if method is None:
         return None
     calls: list[Call] = []
-    return Spy(_twin(target, {name: _watched(method, calls, around)}), calls)
+    return Spy(_subclass(target, {name: _watched(method, calls, around)}), calls)
 
 
-def _twin(target: Target, methods: dict[str, Callable[..., Any]]) -> Target:
+def _subclass(target: Target, methods: dict[str, Callable[..., Any]]) -> Target:
     """The same Function with some of its methods wrapped."""
     body: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
     body["__module__"] = target.function.__module__
@@ -94,7 +94,7 @@ class Marking:
 
 
 def marking_of(target: Target) -> Marking | None:
-    """A twin of a Function that tells what forward marks; None where there is none to stand in."""
+    """A subclass of a Function that shows what forward marks; None where there can be none."""
     forward = target.method("forward")
     if forward is None:
         return None
@@ -109,7 +109,7 @@ def marking_of(target: Target) -> Marking | None:
         }
     else:
         wrapped = {"forward": _both_noted(forward, notes)}
-    notes.target = _twin(target, wrapped)
+    notes.target = _subclass(target, wrapped)
     return notes
 
 

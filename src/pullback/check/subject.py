@@ -33,10 +33,11 @@ from pullback.judge.patterns import Pattern, factor_of, pattern_of
 from pullback.judge.run import (
     BackwardFailedError as BackwardFailedError,
 )
+from pullback.judge.run import CallError as CallError
 from pullback.judge.run import (
     ForwardRefusedError as ForwardRefusedError,
 )
-from pullback.judge.run import Raised, Run, copies_of, cotangents_of, run, told
+from pullback.judge.run import Raised, Run, copies_of, cotangents_of, describe, run
 from pullback.judge.tolerances import NEAR_ONE, is_close
 from pullback.judge.verdict import Judge
 
@@ -307,8 +308,8 @@ class Subject:
     def mismatched(self, rule: Rule, mismatch: Mismatch, example: Example, **facts: Any) -> Finding:
         """A finding about one wrong gradient."""
         expected, got = numbers(mismatch.expected, mismatch.got)
-        told = {"at": at_worst(mismatch), "expected": expected, "got": got}
-        return self.finding(rule, example=example, **{**told, **facts})
+        known = {"at": at_worst(mismatch), "expected": expected, "got": got}
+        return self.finding(rule, example=example, **{**known, **facts})
 
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""
@@ -352,14 +353,15 @@ def each(items: Iterable[Any], subject: Subject) -> Iterator[Any]:
 
 __all__ = [
     "BackwardFailedError",
+    "CallError",
     "Finding",
     "ForwardRefusedError",
     "Rule",
     "Severity",
     "Skip",
     "Subject",
+    "describe",
     "each",
-    "told",
     "words_of",
     "worst_of",
 ]

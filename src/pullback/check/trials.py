@@ -37,6 +37,10 @@ class Trial:
         return "" if self.failure is None else self.failure.text
 
 
+# Trials, each with what mends what is wrong in it.
+Tried = Iterator[tuple[Iterable[Trial], str]]
+
+
 def trials(
     subject: Subject,
     family: str,
@@ -125,6 +129,14 @@ def reported(
         for mismatch in trial.mismatches:
             if is_new(subject, rule, mismatch.name):
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why)
+
+
+def report_trials(
+    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject
+) -> Iterator[Finding]:
+    """The findings of a rule that is a choice of variants, given by `tried`."""
+    for found, fix in tried(subject):
+        yield from reported(subject, rule, found, fix)
 
 
 def is_new(subject: Subject, rule: Rule, name: str) -> bool:

@@ -21,7 +21,7 @@ from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from
 from pullback.judge.example import Example
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, told
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, describe
 
 # Where code of ours, of PyTorch, and of its calls of ops stands.
 OURS = str(Path(__file__).resolve().parents[1])
@@ -161,7 +161,7 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
     except Exception as error:
         is_theirs = _is_of_function(error, registered, subject.target)
         who = "the function raised" if is_theirs else "the check itself failed"
-        results.append(Skip.refused(rule, who, told(error)))
+        results.append(Skip.refused(rule, who, describe(error)))
     return results
 
 

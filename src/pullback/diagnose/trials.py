@@ -36,7 +36,7 @@ from pullback.function.isolation import seeded
 from pullback.judge.example import Example, example_of
 from pullback.judge.mismatch import Mismatch, flat_of
 from pullback.judge.reference import FINEST, Precision, Reference
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, run, told
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, describe, run
 from pullback.judge.tolerances import REPEATED, are_near
 from pullback.judge.verdict import Case
 
@@ -327,7 +327,7 @@ def _described(what: str) -> Iterator[None]:
     except (ForwardRefusedError, BackwardFailedError) as failure:
         raise UntriedError(f"{what}: {failure.raised}") from failure.error
     except Exception as error:
-        raise UntriedError(f"{what}: {told(error)}") from error
+        raise UntriedError(f"{what}: {describe(error)}") from error
 
 
 def _seed(seed: int, position: int) -> int:

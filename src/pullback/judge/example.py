@@ -84,8 +84,8 @@ class Example:
     def _origin(self) -> str:
         """What a conversion started from, in words."""
         dtypes = dict.fromkeys(name_of(t.dtype) for t in tensors_in(self.args) if can_differ(t))
-        told = f"given as {' and '.join(dtypes)}"
-        return f"{self.label}, {told}" if self.label else told
+        given = f"given as {' and '.join(dtypes)}"
+        return f"{self.label}, {given}" if self.label else given
 
     def double(self) -> Example:
         """The example in float64, with the same values; itself where it is so already."""
@@ -100,8 +100,8 @@ class Example:
     def words(self, names: tuple[str, ...]) -> str:
         """The arguments in words: names, shapes, dtypes and layouts, never whole tensors."""
         parts = [f"{name}: {words_of(arg)}" for name, arg in zip(names, self.args, strict=False)]
-        told = ", ".join(parts)
-        return f"{told} ({self.label})" if self.label else told
+        words = ", ".join(parts)
+        return f"{words} ({self.label})" if self.label else words
 
 
 def example_of(args: tuple[Any, ...]) -> Example:

@@ -34,25 +34,24 @@ class Raised:
         return f"{self.type}: {self.text}" if self.text else self.type
 
 
-class ForwardRefusedError(Exception):
+class CallError(Exception):
+    """The user's forward or backward raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.raised = describe(error)
+        super().__init__(str(self.raised))
+        self.error = error
+
+
+class ForwardRefusedError(CallError):
     """The user's forward raised: these arguments are outside of what it accepts."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.raised = told(error)
-        super().__init__(str(self.raised))
-        self.error = error
 
-
-class BackwardFailedError(Exception):
+class BackwardFailedError(CallError):
     """The user's backward raised, after forward had accepted the arguments."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.raised = told(error)
-        super().__init__(str(self.raised))
-        self.error = error
 
-
-def told(error: BaseException) -> Raised:
+def describe(error: BaseException) -> Raised:
     """An error in one line."""
     text = str(error).strip().splitlines()
     first = text[0].partition(PLEA)[0].rstrip() if text else ""

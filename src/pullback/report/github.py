@@ -32,7 +32,7 @@ def _annotation(finding: Finding) -> str:
 
 def _brief(finding: Finding) -> str:
     """What fits into an annotation: all but the code, which is in the log and in `--json`."""
-    facts = {label: fact for label, fact in finding.told() if label in TOLD}
+    facts = {label: fact for label, fact in finding.labelled() if label in TOLD}
     lines = [f"{label}: {fact}" for label, fact in facts.items()]
     return "\n".join([finding.rule.sentence or finding.rule.name, *lines])
 

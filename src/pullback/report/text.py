@@ -41,7 +41,7 @@ def _finding(finding: Finding, width: int | None) -> Text:
     colour = COLOURS[finding.weight]
     told = Text()
     told.append(_broken(finding.head, width, "  "), style=f"bold {colour}")
-    for label, fact in finding.told():
+    for label, fact in finding.labelled():
         told.append(f"\n  {label + ':':<10}", style="dim")
         style = STYLES.get(label, "")
         if "\n" in fact:

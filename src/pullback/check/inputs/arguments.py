@@ -134,7 +134,7 @@ def _is_order(index: Tensor, example: Example) -> bool:
 
 
 def doubled(example: Example) -> Iterator[tuple[int, int, Example, Example]]:
-    """One tensor in two slots, and its twin in which the slots hold equal copies.
+    """One tensor in two slots, and the same with equal copies in the slots.
 
     A slot may hold a tensor of another size, so long as it is of the same rank.
     """

@@ -89,8 +89,8 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
         for group in groups if real else []:
             made = example
             for i in group:
-                told = label if len(group) == len(real) else f"argument {i}: {label}"
-                made = made.put(i, change(example.args[i]), told)
+                words = label if len(group) == len(real) else f"argument {i}: {label}"
+                made = made.put(i, change(example.args[i]), words)
             yield made
 
 

@@ -194,7 +194,7 @@ def loosened(example: Example) -> Iterator[Example]:
 
 
 def broadcast_of(example: Example) -> Iterator[tuple[Example, Example]]:
-    """An input that seems to broadcast in another shape, and the twin with all of it written out.
+    """An input that seems to broadcast in another shape, and the same with all of it written out.
 
     A size of it as 1; and with as many dimensions as what it goes with: as a row, as a column.
     """

@@ -3,80 +3,80 @@
 from __future__ import annotations
 
 from pullback.check.facts import Gradient, Input
+from pullback.check.repro.context import Repro, ReproContext, compared, text_of
 from pullback.check.repro.retold import of_change
-from pullback.check.repro.scene import Repro, Scene, compared, text_of
 
 # What is the same for two tensors in one memory.
 MEMORY = "untyped_storage().data_ptr()"
 
 
-def begun(scene: Scene) -> list[str]:
+def begun(context: ReproContext) -> list[str]:
     """The lines that make the arguments and cotangents, and call."""
-    return [*scene.settings(), *scene.weights(), *scene.done()]
+    return [*context.settings(), *context.weights(), *context.done()]
 
 
-def second_backward(scene: Scene) -> str:
+def second_backward(context: ReproContext) -> str:
     """Backward twice over one graph: it must not raise, and give the same."""
-    first = scene.pull(options="retain_graph=True")
-    if scene.raised:
-        return text_of(begun(scene), first, f"{scene.pull()}{scene.raised}")
+    first = context.pull(options="retain_graph=True")
+    if context.raised:
+        return text_of(begun(context), first, f"{context.pull()}{context.raised}")
     return text_of(
-        begun(scene),
+        begun(context),
         f"first = [grad.clone() for grad in {first}]",
-        compared(scene.pull(), "first"),
+        compared(context.pull(), "first"),
     )
 
 
-def changed_by_backward(scene: Scene) -> Repro | str:
+def changed_by_backward(context: ReproContext) -> Repro | str:
     """A tensor that backward must leave as it is; of a gradient, that a second backward gives."""
-    if isinstance(scene.about.thing, Gradient):
-        return second_backward(scene)
-    what = scene.code_of(scene.about.thing)
+    if isinstance(context.about.thing, Gradient):
+        return second_backward(context)
+    what = context.code_of(context.about.thing)
     text = text_of(
-        begun(scene),
+        begun(context),
         f"before = {what}.detach().clone()",
-        scene.pull(),
+        context.pull(),
         f'assert torch.equal({what}, before), f"{{before=}}, after: {{{what}}}"',
     )
     return Repro(text, of_change(what))
 
 
-def changed_by_forward(scene: Scene, *, is_needless: bool = False) -> Repro | str:
+def changed_by_forward(context: ReproContext, *, is_needless: bool = False) -> Repro | str:
     """An input that forward changes must be marked, and then becomes an output.
 
     With `is_needless`, one that it marks must be changed.
     """
-    if not isinstance(scene.about.thing, Input):
+    if not isinstance(context.about.thing, Input):
         return ""
-    name = scene.code_of(scene.about.thing)
-    passed = [arg.removesuffix(".clone()") for arg in scene.arguments.split(", ")]
+    name = context.code_of(context.about.thing)
+    passed = [arg.removesuffix(".clone()") for arg in context.arguments.split(", ")]
     passed = ["given" if arg == name else arg for arg in passed]
-    own = f"{scene.output(0)}.grad_fn"
+    own = f"{context.output(0)}.grad_fn"
     marked = f"given.grad_fn is not None and given.grad_fn is {own}"
     test = f"torch.equal(given, before) or ({marked})"
     if is_needless:
         test = f"not torch.equal(given, before) or not ({marked})"
     text = text_of(
-        scene.settings(),
+        context.settings(),
         f"given = {name}.clone()",
         "before = given.detach().clone()",
-        scene.done(arguments=", ".join(passed)),
+        context.done(arguments=", ".join(passed)),
         f'assert {test}, f"{{before=}}, after: {{given}}"',
     )
     return Repro(text, of_change("given"))
 
 
-def requires_grad(scene: Scene) -> str:
+def requires_grad(context: ReproContext) -> str:
     """An output that must require grad."""
-    return _marked(scene, "")
+    return _marked(context, "")
 
 
-def requires_no_grad(scene: Scene) -> str:
+def requires_no_grad(context: ReproContext) -> str:
     """An output that must not require grad."""
-    return _marked(scene, "not ")
+    return _marked(context, "not ")
 
 
-def _marked(scene: Scene, wanted: str) -> str:
-    out = scene.code_of(scene.about.thing) or scene.output(0)
+def _marked(context: ReproContext, wanted: str) -> str:
+    out = context.code_of(context.about.thing) or context.output(0)
     test = f"{wanted}{out}.requires_grad"
-    return text_of(scene.settings(), scene.done(), f'assert {test}, "as it is marked"')
+    return text_of(context.settings(), context.done(), f'assert {test}, "as it is marked"')

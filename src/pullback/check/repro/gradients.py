@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pullback.check.facts import Number, Value
+from pullback.check.repro.context import Repro, ReproContext, indented, index_code, text_of
 from pullback.check.repro.retold import of_mismatch
-from pullback.check.repro.scene import Repro, Scene, indented, index_code, text_of
 from pullback.check.repro.trying import executed
 from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import copies_of
@@ -22,19 +22,19 @@ DIRECTIONS = 8
 _SAID = 'f"expected {{{}:.6g}}, got {{got:.6g}}"'  # the digits that a finding has
 
 
-def against_slope(scene: Scene) -> Repro | str:
+def against_slope(context: ReproContext) -> Repro | str:
     """The gradient against the slope of forward, in float64."""
-    mismatch = _mismatch_of(scene)
+    mismatch = _mismatch_of(context)
     if mismatch is None or mismatch.index is None:
         return ""
-    if scene.example.args[mismatch.position].dtype != torch.float64:
+    if context.example.args[mismatch.position].dtype != torch.float64:
         return ""
-    name = scene.names[mismatch.position]
+    name = context.names[mismatch.position]
     at = index_code(mismatch.index)
     text = text_of(
-        scene.settings(),
-        scene.weights(),
-        _loss(scene, name),
+        context.settings(),
+        context.weights(),
+        _loss(context, name),
         f"loss({name}).backward()",
         f"got = 0.0 if {name}.grad is None else {name}.grad{at}",
         f"step = torch.zeros_like({name})",
@@ -42,27 +42,27 @@ def against_slope(scene: Scene) -> Repro | str:
         f"slope = (loss({name} + step) - loss({name} - step)) / 2e-6",
         f"assert abs(got - slope) <= 1e-4 * abs(slope) + 1e-5, {_SAID.format('slope')}",
     )
-    found = executed(text, scene)[1].get("slope")
+    found = executed(text, context)[1].get("slope")
     return Repro(text, of_mismatch(mismatch)) if _is_near(found, mismatch.expected) else ""
 
 
-def along(scene: Scene) -> str:
+def along(context: ReproContext) -> str:
     """The gradient against the slope of forward along a direction, on both sides of which it is
     the same: where no single entry shows the fault.
     """
-    if not scene.name or scene.example.args[scene.position].dtype != torch.float64:
+    if not context.name or context.example.args[context.position].dtype != torch.float64:
         return ""
-    name = scene.names[scene.position]
+    name = context.names[context.position]
     drawn = f"torch.randn({name}.shape, dtype={name}.dtype, generator=torch.Generator()"
     steps = [f"torch.ones_like({name})"]
     steps += [f"{drawn}.manual_seed({seed}))" for seed in range(DIRECTIONS)]
-    uneven = [f"g = {scene.each('0.37 * g', 'g')}"]  # such as no short fraction is
+    uneven = [f"g = {context.each('0.37 * g', 'g')}"]  # such as no short fraction is
     for step, more in product(steps, ([], uneven)):
         text = text_of(
-            scene.settings(),
-            scene.weights(),
+            context.settings(),
+            context.weights(),
             more,
-            _loss(scene, name),
+            _loss(context, name),
             f"loss({name}).backward()",
             f"step = {step}",
             f"got = 0.0 if {name}.grad is None else ({name}.grad * step).sum()",
@@ -70,7 +70,7 @@ def along(scene: Scene) -> str:
             f"left = (loss({name}) - loss({name} - 1e-6 * step)) / 1e-6",
             'assert abs(got - left) <= 1e-4 * abs(left) + 1e-5, f"{got=}, {left=}, {right=}"',
         )
-        error, made = executed(text, scene)
+        error, made = executed(text, context)
         if not isinstance(error, AssertionError):
             continue
         if _is_near(made["left"], float(made["right"]), SLOPE_SHOWN):
@@ -78,46 +78,48 @@ def along(scene: Scene) -> str:
     return ""
 
 
-def of_number(scene: Scene) -> Repro | str:
+def of_number(context: ReproContext) -> Repro | str:
     """The gradient against the number that it must be."""
-    mismatch = _mismatch_of(scene)
+    mismatch = _mismatch_of(context)
     if mismatch is None:
         return ""
     index = mismatch.index if mismatch.index is not None else _worst(mismatch.want)
-    name, at = scene.names[mismatch.position], index_code(index)
-    if name not in scene.leaves:
+    name, at = context.names[mismatch.position], index_code(index)
+    if name not in context.leaves:
         return ""
     expected = mismatch.want[index].item() if mismatch.index is None else mismatch.expected
     if expected != expected:
         return ""
     size = max(abs(expected), 1e-6)
-    limit = size * (1e-2 if scene.example.args[mismatch.position].dtype != torch.float64 else 1e-4)
+    limit = size * (
+        1e-2 if context.example.args[mismatch.position].dtype != torch.float64 else 1e-4
+    )
     text = text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"got = {scene.pull()}[{scene.leaves.index(name)}]{at}",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"got = {context.pull()}[{context.leaves.index(name)}]{at}",
         f"expected = {expected:.6g}  # forward, differentiated",
         f"assert abs(got - expected) <= {limit:.1e}, {_SAID.format('expected')}",
     )
     return Repro(text, of_mismatch(mismatch))
 
 
-def as_told(scene: Scene) -> str:
+def as_told(context: ReproContext) -> str:
     """The gradient against what the finding says, where the call gives what the finding got."""
-    want, have = (_real(fact) for fact in (scene.about.expected, scene.about.got))
-    name = scene.names[scene.position] if scene.name else ""
-    if want is None or have is None or name not in scene.leaves:
+    want, have = (_real(fact) for fact in (context.about.expected, context.about.got))
+    name = context.names[context.position] if context.name else ""
+    if want is None or have is None or name not in context.leaves:
         return ""
     text = text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"got = {scene.pull()}[{scene.leaves.index(name)}]{scene.entry}",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"got = {context.pull()}[{context.leaves.index(name)}]{context.entry}",
         f"expected = {want:.6g}  # forward, differentiated",
         f"assert abs(got - expected) <= {1e-2 * abs(want) + 1e-6:.1e}, {_SAID.format('expected')}",
     )
-    got = executed(text, scene)[1].get("got")
+    got = executed(text, context)[1].get("got")
     is_same = isinstance(got, Tensor) and got.numel() == 1 and f"{float(got):.4g}" == f"{have:.4g}"
     return text if is_same else ""
 
@@ -131,16 +133,16 @@ def _real(fact: object) -> float | None:
 # ---- precision ----
 
 
-def by_float64(scene: Scene, weights: Sequence[str] = ()) -> str:
+def by_float64(context: ReproContext, weights: Sequence[str] = ()) -> str:
     """The gradient in a low dtype against that in float64, at the same values."""
-    if not scene.name:
+    if not context.name:
         return ""
-    which = scene.leaves.index(scene.names[scene.position])
-    eps = torch.finfo(scene.example.args[scene.position].dtype).eps
-    wide = ", ".join(f"{name}.double()" for name in scene.floats)
+    which = context.leaves.index(context.names[context.position])
+    eps = torch.finfo(context.example.args[context.position].dtype).eps
+    wide = ", ".join(f"{name}.double()" for name in context.floats)
     return text_of(
-        gradient_lines(scene, weights=weights or scene.weights()),
-        f"got = gradients({', '.join(scene.floats)})[{which}].double()",
+        gradient_lines(context, weights=weights or context.weights()),
+        f"got = gradients({', '.join(context.floats)})[{which}].double()",
         f"expected = gradients({wide})[{which}]",
         f"limit = {20 * eps:.2g} * expected.abs().max()  # 20 roundings",
         'assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
@@ -148,47 +150,47 @@ def by_float64(scene: Scene, weights: Sequence[str] = ()) -> str:
 
 
 def gradient_lines(
-    scene: Scene, *, weights: Sequence[str], with_outputs: bool = False
+    context: ReproContext, *, weights: Sequence[str], with_outputs: bool = False
 ) -> list[str]:
     """The lines that define `gradients`, a function of the arguments that can have one.
 
     `weights` are the lines that make the cotangents.
     """
-    outputs = [scene.output(i) for i in scene.used] if with_outputs else []
-    returned = [*outputs, f"*{_cast_pull(scene)}"]
+    outputs = [context.output(i) for i in context.used] if with_outputs else []
+    returned = [*outputs, f"*{_cast_pull(context)}"]
     body = [
-        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
-        *scene.done(),
+        *(f"{name} = {name}.detach().requires_grad_()" for name in context.leaves),
+        *context.done(),
         f"return [{', '.join(returned)}]",
     ]
-    settings = [*scene.settings(leaves=False), *weights]
-    return [*settings, "", f"def gradients({', '.join(scene.floats)}):", *indented(body), ""]
+    settings = [*context.settings(leaves=False), *weights]
+    return [*settings, "", f"def gradients({', '.join(context.floats)}):", *indented(body), ""]
 
 
-def _cast_pull(scene: Scene) -> str:
+def _cast_pull(context: ReproContext) -> str:
     """The gradients of a call, the cotangents in the dtype of its outputs."""
-    if scene.is_one:
-        return scene.pull(g="g.to(out.dtype)")
-    pairs = enumerate(scene.used)
-    cast = ", ".join(f"g[{k}].to({scene.output(i)}.dtype)" for k, i in pairs)
-    return scene.pull(g=f"[{cast}]")
+    if context.is_one:
+        return context.pull(g="g.to(out.dtype)")
+    pairs = enumerate(context.used)
+    cast = ", ".join(f"g[{k}].to({context.output(i)}.dtype)" for k, i in pairs)
+    return context.pull(g=f"[{cast}]")
 
 
 # ---- parts ----
 
 
-def _mismatch_of(scene: Scene) -> Mismatch | None:
-    """What is wrong with the gradient that the finding names, for the cotangents of the scene."""
-    run = scene.subject.run(scene.example, needs=scene.needed)
+def _mismatch_of(context: ReproContext) -> Mismatch | None:
+    """What is wrong with the gradient that the finding names, for the cotangents of the context."""
+    run = context.subject.run(context.example, needs=context.needed)
     given: list[Tensor | None] = [None] * len(run.outputs)
-    for i, cotangent in zip(scene.used, scene.cotangents(), strict=True):
+    for i, cotangent in zip(context.used, context.cotangents(), strict=True):
         given[i] = cotangent
-    found = scene.subject.mismatches(run, given, run.pull(copies_of(given)))
-    return next((m for m in found if m.name == scene.name), None)
+    found = context.subject.mismatches(run, given, run.pull(copies_of(given)))
+    return next((m for m in found if m.name == context.name), None)
 
 
-def _loss(scene: Scene, name: str) -> list[str]:
-    body = indented([*scene.done(), f"return {scene.total}"])
+def _loss(context: ReproContext, name: str) -> list[str]:
+    body = indented([*context.done(), f"return {context.total}"])
     return ["", f"def loss({name}):", *body, ""]
 
 

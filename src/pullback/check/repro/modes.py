@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pullback.check.repro.scene import Scene, compared, indented, text_of
+from pullback.check.repro.context import ReproContext, compared, indented, text_of
 
 
 class Mode(Enum):
@@ -15,33 +15,35 @@ class Mode(Enum):
     INFERENCE = "in torch.inference_mode()"
 
 
-def raises(scene: Scene) -> str:
+def raises(context: ReproContext) -> str:
     """Forward and backward: what it raises is the failure."""
-    if not scene.used:
-        return text_of(scene.settings(), f"{scene.done()[-1]}{scene.raised}")
-    last = f"({scene.total}).backward(){scene.raised}"
-    return text_of(scene.settings(), scene.weights(), scene.done(), last)
+    if not context.used:
+        return text_of(context.settings(), f"{context.done()[-1]}{context.raised}")
+    last = f"({context.total}).backward(){context.raised}"
+    return text_of(context.settings(), context.weights(), context.done(), last)
 
 
-def frozen(scene: Scene) -> str:
+def frozen(context: ReproContext) -> str:
     """Forward where no input requires grad."""
-    return text_of(scene.settings(leaves=False), f"{scene.done()[-1]}{scene.raised}")
+    return text_of(context.settings(leaves=False), f"{context.done()[-1]}{context.raised}")
 
 
-def without_grad(scene: Scene) -> str:
+def without_grad(context: ReproContext) -> str:
     """Forward where no gradient is asked for against the ordinary one."""
-    mode = scene.about.detail
+    mode = context.about.detail
     is_inference, is_plain = mode is Mode.INFERENCE, mode is Mode.PLAIN
-    context = "torch.inference_mode()" if is_inference else "torch.no_grad()"
-    plain = [f"{name} = {name}.detach()" for name in scene.floats] if is_plain else []
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    without = "torch.inference_mode()" if is_inference else "torch.no_grad()"
+    plain = [f"{name} = {name}.detach()" for name in context.floats] if is_plain else []
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     kept = f"[t.detach().clone() for t in [{outputs}]]"
-    copies = [f"{n} = {n}.clone()" for n in scene.floats] if is_inference else []
-    again = scene.done() if is_plain else [f"with {context}:", *indented([*copies, *scene.done()])]
-    again[-1] += scene.raised
+    copies = [f"{n} = {n}.clone()" for n in context.floats] if is_inference else []
+    again = (
+        context.done() if is_plain else [f"with {without}:", *indented([*copies, *context.done()])]
+    )
+    again[-1] += context.raised
     return text_of(
-        scene.settings(),
-        scene.done(),
+        context.settings(),
+        context.done(),
         f"wanted = {kept}",
         plain,
         again,

@@ -5,45 +5,45 @@ from __future__ import annotations
 import torch
 
 from pullback.check.facts import Input, Second
+from pullback.check.repro.context import Repro, ReproContext, indented, text_of
 from pullback.check.repro.retold import of_slope
-from pullback.check.repro.scene import Repro, Scene, indented, text_of
 from pullback.check.spelling import spelled
 from pullback.judge.run import cotangent_of
 
 
-def second_slope(scene: Scene) -> Repro | str:
+def second_slope(context: ReproContext) -> Repro | str:
     """The second derivative against the slope of the first one, in float64."""
-    thing = scene.about.thing
+    thing = context.about.thing
     if not isinstance(thing, Second):
         return ""
     name, number = "", 0
     if isinstance(thing.of, Input):
-        name = scene.code_of(thing.of)
-        like = scene.example.args[scene.names.index(name)]
+        name = context.code_of(thing.of)
+        like = context.example.args[context.names.index(name)]
     else:
         number = thing.of.number
-        like = scene.run.outputs[number]
+        like = context.run.outputs[number]
     if like.dtype not in (torch.float64, torch.complex128):
         return ""
-    source, at = name or "h", scene.entry
+    source, at = name or "h", context.entry
     real = ".real" if like.is_complex() else ""
-    cotangents = scene.joined(
-        "h" if not name and i == number else f"g[{k}]" for k, i in enumerate(scene.used)
+    cotangents = context.joined(
+        "h" if not name and i == number else f"g[{k}]" for k, i in enumerate(context.used)
     )
-    grads = scene.pull(g=cotangents if not name else "g", options="create_graph=True")
+    grads = context.pull(g=cotangents if not name else "g", options="create_graph=True")
     body = [
-        *scene.done(),
+        *context.done(),
         f"first = {grads}",
         "return sum((a * b.conj()).sum().real for a, b in zip(first, weights))",
     ]
-    if not any(arg.is_complex() for arg in scene.run.leaves.values()):
+    if not any(arg.is_complex() for arg in context.run.leaves.values()):
         body[-1] = "return sum((a * b).sum() for a, b in zip(first, weights))"
-    which = "g" if scene.is_one else f"g[{scene.used.index(number)}]"
+    which = "g" if context.is_one else f"g[{context.used.index(number)}]"
     text = text_of(
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         [] if name else [f"h = {which}.clone().requires_grad_()"],
-        f"weights = [{', '.join(weights_of(scene))}]",
+        f"weights = [{', '.join(weights_of(context))}]",
         ["", f"def total({source}):", *indented(body), ""],
         f"whole = total({source})",
         f"got = torch.autograd.grad(whole, {source}, materialize_grads=True)[0]{at}{real} "
@@ -57,11 +57,11 @@ def second_slope(scene: Scene) -> Repro | str:
     return Repro(text, of_slope)
 
 
-def weights_of(scene: Scene, draw: int = 500) -> list[str]:
+def weights_of(context: ReproContext, draw: int = 500) -> list[str]:
     """The weights of the first derivatives."""
     found: list[str] = []
-    for name in scene.leaves:
-        arg = scene.example.args[scene.names.index(name)]
+    for name in context.leaves:
+        arg = context.example.args[context.names.index(name)]
         weight = cotangent_of(arg, draw + len(found))
         found.append(spelled(weight) if arg.numel() <= 32 else f"torch.ones_like({name})")
     return found
@@ -70,17 +70,17 @@ def weights_of(scene: Scene, draw: int = 500) -> list[str]:
 # ---- forward mode ----
 
 
-def push_lines(scene: Scene, name: str) -> list[str]:
+def push_lines(context: ReproContext, name: str) -> list[str]:
     """The lines that define `push`: the tangent of the first output, by that of one input."""
-    dual = scene.arguments.split(", ")
+    dual = context.arguments.split(", ")
     dual = ["forward_ad.make_dual(" + arg + ", t)" if arg == name else arg for arg in dual]
     body = [
         "with forward_ad.dual_level():",
-        *indented(scene.done(arguments=", ".join(dual))),
-        f"    found = forward_ad.unpack_dual({scene.output(0)}).tangent",
-        f"    return torch.zeros_like({scene.output(0)}) if found is None else found.clone()",
+        *indented(context.done(arguments=", ".join(dual))),
+        f"    found = forward_ad.unpack_dual({context.output(0)}).tangent",
+        f"    return torch.zeros_like({context.output(0)}) if found is None else found.clone()",
     ]
-    head = ["from torch.autograd import forward_ad", "", *scene.settings(leaves=False)]
+    head = ["from torch.autograd import forward_ad", "", *context.settings(leaves=False)]
     return [*head, "", "def push(t):", *indented(body), ""]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pullback.check.facts import Gradient, Number, at_worst, numbers
 from pullback.check.finding import Finding
-from pullback.check.repro.scene import Retell, Scene
+from pullback.check.repro.context import ReproContext, Retell
 from pullback.judge.mismatch import Mismatch, index_of
 
 
@@ -63,7 +63,7 @@ def _new(fact: object, value: Any) -> Number | None:
     return Number(float(value), fact.rest)
 
 
-def of_gradients(scene: Scene, *, with_outputs: bool = False) -> Retell:
+def of_gradients(context: ReproContext, *, with_outputs: bool = False) -> Retell:
     """The finding, told of the worst entry of what its repro calls `got` and `expected`.
 
     With `with_outputs`, the outputs go by these names too.
@@ -75,7 +75,7 @@ def of_gradients(scene: Scene, *, with_outputs: bool = False) -> Retell:
             return finding
         if got.shape != expected.shape or not got.numel():
             return finding
-        return _told(finding, expected, got) if _is_about(scene, got, with_outputs) else finding
+        return _told(finding, expected, got) if _is_about(context, got, with_outputs) else finding
 
     return retell
 
@@ -97,14 +97,14 @@ def _told(finding: Finding, expected: Tensor, got: Tensor) -> Finding:
     return finding.retold(place, want.then(old.rest), have.then(new.rest))
 
 
-def _is_about(scene: Scene, got: Tensor, with_outputs: bool) -> bool:
+def _is_about(context: ReproContext, got: Tensor, with_outputs: bool) -> bool:
     """Whether what the repro calls `got` can only be the gradient that the finding names."""
-    if not scene.name:
+    if not context.name:
         return False
-    shapes = [scene.example.args[i].shape for i in scene.needed]
-    own = scene.example.args[scene.position].shape
+    shapes = [context.example.args[i].shape for i in context.needed]
+    own = context.example.args[context.position].shape
     if got.shape != own or shapes.count(own) != 1:
         return False
-    if own not in [output.shape for output in scene.run.outputs]:
+    if own not in [output.shape for output in context.run.outputs]:
         return True
     return not got.requires_grad and not with_outputs

@@ -11,28 +11,28 @@ from typing import Any
 
 import torch
 
-from pullback.check.repro.scene import Repro, Scene
+from pullback.check.repro.context import Repro, ReproContext
 from pullback.check.target import Target
 from pullback.function.isolation import keeping_random_state, seeded
 
 
-def fails(body: str, scene: Scene) -> bool:
+def fails(body: str, context: ReproContext) -> bool:
     """Whether the program fails, by its assertion or as the finding says."""
-    return is_failure(executed(body, scene)[0], scene, Repro(body))
+    return is_failure(executed(body, context)[0], context, Repro(body))
 
 
-def is_failure(error: Exception | None, scene: Scene, program: Repro) -> bool:
+def is_failure(error: Exception | None, context: ReproContext, program: Repro) -> bool:
     """Whether what a program raised is the failure that the finding tells of."""
     if error is None or isinstance(error, AssertionError) or program.is_loud:
         return error is not None
-    raised = scene.about.raised
+    raised = context.about.raised
     return raised is not None and type(error).__name__ == raised.type
 
 
-def executed(body: str, scene: Scene) -> tuple[Exception | None, dict[str, Any]]:
+def executed(body: str, context: ReproContext) -> tuple[Exception | None, dict[str, Any]]:
     """What the body of a repro raises here, and the names that it made."""
     with seeded():
-        return ran(body, scene.subject.target, scene.call)
+        return ran(body, context.subject.target, context.call)
 
 
 def ran(body: str, target: Target, call: str) -> tuple[Exception | None, dict[str, Any]]:

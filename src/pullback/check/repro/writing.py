@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from pullback.check.finding import Finding
 from pullback.check.registered import KNOWN
+from pullback.check.repro.context import Form, Repro, ReproContext, scenes
 from pullback.check.repro.gradients import against_slope, along, as_told, of_number
 from pullback.check.repro.modes import frozen, raises
 from pullback.check.repro.naming import with_names
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Form, Repro, Scene, scenes
 from pullback.check.repro.trying import executed, is_failure
 from pullback.check.spelling import UnspeakableError, imported
 from pullback.judge.example import Example
@@ -61,26 +61,26 @@ def forms_of(finding: Finding) -> Sequence[Form]:
 def _first(subject: Subject, finding: Finding, example: Example | None) -> Finding:
     head, call = imported(subject.target)
     where = subject.small_given if example is None else example
-    for scene in scenes(subject, finding, where, call):
+    for context in scenes(subject, finding, where, call):
         for form in forms_of(finding):
-            program = _written(form, scene)
+            program = _written(form, context)
             if not program.text:
                 continue
-            error, made = executed(program.text, scene)
-            if is_failure(error, scene, program):
-                names = dict(zip(scene.names, subject.names, strict=False))
+            error, made = executed(program.text, context)
+            if is_failure(error, context, program):
+                names = dict(zip(context.names, subject.names, strict=False))
                 text = _whole(head, with_names(program.text, names))
-                told = program.retell(finding, made) if program.retell else finding
-                return replace(told, repro=text)
+                shown = program.retell(finding, made) if program.retell else finding
+                return replace(shown, repro=text)
     return finding
 
 
-def _written(form: Form, scene: Scene) -> Repro:
+def _written(form: Form, context: ReproContext) -> Repro:
     try:
-        made = form(scene)
+        made = form(context)
     except UnspeakableError:
         return Repro("")
-    return made if isinstance(made, Repro) else Repro(made, of_gradients(scene))
+    return made if isinstance(made, Repro) else Repro(made, of_gradients(context))
 
 
 def _whole(head: str, body: str) -> str:

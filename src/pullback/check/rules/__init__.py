@@ -1,7 +1,9 @@
-"""The rules, one file each: `rules/<group>/<fault>.py` with a `RULE` and a `check(subject)`.
+"""The rules: files `rules/<group>/<fault>.py` with a `RULE` and a `check(subject)`.
 
 A file may also have `REPROS` and `RAISING`, the forms in which its findings are shown, and
-`EXPLAINS`, the findings of other rules of which its own are the cause.
+`EXPLAINS`, the findings of other rules of which its own are the cause. Rules that share most of
+their code stand in one file, `rules/<group>/<what they share>.py`, with a `RULES` in which each has
+its page.
 
 A rule is found because its file is there; a stranger's package adds rules through the entry point
 `pullback.checks`, each entry a module of the same form.
@@ -26,14 +28,14 @@ from pullback.errors import RuleNameError
 @cache
 def all_rules() -> tuple[Registered, ...]:
     """Every rule there is, in order of code."""
-    found = [registered(module) for module in _modules()]
-    found += third_party([*found, registered(crash)])
+    found = [one for module in _modules() for one in registered(module)]
+    found += third_party([*found, *registered(crash)])
     return tuple(sorted(found, key=lambda each: each.rule.code))
 
 
 def explained() -> tuple[Registered, ...]:
     """Every rule with a page: those that are tried, and the crash that the runner finds."""
-    return (*all_rules(), registered(crash))
+    return (*all_rules(), *registered(crash))
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -41,7 +43,7 @@ def _modules() -> Iterator[ModuleType]:
         package = importlib.import_module(group.name)
         for entry in pkgutil.iter_modules(package.__path__, f"{group.name}."):
             module = importlib.import_module(entry.name)
-            if hasattr(module, "RULE"):
+            if hasattr(module, "RULE") or hasattr(module, "RULES"):
                 yield module
 
 

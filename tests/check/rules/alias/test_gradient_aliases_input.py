@@ -2,8 +2,9 @@
 
 from torch.autograd import Function
 
-from pullback.check.rules.alias.gradient_aliases_input import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("gradient-aliases-input")
 
 X, W = normal(4), normal(4, seed=1)
 

@@ -3,8 +3,9 @@
 import torch
 from torch.nn.functional import pad
 
-from pullback.check.rules.alias.output_aliases_input import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("output-aliases-input")
 
 X = normal(4, 6)
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from pullback.check.rules.alias.shared_outputs import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("shared-outputs")
 
 
 def halves(y):

@@ -2,8 +2,9 @@
 
 from torch.autograd import Function
 
-from pullback.check.rules.batching.vmap_of_gradient import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("vmap-of-gradient")
 
 
 class ByTensor(Function):

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.batching.wrong_vmap import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("wrong-vmap")
 
 
 class Row(Function):

@@ -5,19 +5,8 @@ from torch.autograd import Function
 
 from pullback.check.rules import all_rules
 from pullback.check.rules.compile.compiled_differs import check, prepare
+from tests.check.functions import Square
 from tests.check.subjects import normal, rule_tests
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
 
 
 class Surrogate(Function):

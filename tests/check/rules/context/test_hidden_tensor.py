@@ -4,20 +4,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.context.hidden_tensor import check
+from tests.check.functions import Product
 from tests.check.subjects import normal, rule_tests
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
-
 
 GAIN = torch.full((4,), 1.5, dtype=torch.float64, requires_grad=True)
 PLAIN = torch.full((4,), 1.5, dtype=torch.float64)

@@ -3,20 +3,10 @@
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.rules.context.hooks_bypassed import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.functions import Square
+from tests.check.subjects import check_of, normal, rule_tests
 
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
+check = check_of("hooks-bypassed")
 
 
 class Scaled(Function):

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.context.parameter_input import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("parameter-input")
 
 
 class Asks(Function):

@@ -3,20 +3,10 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.context.subclass_input import check
-from tests.check.subjects import normal, rule_tests, skips
+from tests.check.functions import Product
+from tests.check.subjects import check_of, normal, rule_tests, skips
 
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
+check = check_of("subclass-input")
 
 
 class ByNumpy(Function):

@@ -6,31 +6,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.context.wrong_in_threads import check
+from tests.check.functions import Dropout, Product, Square
 from tests.check.subjects import normal, rule_tests
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
 
 
 class Locked(Function):
@@ -50,21 +27,6 @@ class Locked(Function):
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         return 2 * x * g
-
-
-class Draws(Function):
-    """Threads share the generator, which is no fault of the function."""
-
-    @staticmethod
-    def forward(ctx, x):
-        mask = torch.rand_like(x) > 0.5
-        ctx.save_for_backward(mask)
-        return x * mask
-
-    @staticmethod
-    def backward(ctx, g):
-        (mask,) = ctx.saved_tensors
-        return g * mask
 
 
 class Racy(Product):
@@ -116,7 +78,7 @@ class Local(Function):
 SOUND = {
     "square": (Square, lambda: (normal(5),)),
     "lock": (Locked, lambda: (normal(5),)),
-    "random": (Draws, lambda: (normal(5),)),
+    "random": (Dropout, lambda: (normal(5),)),
 }
 PLANTED = {
     "backward": (Racy, lambda: (normal(4), normal(4, seed=1)), "while other threads run too"),

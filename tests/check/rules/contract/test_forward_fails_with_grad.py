@@ -4,6 +4,7 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.contract.forward_fails_with_grad import check
+from tests.check.functions import DoubledInPlace
 from tests.check.subjects import made, normal, rule_tests
 
 X = normal(4)
@@ -43,22 +44,9 @@ class Unset(Function):
         return 2 * g
 
 
-class InPlace(Function):
-    """Refuses leaves only, as PyTorch does."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
-
-
 SOUND = {
     "detached": (Detached, (X,)),
-    "in place": (InPlace, (X,)),
+    "in place": (DoubledInPlace, (X,)),
     "refuses both": (made(lambda x: [][0], lambda g, x: g), (X,)),
 }
 

@@ -4,19 +4,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.cost.cost_grows import check
+from tests.check.functions import Square
 from tests.check.subjects import normal, rule_tests
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
 
 
 class Cumulative(Function):

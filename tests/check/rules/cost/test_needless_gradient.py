@@ -4,19 +4,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.cost.needless_gradient import check
+from tests.check.functions import Product
 from tests.check.subjects import normal, rule_tests
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
 
 
 class Careful(Function):

@@ -2,8 +2,9 @@
 
 import torch
 
-from pullback.check.rules.domain.far_from_zero import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("far-from-zero")
 
 
 def normed(x):

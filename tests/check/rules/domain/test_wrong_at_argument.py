@@ -1,27 +1,10 @@
 """Sound functions pass `wrong-at-argument`; planted faults are caught, and named."""
 
 import torch
-from torch.autograd import Function
 
-from pullback.check.rules.domain.wrong_at_argument import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests, variadic
 
-
-def made(forward, backward):
-    """A Function of these two, whose backward gets the inputs and the cotangent."""
-
-    class Made(Function):
-        @staticmethod
-        def forward(ctx, *args):
-            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
-            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
-            return forward(*args)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward(*ctx.saved_tensors, *ctx.args, grad)
-
-    return Made
+check = check_of("wrong-at-argument")
 
 
 def mean(x, mask):
@@ -36,22 +19,22 @@ def args():
 
 SOUND = {
     "counted": (
-        made(mean, lambda x, m, g: ((g / m.sum(-1))[:, None] * m, None)),
+        variadic(mean, lambda x, m, g: ((g / m.sum(-1))[:, None] * m, None)),
         args,
     ),
     "power": (
-        made(lambda x, n: x**n, lambda x, n, g: (n * x ** (n - 1) * g, None)),
+        variadic(lambda x, n: x**n, lambda x, n, g: (n * x ** (n - 1) * g, None)),
         lambda: (normal(4), 3),
     ),
 }
 PLANTED = {
     "switched off": (
-        made(lambda x, eps: x.sin() + eps * x * x, lambda x, eps, g: (g * x.cos(), None)),
+        variadic(lambda x, eps: x.sin() + eps * x * x, lambda x, eps, g: (g * x.cos(), None)),
         lambda: (normal(4), 0.0),
         "gradient of `args[0]`",
     ),
     "length": (
-        made(mean, lambda x, m, g: ((g / m.shape[-1])[:, None] * m, None)),
+        variadic(mean, lambda x, m, g: ((g / m.shape[-1])[:, None] * m, None)),
         args,
         "gradient of `args[0]`",
     ),

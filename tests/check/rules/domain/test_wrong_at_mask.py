@@ -2,8 +2,9 @@
 
 import torch
 
-from pullback.check.rules.domain.wrong_at_mask import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("wrong-at-mask")
 
 
 def mean(x, m):

@@ -3,29 +3,10 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.forward.wrong_jvp import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.functions import Sine
+from tests.check.subjects import check_of, normal, rule_tests
 
-
-class Sine(Function):
-    @staticmethod
-    def forward(x):
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * x.cos()
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return t * x.cos()
+check = check_of("wrong-jvp")
 
 
 class Product(Function):

@@ -2,8 +2,9 @@
 
 import torch
 
-from pullback.check.rules.gradient.cut_gradient import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("cut-gradient")
 
 A, B = normal(5), normal(5, seed=1)
 

@@ -1,7 +1,8 @@
 """Sound functions pass `flipped-sign`; planted faults are caught, and named."""
 
-from pullback.check.rules.gradient.flipped_sign import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("flipped-sign")
 
 A, B = normal(5), normal(5, seed=1)
 

@@ -1,7 +1,8 @@
 """Sound functions pass `missing-reduction`; planted faults are caught, and named."""
 
-from pullback.check.rules.gradient.missing_reduction import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("missing-reduction")
 
 X, BIAS = normal(6, 4), normal(4, seed=1)
 

@@ -1,7 +1,8 @@
 """Sound functions pass `swapped-gradients`; planted faults are caught, and named."""
 
-from pullback.check.rules.gradient.swapped_gradients import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("swapped-gradients")
 
 A, B = normal(5), normal(5, seed=1)
 

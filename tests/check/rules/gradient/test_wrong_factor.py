@@ -1,7 +1,8 @@
 """Sound functions pass `wrong-factor`; planted faults are caught, and named."""
 
-from pullback.check.rules.gradient.wrong_factor import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("wrong-factor")
 
 X = normal(3, 4)
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.gradient.wrong_for_subset import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("wrong-for-subset")
 
 A, B = normal(5), normal(5, seed=1)
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pullback.check.rules.gradient.wrong_gradient import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("wrong-gradient")
 
 X, A, B = normal(3, 4), normal(5), normal(5, seed=1)
 SIN = (lambda x: x.sin(), lambda g, x: g * x.cos())

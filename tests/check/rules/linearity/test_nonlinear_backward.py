@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pullback.check.rules.linearity.nonlinear_backward import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("nonlinear-backward")
 
 X = normal(4, 3)
 SQUARE = lambda x: x * x  # noqa: E731

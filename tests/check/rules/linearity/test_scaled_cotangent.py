@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pullback.check.rules.linearity.scaled_cotangent import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("scaled-cotangent")
 
 X, W = normal(3, 4), normal(4, 2, seed=1)
 SQUARE = lambda x: x * x  # noqa: E731

@@ -2,8 +2,9 @@
 
 import torch
 
-from pullback.check.rules.linearity.zero_cotangent import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("zero-cotangent")
 
 X = normal(4, 3)
 SQUARE = lambda x: x * x  # noqa: E731

@@ -2,8 +2,9 @@
 
 from torch.autograd import Function
 
-from pullback.check.rules.memory.saved_copy import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("saved-copy")
 
 
 class Itself(Function):

@@ -3,8 +3,9 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.memory.saved_too_much import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("saved-too-much")
 
 X, W = normal(16, 8, dtype=torch.float32), normal(8, seed=1, dtype=torch.float32)
 

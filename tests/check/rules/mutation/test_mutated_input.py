@@ -6,23 +6,12 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.mutation.mutated_input import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.functions import DoubledInPlace
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("mutated-input")
 
 X, W = normal(3, 4), normal(4, seed=1)
-
-
-class InPlace(Function):
-    """Marked and returned."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
 
 
 class Donated(Function):
@@ -82,7 +71,7 @@ def plain(x, running):
 
 SOUND = {
     "square": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),
-    "marked": (InPlace, (X,)),
+    "marked": (DoubledInPlace, (X,)),
     "donated": (Donated, (X,)),
     "plain program": (plain, (X, torch.zeros(4))),
 }

@@ -3,23 +3,12 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.mutation.mutated_saved import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.functions import Exp
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("mutated-saved")
 
 X = normal(4, 3)
-
-
-class Exp(Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        (y,) = ctx.saved_tensors
-        return g * y
 
 
 class IntoOutput(Exp):

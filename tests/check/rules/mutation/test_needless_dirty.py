@@ -3,21 +3,12 @@
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.mutation.needless_dirty import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.functions import DoubledInPlace
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("needless-dirty")
 
 X = normal(4)
-
-
-class Doubled(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
 
 
 class Clamped(Function):
@@ -79,7 +70,7 @@ class InSetup(Function):
 
 
 SOUND = {
-    "doubled": (Doubled, (X,)),
+    "doubled": (DoubledInPlace, (X,)),
     "clamped": (Clamped, (X.abs().detach(),)),
     "by numpy": (ByNumpy, (X.abs().detach(),)),
     "not marked": (made(lambda x: x * x, lambda g, x: 2 * x * g), (X,)),

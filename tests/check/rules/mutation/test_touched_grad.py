@@ -2,8 +2,9 @@
 
 import torch
 
-from pullback.check.rules.mutation.touched_grad import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("touched-grad")
 
 X, W = normal(3, 4), normal(4, seed=1)
 SHARED = torch.ones(4, dtype=torch.float64, requires_grad=True)

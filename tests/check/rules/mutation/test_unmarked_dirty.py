@@ -2,8 +2,9 @@
 
 from torch.autograd import Function
 
-from pullback.check.rules.mutation.unmarked_dirty import check
-from tests.check.subjects import made, normal, rule_tests
+from tests.check.subjects import check_of, made, normal, rule_tests
+
+check = check_of("unmarked-dirty")
 
 X, Y = normal(4), normal(4, seed=1)
 

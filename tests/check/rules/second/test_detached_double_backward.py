@@ -5,20 +5,10 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pullback.check.rules.second.detached_double_backward import check
-from tests.check.subjects import normal, rule_tests, skips
+from tests.check.functions import Square
+from tests.check.subjects import check_of, normal, rule_tests, skips
 
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
+check = check_of("detached-double-backward")
 
 
 class Linear(Function):

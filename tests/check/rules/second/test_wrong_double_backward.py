@@ -4,32 +4,10 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pullback.check.rules.second.wrong_double_backward import check
-from tests.check.subjects import normal, rule_tests, skips
+from tests.check.functions import Product, Square
+from tests.check.subjects import check_of, normal, rule_tests, skips
 
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b, g * a
+check = check_of("wrong-double-backward")
 
 
 class Linear(Function):

@@ -2,27 +2,10 @@
 
 import pytest
 import torch
-from torch.autograd import Function
 
-from pullback.check.rules.shape.repeated_indices import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests, variadic
 
-
-def made(forward, backward):
-    """A Function of these two, whose backward gets the inputs and the cotangent."""
-
-    class Made(Function):
-        @staticmethod
-        def forward(ctx, *args):
-            ctx.args = [a for a in args if not isinstance(a, torch.Tensor)]
-            ctx.save_for_backward(*(a for a in args if isinstance(a, torch.Tensor)))
-            return forward(*args)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return backward(*ctx.saved_tensors, *ctx.args, grad)
-
-    return Made
+check = check_of("repeated-indices")
 
 
 def assigned(table, index, grad):
@@ -65,12 +48,12 @@ def labelled():
 
 
 SOUND = {
-    "added": (made(lambda table, index: table[index], added), inputs),
-    "mean over what counts": (made(loss, mean_over_shown), labelled),
+    "added": (variadic(lambda table, index: table[index], added), inputs),
+    "mean over what counts": (variadic(loss, mean_over_shown), labelled),
 }
 PLANTED = {
-    "ignored labels counted": (made(loss, mean_over_all), labelled, "gradient of `args[0]`"),
-    "assigned": (made(lambda t, i: t[i], assigned), inputs, "gradient of `args[0]`"),
+    "ignored labels counted": (variadic(loss, mean_over_all), labelled, "gradient of `args[0]`"),
+    "assigned": (variadic(lambda t, i: t[i], assigned), inputs, "gradient of `args[0]`"),
 }
 
 

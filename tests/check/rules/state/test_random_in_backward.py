@@ -6,23 +6,12 @@ import numpy as np
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.state.random_in_backward import check
-from tests.check.subjects import findings, made, normal, rule_tests
+from tests.check.functions import Dropout
+from tests.check.subjects import check_of, findings, made, normal, rule_tests
+
+check = check_of("random-in-backward")
 
 X = normal(16)
-
-
-class Dropout(Function):
-    @staticmethod
-    def forward(ctx, x):
-        mask = torch.rand_like(x) > 0.5
-        ctx.save_for_backward(mask)
-        return x * mask
-
-    @staticmethod
-    def backward(ctx, g):
-        (mask,) = ctx.saved_tensors
-        return g * mask
 
 
 class Counts(Function):

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch.autograd import Function
 
-from pullback.check.rules.state.reseeded_generator import check
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import check_of, normal, rule_tests
+
+check = check_of("reseeded-generator")
 
 
 class Own(Function):

@@ -6,22 +6,10 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.state.result_depends_on_history import check
+from tests.check.functions import Dropout
 from tests.check.subjects import findings, made, normal, rule_tests
 
 X = normal(6)
-
-
-class Dropout(Function):
-    @staticmethod
-    def forward(ctx, x):
-        mask = torch.rand_like(x) > 0.5
-        ctx.save_for_backward(mask)
-        return x * mask
-
-    @staticmethod
-    def backward(ctx, g):
-        (mask,) = ctx.saved_tensors
-        return g * mask
 
 
 class Counter(Function):

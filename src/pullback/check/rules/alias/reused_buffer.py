@@ -30,11 +30,11 @@ from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.others import other_values
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Repro, Scene, compared, text_of
+from pullback.check.repro.context import Repro, ReproContext, compared, text_of
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Skip,
     Subject,
@@ -43,7 +43,7 @@ from pullback.check.subject import (
 from pullback.judge.example import Example
 from pullback.judge.run import Run
 
-RULE = Rule(code="A756", name="reused-buffer", group="alias", profile="quick")
+RULE = Rule("A756", "reused-buffer", "alias", profile="quick")
 
 FIX = "make a new tensor in each call, and keep no buffer that is handed out"
 
@@ -58,7 +58,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         kept = [output.detach().clone() for output in one.outputs]
         held = _gradients(subject, one)
         two = subject.run(second)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     for i, (output, before) in enumerate(zip(one.outputs, kept, strict=True)):
         if not _is_same(output, before):
@@ -101,17 +101,17 @@ def _finding(
     )
 
 
-def _kept(scene: Scene) -> Repro:
+def _kept(context: ReproContext) -> Repro:
     """What a call gave must be the same after the next call."""
-    other = [f"{name}.detach() * 0.5" if name in scene.floats else name for name in scene.names]
-    again = scene.done(out="other", arguments=", ".join(other[: len(scene.example.args)]))
-    kept = f"[{scene.code_of(scene.about.thing)}]"
-    if isinstance(scene.about.thing, Gradient):
-        kept = scene.pull()
-        again = [*scene.weights("h", draw=1), *scene.done(), scene.pull(g="h")]
+    other = [f"{name}.detach() * 0.5" if name in context.floats else name for name in context.names]
+    again = context.done(out="other", arguments=", ".join(other[: len(context.example.args)]))
+    kept = f"[{context.code_of(context.about.thing)}]"
+    if isinstance(context.about.thing, Gradient):
+        kept = context.pull()
+        again = [*context.weights("h", draw=1), *context.done(), context.pull(g="h")]
     return Repro(
         text_of(
-            begun(scene),
+            begun(context),
             f"kept = {kept}",
             "wanted = [t.detach().clone() for t in kept]",
             again,

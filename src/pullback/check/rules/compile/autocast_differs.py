@@ -30,13 +30,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pullback.check.elsewhere import Results, is_repeatable, results_of
+from pullback.check.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
+from pullback.check.elsewhere import Results, results_of
 from pullback.check.facts import At, Gradient
-from pullback.check.repro.scene import Scene, indented, text_of
+from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Severity,
     Skip,
@@ -46,7 +47,7 @@ from pullback.check.subject import (
 from pullback.judge.example import Example
 from pullback.judge.run import run
 
-RULE = Rule(code="P004", name="autocast-differs", group="compile", profile="quick")
+RULE = Rule("P004", "autocast-differs", "compile", profile="quick")
 
 NEAR = 0.1  # of the largest entry: bfloat16 has eight bits
 EXACT = 1e-5  # where PyTorch's own gradient loses less, nothing in forward is cast by autocast
@@ -55,23 +56,15 @@ LOST = 4e-4  # the share that must be lost then
 CASTS = {"to", "type", "type_as", "float", "half", "bfloat16"}
 
 
+@needs(RULE, RUNS, DETERMINISTIC, REPEATABLE)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward fails or is far off."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if subject.target.intent.nondeterministic:
-        yield Skip(RULE, "declared to be nondeterministic")
-        return
-    if not is_repeatable(subject):
-        yield Skip.refused(RULE, "the same call does not give the same twice")
-        return
     example = subject.small_given.to(torch.float32)
     try:
         usual = results_of(subject, example)
         called = _cast(subject.target.call)
         run(called, example, subject.names, through_clone=subject.writes_inputs)
-    except (ForwardRefusedError, BackwardFailedError) as refusal:
+    except CallError as refusal:
         yield Skip.refused(RULE, "it refuses float32 or autocast", refusal.raised)
         return
     plain = _plain(subject, example)
@@ -170,7 +163,7 @@ def _plain(
     program = subject.reference.program
     try:
         found: Results = results_of(subject, example, _cast(program) if cast else program)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return None
     return found.grads
 
@@ -182,20 +175,20 @@ def _apart(one: Tensor | None, two: Tensor | None) -> float:
     return float(torch.nan_to_num(apart, nan=float("inf")).max())
 
 
-def _under_autocast(scene: Scene) -> str:
+def _under_autocast(context: ReproContext) -> str:
     """The gradients of a call under autocast against those of a plain one."""
-    cast = f"g = [a.to(b.dtype) for a, b in zip(g, {scene.outputs()})]"
-    if scene.is_one:
+    cast = f"g = [a.to(b.dtype) for a, b in zip(g, {context.outputs()})]"
+    if context.is_one:
         cast = "g = g.to(out.dtype)"
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"wanted = {scene.pull()}",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"wanted = {context.pull()}",
         'with torch.autocast("cpu", torch.bfloat16):',
-        indented(scene.done()),
+        indented(context.done()),
         cast,
-        f"for got, expected in zip({scene.pull()}, wanted):",
+        f"for got, expected in zip({context.pull()}, wanted):",
         "    limit = 0.1 * expected.abs().max()",
         '    assert (got - expected).abs().max() <= limit, f"{got=}, {expected=}"',
     )

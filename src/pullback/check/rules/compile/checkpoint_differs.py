@@ -22,6 +22,7 @@ Cannot see
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,51 +30,25 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY, RUNS, needs
 from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.facts import At, Number, Words
-from pullback.check.repro.scene import Scene, compared, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
-from pullback.function.isolation import SEED, drawing_from
+from pullback.check.repro.context import ReproContext, compared, indented, text_of
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.example import tensors_in
 
-RULE = Rule(
-    code="P003",
-    name="checkpoint-differs",
-    group="compile",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("P003", "checkpoint-differs", "compile", Severity.FRAGILE, "quick")
 
 
+@needs(RULE, RUNS, KEEPS_INPUTS, DETERMINISTIC, KEEPS_MEMORY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first way in which a checkpointed call differs."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if subject.writes_inputs:
-        yield Skip(RULE, "forward changes its inputs")
-        return
-    if subject.target.intent.nondeterministic:
-        yield Skip(RULE, "declared to be nondeterministic")
-        return
-    if subject.target.intent.donates:
-        yield Skip(RULE, "an input is declared to be given away")
-        return
-    with drawing_from(SEED):
-        usual = results_of(subject, subject.base)
+    usual = _seeded(lambda: results_of(subject, subject.base))
     for reentrant in (False, True):
         twice = Twice(subject.target.call)
         try:
             got = _checkpointed(subject, twice, reentrant)
-        except (ForwardRefusedError, BackwardFailedError) as failure:
+        except CallError as failure:
             yield Skip.refused(RULE, "torch.utils.checkpoint refuses it", failure.raised)
             continue
         apart = twice.difference() or difference(got, usual)
@@ -121,8 +96,7 @@ class Twice:
 def _checkpointed(subject: Subject, twice: Twice, reentrant: bool) -> Results:
     call = _under(twice, reentrant)
     # The reentrant kind works with `backward()` only, not with `torch.autograd.grad`.
-    with drawing_from(SEED):
-        return results_of(subject, subject.base, call, by_field=reentrant)
+    return _seeded(lambda: results_of(subject, subject.base, call, by_field=reentrant))
 
 
 def _under(twice: Twice, reentrant: bool) -> Callable[..., Any]:
@@ -133,33 +107,43 @@ def _under(twice: Twice, reentrant: bool) -> Callable[..., Any]:
     return call
 
 
-def _second_forward(scene: Scene) -> str:
+def _seeded(work: Callable[[], Results]) -> Results:
+    """With the same numbers of Python's generator each time."""
+    state = random.getstate()
+    random.seed(20_250_101)
+    try:
+        return work()
+    finally:
+        random.setstate(state)
+
+
+def _second_forward(context: ReproContext) -> str:
     """The second forward of a checkpointed call against the first, then the gradients."""
-    reentrant = scene.about.detail.use_reentrant
-    floats = ", ".join(scene.floats)
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    reentrant = context.about.detail.use_reentrant
+    floats = ", ".join(context.floats)
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     body = [
-        f"out = {scene.call}({scene.arguments})",
+        f"out = {context.call}({context.arguments})",
         f"seen.append([t.detach().clone() for t in [{outputs}]])",
         "return out",
     ]
-    fields = ", ".join(f"{name}.grad" for name in scene.leaves)
+    fields = ", ".join(f"{name}.grad" for name in context.leaves)
     zeros = f"[torch.zeros(()) if grad is None else grad for grad in [{fields}]]"
-    found = [f"({scene.total}).backward()", f"found = {zeros}"]
+    found = [f"({context.total}).backward()", f"found = {zeros}"]
     return text_of(
         "from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop",
         "",
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         "seen = []",
         ["", f"def call({floats}):", *indented(body), ""],
         "torch.manual_seed(0)",
         f"out = call({floats})",
-        f"wanted = {scene.pull()}",
+        f"wanted = {context.pull()}",
         "torch.manual_seed(0)",
         "with set_checkpoint_early_stop(False):",
         f"    out = checkpoint(call, {floats}, use_reentrant={reentrant})",
-        indented(found if reentrant else [f"found = {scene.pull()}"]),
+        indented(found if reentrant else [f"found = {context.pull()}"]),
         compared("seen[2]", "seen[1]"),
         compared("found", "wanted"),
     )

@@ -32,30 +32,17 @@ from itertools import islice
 import torch
 from torch.autograd import Function
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Work
 from pullback.check.draws import draws
 from pullback.check.elsewhere import difference, results_of, wrapped
 from pullback.check.inputs.shapes import batches_of
+from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example
 
-RULE = Rule(
-    code="P001",
-    name="compiled-differs",
-    group="compile",
-    profile="standard",
-    wraps=True,
-)
+RULE = Rule("P001", "compiled-differs", "compile", profile="standard", wraps=True)
 
 MANY = 400  # operators in forward and backward; the compiler takes about 10 ms for each
 
@@ -91,11 +78,9 @@ def prepare() -> None:
             compiled(torch.ones(n, requires_grad=True), 2.0).sum().backward()
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, which a compiler may draw in another order")
         return
@@ -127,7 +112,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
         for example in each(_examples(subject, dynamic), subject):
             try:
                 usual = results_of(subject, example)
-            except (ForwardRefusedError, BackwardFailedError):
+            except CallError:
                 continue
             with _quiet():
                 got = results_of(subject, example, compiled)
@@ -147,7 +132,7 @@ def _compared(subject: Subject, backend: str, *, dynamic: bool | None) -> Iterat
                     fix="let the result depend on the arguments alone, not on who calls",
                 )
                 return
-    except (ForwardRefusedError, BackwardFailedError) as refusal:
+    except CallError as refusal:
         yield Skip.refused(RULE, f"{backend} refuses it", refusal.raised)
     finally:
         torch.compiler.reset()
@@ -183,26 +168,26 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _compiled(scene: Scene) -> Repro:
+def _compiled(context: ReproContext) -> Repro:
     """Compiled against eager."""
-    is_inductor = scene.about.detail.backend == "inductor"
+    is_inductor = context.about.detail.backend == "inductor"
     way = "torch.compile(call)" if is_inductor else 'torch.compile(call, backend="aot_eager")'
-    floats = ", ".join(scene.floats)
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    floats = ", ".join(context.floats)
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     results = [
         f"out = way({floats})",
         f"held = [t.detach().clone() for t in [{outputs}]]",
-        f"return [*held, *{scene.pull()}]" if scene.used else "return held",
+        f"return [*held, *{context.pull()}]" if context.used else "return held",
     ]
     text = text_of(
-        scene.settings(),
-        scene.weights(),
-        ["", f"def call({floats}):", *indented([*scene.done(), "return out"]), ""],
+        context.settings(),
+        context.weights(),
+        ["", f"def call({floats}):", *indented([*context.done(), "return out"]), ""],
         ["def results(way):", *indented(results), ""],
         "wanted = results(call)",
         compared(f"results({way})", "wanted"),
     )
-    return Repro(text, of_gradients(scene, with_outputs=True))
+    return Repro(text, of_gradients(context, with_outputs=True))
 
 
 REPROS = (_compiled,)

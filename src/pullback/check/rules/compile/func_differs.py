@@ -27,22 +27,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
 from pullback.check.elsewhere import Results, difference, positions_of, results_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe
 from pullback.function.isolation import seeded
 from pullback.judge.example import tensors_in
 
-RULE = Rule(code="P002", name="func-differs", group="compile", profile="quick")
+RULE = Rule("P002", "func-differs", "compile", profile="quick")
 
 
+@needs(RULE, RUNS, KEEPS_INPUTS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that differs."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if subject.writes_inputs:
-        yield Skip(RULE, "forward changes its inputs")
-        return
     if not (subject.target.has_setup_context or subject.target.is_ours):
         yield Skip(RULE, "torch.func takes no Function without setup_context")
         return
@@ -55,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         got = _by_func(subject, cotangents)
     except Exception as error:
-        yield Skip.refused(RULE, "torch.func refuses it", told(error))
+        yield Skip.refused(RULE, "torch.func refuses it", describe(error))
         return
     apart = difference(got, usual)
     if apart is not None:

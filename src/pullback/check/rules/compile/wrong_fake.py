@@ -31,18 +31,11 @@ import torch
 
 from pullback.check.dispatch import Foreign, foreign_calls
 from pullback.check.registration import overload_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each, told
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, describe, each
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example
 
-RULE = Rule(
-    code="P005",
-    name="wrong-fake",
-    group="compile",
-    severity=Severity.FRAGILE,
-    profile="quick",
-    wraps=True,
-)
+RULE = Rule("P005", "wrong-fake", "compile", Severity.FRAGILE, "quick", wraps=True)
 
 TEST = "test_faketensor"
 FIX = (
@@ -63,7 +56,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             try:
                 failure = _failure(called)
             except Exception as error:
-                yield Skip.refused(RULE, "torch.library.opcheck cannot try it", told(error))
+                yield Skip.refused(RULE, "torch.library.opcheck cannot try it", describe(error))
                 return
             # An op of somebody else's may have no fake kernel.
             if failure is not None and (is_op or not _is_absent(failure)):
@@ -127,6 +120,6 @@ def _finding(
         expected="memory of their own, as the schema says"
         if is_alias
         else "outputs of the shapes, dtypes and strides of the op's",
-        got="none is registered" if _is_absent(failure) else told(cause),
+        got="none is registered" if _is_absent(failure) else describe(cause),
         fix=ALIAS if is_alias else FIX,
     )

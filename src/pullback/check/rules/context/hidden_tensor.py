@@ -33,12 +33,12 @@ import torch
 from torch import Tensor
 
 from pullback.check.facts import Input
-from pullback.check.repro.scene import Scene, text_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, told, words_of
+from pullback.check.repro.context import ReproContext, text_of
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe, words_of
 from pullback.function.isolation import seeded
 from pullback.judge.example import copy_of, mapped, tensors_in
 
-RULE = Rule(code="Q002", name="hidden-tensor", group="context", profile="quick")
+RULE = Rule("Q002", "hidden-tensor", "context", profile="quick")
 
 
 class Whereabouts(Enum):
@@ -70,7 +70,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             used = _leaves(tensors_in(subject.reference.program(*_cloned(args))))
             connected = _leaves(tensors_in(subject.target.call(*_cloned(args))))
     except Exception as error:
-        yield Skip.refused(RULE, "forward cannot be looked into", told(error))
+        yield Skip.refused(RULE, "forward cannot be looked into", describe(error))
         return
     direct = {id(arg) for arg in args if isinstance(arg, Tensor)}
     for leaf in used.values():
@@ -139,11 +139,11 @@ def _where(subject: Subject, args: tuple[Any, ...], leaf: Tensor) -> HiddenTenso
     return HiddenTensor(Whereabouts.ELSEWHERE)
 
 
-def _unseen(scene: Scene) -> str:
+def _unseen(context: ReproContext) -> str:
     """A tensor that forward uses and autograd does not see."""
-    hidden = scene.about.detail
-    inside = scene.code_of(Input(hidden.name))
-    head = scene.call.removesuffix(".apply")
+    hidden = context.about.detail
+    inside = context.code_of(Input(hidden.name))
+    head = context.call.removesuffix(".apply")
     if hidden.place is Whereabouts.GLOBAL:
         found = [f'hidden = [vars(sys.modules[{head}.__module__])["{hidden.name}"]]']
     elif hidden.place is Whereabouts.ARGUMENT and inside:
@@ -153,11 +153,11 @@ def _unseen(scene: Scene) -> str:
     return text_of(
         "import sys",
         "",
-        scene.settings(),
+        context.settings(),
         found,
-        scene.done(),
+        context.done(),
         "for tensor in hidden:",
-        f"    grad = torch.autograd.grad({scene.output(0)}.sum(), tensor, allow_unused=True)[0]",
+        f"    grad = torch.autograd.grad({context.output(0)}.sum(), tensor, allow_unused=True)[0]",
         '    assert grad is not None, "forward uses it, and it gets no gradient"',
     )
 

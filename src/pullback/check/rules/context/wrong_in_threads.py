@@ -29,17 +29,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import in_turns
 from pullback.check.draws import draws
 from pullback.check.elsewhere import is_repeatable
 from pullback.check.facts import At, Gradient
+from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
-from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, told, worst_of
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, describe, worst_of
 from pullback.judge.example import Example, tensors_in
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="Q006", name="wrong-in-threads", group="context", profile="quick")
+RULE = Rule("Q006", "wrong-in-threads", "context", profile="quick")
 
 THREADS = 3
 
@@ -51,11 +52,9 @@ class Way(Enum):
     TOGETHER = "while other threads run too"
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a thread gives other gradients than a single call."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.nondeterministic or draws(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
         return
@@ -146,7 +145,7 @@ def _compared(
             at=f"a call, {way.value}",
             detail=way,
             expected="the gradients of a single call",
-            got=told(error),
+            got=describe(error),
             fix="keep what backward needs on ctx, not in a thread-local, a class or a global",
         )
     for name, got in result.items():
@@ -183,40 +182,40 @@ def _shifted(example: Example, k: int) -> Example:
 # ---- repros ----
 
 
-def _in_threads(scene: Scene) -> Repro:
+def _in_threads(context: ReproContext) -> Repro:
     """Two threads, each forward before either backward, against one."""
-    if scene.about.detail is Way.MOVED:
+    if context.about.detail is Way.MOVED:
         text = text_of(
             "from threading import Thread",
             "",
-            scene.settings(),
-            scene.weights(),
-            scene.done(),
-            f"wanted = {scene.pull()}",
-            scene.done(),
+            context.settings(),
+            context.weights(),
+            context.done(),
+            f"wanted = {context.pull()}",
+            context.done(),
             "found = []",
-            f"thread = Thread(target=lambda: found.extend({scene.pull()}))",
+            f"thread = Thread(target=lambda: found.extend({context.pull()}))",
             "thread.start(), thread.join()",
             "assert found",
             compared("found", "wanted"),
         )
-        return Repro(text, of_gradients(scene), is_loud=True)
-    floats = ", ".join(scene.floats)
+        return Repro(text, of_gradients(context), is_loud=True)
+    floats = ", ".join(context.floats)
     body = [
         f"({floats},), barrier = job",
-        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
-        *scene.done(),
+        *(f"{name} = {name}.detach().requires_grad_()" for name in context.leaves),
+        *context.done(),
         "barrier.wait(10)",
-        f"return {scene.pull()}",
+        f"return {context.pull()}",
     ]
     text = text_of(
         "from concurrent.futures import ThreadPoolExecutor",
         "from threading import Barrier",
         "",
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         ["", "def work(job):", *indented(body), ""],
-        f"rows = {_rows(scene)}",
+        f"rows = {_rows(context)}",
         "wanted = [work((row, Barrier(1))) for row in rows]",
         "barrier = Barrier(2)  # both forwards, then both backwards",
         "with ThreadPoolExecutor(2) as pool:",
@@ -224,24 +223,24 @@ def _in_threads(scene: Scene) -> Repro:
         "for k in range(2):",
         indented(compared("found[k]", "wanted[k]")),
     )
-    return Repro(text, of_gradients(scene), is_loud=True)
+    return Repro(text, of_gradients(context), is_loud=True)
 
 
-def _racing(scene: Scene) -> Repro:
+def _racing(context: ReproContext) -> Repro:
     """Two threads at once, many times, each turn as short as can be, against one."""
     body = [
-        *(f"{name} = {name}.detach().requires_grad_()" for name in scene.leaves),
-        *scene.done(),
-        f"return {scene.pull()}",
+        *(f"{name} = {name}.detach().requires_grad_()" for name in context.leaves),
+        *context.done(),
+        f"return {context.pull()}",
     ]
     text = text_of(
         "import sys",
         "from concurrent.futures import ThreadPoolExecutor",
         "",
-        scene.settings(),
-        scene.weights(),
-        ["", f"def work({', '.join(scene.floats)}):", *indented(body), ""],
-        f"rows = {_rows(scene)} * 500",
+        context.settings(),
+        context.weights(),
+        ["", f"def work({', '.join(context.floats)}):", *indented(body), ""],
+        f"rows = {_rows(context)} * 500",
         "wanted = [work(*row) for row in rows[:2]]",
         "sys.setswitchinterval(1e-6)",
         "with ThreadPoolExecutor(2) as pool:",
@@ -249,13 +248,13 @@ def _racing(scene: Scene) -> Repro:
         "for k, grads in enumerate(found):",
         indented(compared("grads", "wanted[k % 2]")),
     )
-    return Repro(text, of_gradients(scene), is_loud=True)
+    return Repro(text, of_gradients(context), is_loud=True)
 
 
-def _rows(scene: Scene) -> str:
+def _rows(context: ReproContext) -> str:
     """The arguments of the two threads."""
-    moved = ", ".join(f"{name}.detach().flip(0) * 0.75" for name in scene.floats)
-    return f"[({', '.join(scene.floats)},), ({moved},)]"
+    moved = ", ".join(f"{name}.detach().flip(0) * 0.75" for name in context.floats)
+    return f"[({', '.join(context.floats)},), ({moved},)]"
 
 
 REPROS = (_in_threads, _racing)

@@ -42,7 +42,7 @@ from pullback.check.subject import (
 from pullback.judge.example import can_differ, mapped
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="Q001", name="wrong-under-no-grad", group="context", profile="quick")
+RULE = Rule("Q001", "wrong-under-no-grad", "context", profile="quick")
 
 MODES: dict[Mode, Callable[[], AbstractContextManager[Any]]] = {
     Mode.PLAIN: nullcontext,

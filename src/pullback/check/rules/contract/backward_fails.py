@@ -30,7 +30,7 @@ from pullback.check.subject import (
     Subject,
 )
 
-RULE = Rule(code="K801", name="backward-fails", group="contract", profile="quick")
+RULE = Rule("K801", "backward-fails", "contract", profile="quick")
 
 # What the engine says, and what is to be done about it.
 FIXES = (

@@ -21,15 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject, told
-
-RULE = Rule(
-    code="K803",
-    name="forward-fails-with-grad",
-    group="contract",
-    severity=Severity.FRAGILE,
-    profile="quick",
+from pullback.check.subject import (
+    Finding,
+    ForwardRefusedError,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+    describe,
 )
+
+RULE = Rule("K803", "forward-fails-with-grad", "contract", Severity.FRAGILE, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -49,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             example=example,
             at="forward, when an input requires grad",
             expected="the outputs, as when none does",
-            got=told(error),
+            got=describe(error),
             fix="see what it raises: inside forward, work on x.detach() where grad is in the way",
         )
         return

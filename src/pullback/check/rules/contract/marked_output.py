@@ -37,7 +37,7 @@ from pullback.judge.example import can_differ
 from pullback.judge.run import Run, cotangents_of, run
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="K804", name="marked-output", group="contract", profile="quick")
+RULE = Rule("K804", "marked-output", "contract", profile="quick")
 
 FIX = "mark only integer results non-differentiable, and detach nothing on the way"
 PLAIN = "compute outside of torch.no_grad and on nothing detached, or wrap it in a Function"

@@ -28,7 +28,7 @@ from pullback.check.inputs.shapes import batches_of, sizes_of
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject, each
 from pullback.judge.example import can_differ
 
-RULE = Rule(code="K807", name="output-cut-at-size", group="contract", profile="quick")
+RULE = Rule("K807", "output-cut-at-size", "contract", profile="quick")
 
 MOST = 10  # variants, of which each costs a forward
 

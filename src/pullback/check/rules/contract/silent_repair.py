@@ -29,32 +29,18 @@ from torch import Tensor
 
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.spy import spy_on
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.example import can_differ
 from pullback.judge.run import run
 
-RULE = Rule(
-    code="K802",
-    name="silent-repair",
-    group="contract",
-    severity=Severity.WASTEFUL,
-    profile="quick",
-)
+RULE = Rule("K802", "silent-repair", "contract", Severity.WASTEFUL, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per gradient that the engine mends."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for example in (subject.base, subject.given):
         spy = spy_on(subject.target)
         if spy is None:
@@ -64,7 +50,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 spy.target.call, example, subject.names, through_clone=subject.writes_inputs
             )
             called.pull(subject.cotangents(called))
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         for call in spy.calls:
             for name, arg, gradient in zip(
@@ -73,8 +59,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 if not isinstance(gradient, Tensor) or not isinstance(arg, Tensor):
                     continue
                 mended = _mended(gradient, arg)
-                if mended and name not in told and arg.requires_grad:
-                    told.add(name)
+                if mended and name not in seen and arg.requires_grad:
+                    seen.add(name)
                     loses = _loses_digits(gradient, arg, called.outputs)
                     yield subject.finding(
                         RULE,
@@ -131,20 +117,20 @@ def _loses_digits(gradient: Tensor, arg: Tensor, outputs: Sequence[Tensor]) -> b
     return torch.finfo(gradient.dtype).eps > max(others)
 
 
-def _returned(scene: Scene) -> str:
+def _returned(context: ReproContext) -> str:
     """What backward itself returns, before the engine mends it."""
-    if not scene.name or not scene.subject.target.is_function or not scene.used:
+    if not context.name or not context.subject.target.is_function or not context.used:
         return ""
-    name = scene.names[scene.position]
-    head = scene.call.removesuffix(".apply")
-    cotangents = "g" if scene.is_one else "*g"
+    name = context.names[context.position]
+    head = context.call.removesuffix(".apply")
+    cotangents = "g" if context.is_one else "*g"
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
-        f"returned = {head}.backward({scene.output(scene.used[0])}.grad_fn, {cotangents})",
+        context.settings(),
+        context.weights(),
+        context.done(),
+        f"returned = {head}.backward({context.output(context.used[0])}.grad_fn, {cotangents})",
         "returned = returned if isinstance(returned, tuple) else (returned,)",
-        f"got = returned[{scene.position}]",
+        f"got = returned[{context.position}]",
         f"assert (got.dtype, got.shape) == ({name}.dtype, {name}.shape), "
         'f"{got.dtype}, {list(got.shape)}"',
     )

@@ -32,13 +32,7 @@ from pullback.check.repro.calls import requires_no_grad
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity, Skip, Subject
 from pullback.judge.example import Example, tensors_in
 
-RULE = Rule(
-    code="K805",
-    name="unmarked-output",
-    group="contract",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("K805", "unmarked-output", "contract", Severity.FRAGILE, "quick")
 
 STEPS = (1e-6, -1e-6)  # shares of each entry
 

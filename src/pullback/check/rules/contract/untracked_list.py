@@ -28,7 +28,7 @@ from torch import Tensor
 from pullback.check.subject import Finding, ForwardRefusedError, Rule, Skip, Subject
 from pullback.judge.example import can_differ, mapped, tensors_in
 
-RULE = Rule(code="K806", name="untracked-list", group="contract", profile="quick")
+RULE = Rule("K806", "untracked-list", "contract", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:

@@ -26,28 +26,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Work, foreign_calls
 from pullback.check.inputs.shapes import fits, resized, symbols_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 from pullback.judge.example import Example
 from pullback.judge.run import run
 
-RULE = Rule(
-    code="C001",
-    name="cost-grows",
-    group="cost",
-    severity=Severity.WASTEFUL,
-    profile="quick",
-)
+RULE = Rule("C001", "cost-grows", "cost", Severity.WASTEFUL, "quick")
 
 PAIRS = ((12, 48), (8, 32), (6, 18))
 SCALES = ((2, 8), (1, 4), (1, 3))
@@ -66,11 +52,9 @@ class Cost:
     operators: int
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first size with which backward's cost grows too fast."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.is_op or foreign_calls(subject.target.call, subject.small.fresh()):
         yield Skip(RULE, "what an op computes inside cannot be counted")
         return
@@ -79,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             mine = [_of_backward(subject, example) for example in (small, large)]
             plain = [_of_plain(subject, example) for example in (small, large)]
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         found = _compared(subject, mine, plain, large, words, "numbers")
         if found is not None:

@@ -29,24 +29,10 @@ from typing import Any
 
 from pullback.check.dispatch import Work
 from pullback.check.registration import body_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.run import run
 
-RULE = Rule(
-    code="C002",
-    name="needless-gradient",
-    group="cost",
-    severity=Severity.WASTEFUL,
-    profile="quick",
-)
+RULE = Rule("C002", "needless-gradient", "cost", Severity.WASTEFUL, "quick")
 
 SAVED = 0.66  # PyTorch does at most this share of its products when the input is frozen
 SAME = 0.95
@@ -92,7 +78,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 got=f"{now}",
                 fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
             )
-    except (ForwardRefusedError, BackwardFailedError) as refusal:
+    except CallError as refusal:
         yield Skip.refused(RULE, "not every subset of the inputs is accepted", refusal.raised)
 
 

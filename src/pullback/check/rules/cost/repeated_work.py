@@ -28,21 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import tensors_in
 
-RULE = Rule(
-    code="C003", name="repeated-work", group="cost", severity=Severity.WASTEFUL, profile="quick"
-)
+RULE = Rule("C003", "repeated-work", "cost", Severity.WASTEFUL, "quick")
 
 # Operators that cost far more than the memory they write.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linalg_inv_ex")
@@ -86,7 +76,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         called = subject.run(subject.given)
         with Repeats() as back:
             called.pull(subject.cotangents(called))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     for phase, seen, most in (("forward", ahead, 1), ("backward", back, 2)):
         for (name, *_), count in seen.calls.items():

@@ -34,9 +34,9 @@ from pullback.check.subject import Finding, Rule, Skip, Subject, each
 from pullback.check.trials import Trial, is_finite, reported
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch, index_of
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
+from pullback.judge.run import CallError, Run, copies_of
 
-RULE = Rule(code="V610", name="unequal-guard", group="domain", profile="quick")
+RULE = Rule("V610", "unequal-guard", "domain", profile="quick")
 
 FIX = "save the guarded value, or use the very same constant at the same place in backward"
 
@@ -85,7 +85,7 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
             return
         cotangents = subject.cotangents(called)
         grads = called.pull(copies_of(cotangents))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     wants = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs))) or {}
     for i, want in wants.items():

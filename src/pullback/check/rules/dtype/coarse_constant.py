@@ -31,20 +31,13 @@ from torch import Tensor
 from pullback.check.facts import At, Gradient
 from pullback.check.others import other_values
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject
 from pullback.check.trials import is_new
 from pullback.judge.example import Example
 from pullback.judge.reference import FINEST
 from pullback.judge.run import Run
 
-RULE = Rule(code="D506", name="coarse-constant", group="dtype", profile="quick")
+RULE = Rule("D506", "coarse-constant", "dtype", profile="quick")
 
 LEAST, MOST = 1e-9, 1e-6  # the share of an entry that the rounding of float32 is, with some room
 
@@ -83,7 +76,7 @@ def _coarse(subject: Subject, example: Example) -> dict[str, tuple[tuple[int, ..
         run = subject.run(example)
         cotangents = _full(run)
         grads = run.pull(cotangents)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return {}
     wanted = {name: i for i, name in enumerate(run.names) if grads.get(name) is not None}
     exact = subject.reference.gradients(example, cotangents, tuple(wanted.values())) or {}

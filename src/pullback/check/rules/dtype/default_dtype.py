@@ -31,26 +31,12 @@ from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.spy import spy_on
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import is_new
 from pullback.judge.example import Example, name_of
 from pullback.judge.run import run
 
-RULE = Rule(
-    code="D508",
-    name="default-dtype",
-    group="dtype",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("D508", "default-dtype", "dtype", Severity.FRAGILE, "quick")
 
 DEFAULTS = (torch.float32, torch.float64)
 
@@ -66,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         for default in DEFAULTS:
             torch.set_default_dtype(default)
             found.append(_dtypes(subject, low))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     finally:
         torch.set_default_dtype(before)

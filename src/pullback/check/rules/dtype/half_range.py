@@ -36,15 +36,7 @@ from pullback.check.inputs.domains import ZERO, Change, changed
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.inputs.shapes import many_of
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.trials import is_new
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
@@ -52,7 +44,7 @@ from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import copies_of
 
-RULE = Rule(code="D504", name="half-range", group="dtype", profile="standard")
+RULE = Rule("D504", "half-range", "dtype", profile="standard")
 
 SCALES = (2.0**-10, 2.0**8)
 LEAST, MOST = 2.0**-12, 2.0**13  # entries between these are well inside of float16
@@ -118,7 +110,7 @@ def _most(subject: Subject, which: int, total: int, seconds: float) -> float:
         try:
             subject.pull(half)
             grads = subject.pull(half.double())
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             return 0.0
         if time.process_time() - start < seconds:
             sizes = [float(g.abs().max()) for g in grads.values() if g is not None and g.numel()]
@@ -157,7 +149,7 @@ def _lost(
         given = [None if c is None else c * scale for c in subject.cotangents(run)]
         wide = [None if c is None else c.double() for c in given]
         grads, truths = run.pull(copies_of(given)), exact.pull(copies_of(wide))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     places = {name: i for i, name in enumerate(run.names) if name in grads}
     usual = subject.reference.gradients(half, given, tuple(places.values())) or {}

@@ -29,10 +29,10 @@ from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.precision import precisions
+from pullback.check.repro.context import ReproContext
 from pullback.check.repro.gradients import by_float64
-from pullback.check.repro.scene import Scene
 from pullback.check.subject import (
-    BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -44,7 +44,7 @@ from pullback.check.trials import is_new
 from pullback.judge.example import Example
 from pullback.judge.run import Run
 
-RULE = Rule(code="D502", name="low-precision-sum", group="dtype", profile="quick")
+RULE = Rule("D502", "low-precision-sum", "dtype", profile="quick")
 
 LONG = 2048
 # Shorter runs before it, and the seconds that each may take: what grows too fast is left alone.
@@ -97,7 +97,7 @@ def _is_cheap(subject: Subject, example: Example, seconds: float) -> bool:
     try:
         run = subject.run(example)
         run.pull(_even(run))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return False
     taken = time.process_time() - start
     return sum(output.numel() for output in run.outputs) <= ELEMENTS and taken < seconds
@@ -108,11 +108,11 @@ def _even(run: Run) -> list[torch.Tensor | None]:
     return [torch.full_like(t, 0.75) if t.requires_grad else None for t in run.outputs]
 
 
-def _summed(scene: Scene) -> str:
+def _summed(context: ReproContext) -> str:
     """For cotangents of ones: in a long sum of one sign, what is small is lost."""
-    outputs = [scene.run.outputs[i] for i in scene.used]
+    outputs = [context.run.outputs[i] for i in context.used]
     ones = (f"torch.ones({tuple(out.shape)}, dtype={out.dtype})" for out in outputs)
-    return by_float64(scene, [f"g = {scene.joined(ones)}"])
+    return by_float64(context, [f"g = {context.joined(ones)}"])
 
 
 REPROS = (by_float64, _summed)

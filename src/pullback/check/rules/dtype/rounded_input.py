@@ -29,20 +29,12 @@ from torch import Tensor
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
 from pullback.check.repro.gradients import by_float64, of_number
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.trials import is_new
 from pullback.judge.example import Example, name_of
 from pullback.judge.run import Run, copies_of
 
-RULE = Rule(code="D507", name="rounded-input", group="dtype", profile="quick")
+RULE = Rule("D507", "rounded-input", "dtype", profile="quick")
 
 # What a number that bfloat16 holds may grow by without becoming another one in a coarser dtype.
 MORE = {torch.float64: 2.0**-30, torch.float32: 2.0**-16, torch.float16: 1.5 * 2.0**-10}
@@ -70,7 +62,7 @@ def _deaf(subject: Subject, start: Example, more: float) -> Iterator[Finding]:
         run = subject.run(start)
         cotangents = [_rounded(c) for c in subject.cotangents(run)]
         before = run.pull(copies_of(cotangents))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     if any(run.outputs[k].dtype != start.args[start.differentiable[0]].dtype for k in run.live):
         return
@@ -95,7 +87,7 @@ def _compared(
     try:
         moved = subject.run(near)
         after = moved.pull(copies_of(larger))
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     deaf = [n for n, g in before.items() if _is_same(g, after.get(n))]
     is_heard = position is None or any(

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import LOW, dtype_of, in_dtype
@@ -32,6 +33,7 @@ from pullback.check.precision import precisions
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -44,7 +46,7 @@ from pullback.check.trials import is_new
 from pullback.judge.example import Example, name_of
 from pullback.judge.run import Raised
 
-RULE = Rule(code="D501", name="wrong-dtype-branch", group="dtype", profile="quick")
+RULE = Rule("D501", "wrong-dtype-branch", "dtype", profile="quick")
 
 FIX = "let every dtype take the same path, or refuse the dtype in forward"
 
@@ -55,11 +57,9 @@ TIMES_USUAL = 8
 ABSENT = "not implemented for '"  # PyTorch has no kernel of an operator for that dtype, and says so
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is wrong in a dtype."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     yield from _single(subject)
     for dtype in each(LOW, subject):
         yield from _half(subject, dtype)
@@ -71,7 +71,7 @@ def _single(subject: Subject) -> Iterator[Finding]:
         return
     try:
         subject.pull(subject.small)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return
     try:
         mismatches = subject.judge(example)

@@ -1,4 +1,59 @@
-"""Each gradient must be the one that forward implies.
+"""Gradients that are wrong at the example itself: one rule for each pattern by which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from pullback.check.explaining import Cause
+from pullback.check.reasons import Reason, reason_of, right_backward
+from pullback.check.registered import Registered
+from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES
+
+# Patterns that say how a gradient is wrong and not where: the others are a reason already.
+UNEXPLAINED = (VALUES, REDUCTION, FACTOR)
+
+REPLACE = "return what the derived backward returns"
+LONG = 80  # an edit that takes more letters is harder to read than the backward below it
+
+
+def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Finding | Skip]:
+    """One finding for each gradient that is wrong at the examples by the pattern `kind`."""
+    if subject.fails_at_base:
+        yield Skip.refused(rule, "backward fails at the example", subject.fails_at_base)
+        return
+    for mismatch in subject.base_mismatches:
+        pattern = subject.patterns[mismatch.name]
+        if pattern.kind == kind:
+            known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
+            backward = right_backward(subject)
+            edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
+            if kind == FACTOR and "`" not in edit:
+                edit = pattern.fix  # it names the input at least
+            yield subject.mismatched(
+                rule,
+                mismatch,
+                subject.base,
+                why=pattern.why if kind == FACTOR else known.why or pattern.why,
+                fix=edit or pattern.fix or (REPLACE if backward else ""),
+                place=known.place,
+                facts={"backward": backward} if backward else {},
+            )
+
+
+def _rule(code: str, name: str, kind: str, page: str, explains: Sequence[Cause] = ()) -> Registered:
+    rule = Rule(code=code, name=name, group="gradient", profile="quick")
+    return Registered(rule, partial(_wrong_gradients, rule, kind), page, explains=explains)
+
+
+RULES = (
+    _rule(
+        "G101",
+        "wrong-gradient",
+        VALUES,
+        """
+Each gradient must be the one that forward implies.
 
 What it checks
     The gradient of every input, entry by entry, for random cotangents in float64, against forward
@@ -18,30 +73,134 @@ Passes
 
 Cannot see
     A forward that computes something else than its author meant: forward is taken as the truth.
-"""
+""",
+        explains=(
+            Cause(
+                frozenset({"linearity"}),
+                "the same edit mends that too",
+                rank=180,
+                # By an edit that was tried with large cotangents.
+                holds=lambda finding: finding.about.is_explained,
+            ),
+        ),
+    ),
+    _rule(
+        "G102",
+        "flipped-sign",
+        SIGN,
+        """
+A gradient must have the sign that forward implies.
 
-from __future__ import annotations
+What it checks
+    Whether a gradient that is wrong is the right one with its sign flipped, in every entry.
 
-from collections.abc import Iterator
+Why it matters
+    Gradient descent then climbs. The sign is easily lost in a quotient or in `a - b`.
 
-from pullback.check.blamed import wrong_gradients
-from pullback.check.explaining import Cause
-from pullback.check.subject import Finding, Rule, Skip, Subject
-from pullback.judge.patterns import VALUES
+Fails
+    return g, g                # of forward a - b
 
-RULE = Rule(code="G101", name="wrong-gradient", group="gradient", profile="quick")
+Passes
+    return g, -g
 
+Cannot see
+    A flip on purpose, as in gradient reversal, which is declared: `declares = {"surrogate": "x"}`.
+""",
+    ),
+    _rule(
+        "G103",
+        "wrong-factor",
+        FACTOR,
+        """
+A gradient must have the size that forward implies.
 
-def check(subject: Subject) -> Iterator[Finding | Skip]:
-    """Yield one finding per input whose gradient is wrong in this way."""
-    yield from wrong_gradients(RULE, subject, VALUES)
+What it checks
+    Whether a gradient that is wrong is a constant multiple of the right one.
 
+Why it matters
+    A factor acts as another learning rate for one input only, and hides there for years.
 
-EXPLAINS = (
-    Cause(
-        frozenset({"linearity"}),
-        "the same edit mends that too",
-        rank=180,
-        holds=lambda finding: finding.about.is_explained,  # by an edit tried with large cotangents
+Fails
+    return x * g               # of forward x * x
+
+Passes
+    return 2 * x * g
+
+Cannot see
+    A factor of one.
+""",
+    ),
+    _rule(
+        "G104",
+        "swapped-gradients",
+        SWAPPED,
+        """
+Gradients must be returned in the order of forward's arguments.
+
+What it checks
+    Whether a gradient that is wrong is the gradient of another input of the same shape.
+
+Why it matters
+    With inputs of one shape nothing else notices: the engine takes what it gets.
+
+Fails
+    return g * a, g * b        # of forward(ctx, a, b): a * b
+
+Passes
+    return g * b, g * a
+
+Cannot see
+    A swap of two gradients that are equal at the inputs that were tried.
+""",
+    ),
+    _rule(
+        "G105",
+        "missing-reduction",
+        REDUCTION,
+        """
+A gradient must be summed over what forward broadcast or reduced.
+
+What it checks
+    Whether a gradient that is wrong is the mean where the sum is needed (or the reverse), or one
+    number for all entries.
+
+Why it matters
+    The engine sums a gradient that is too large to the shape of the input in silence, so a mean
+    over the wrong dimension has the right shape and the wrong size.
+
+Fails
+    return g, g.mean(0)        # of forward x + bias
+
+Passes
+    return g, g.sum(0)
+
+Cannot see
+    A reduction over a dimension of size one.
+""",
+    ),
+    _rule(
+        "G106",
+        "cut-gradient",
+        CUT,
+        """
+A gradient must flow to every input that the output depends on.
+
+What it checks
+    Whether an input that requires grad gets no gradient, or zeros, while forward changes with it.
+
+Why it matters
+    The parameters before it are never trained, and the loss still goes down: q and k projections in
+    LongLive#61, a denominator in fla#875.
+
+Fails
+    return g * scale, None     # of forward x * scale, with a scale that requires grad
+
+Passes
+    return g * scale, (g * x).sum()
+
+Cannot see
+    A cut on purpose, which is declared: `declares = {"surrogate": "x"}`. In a plain callable a
+    `detach` is taken for one; values that leave PyTorch (NumPy, a bare kernel) are not.
+""",
     ),
 )

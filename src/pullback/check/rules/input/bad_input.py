@@ -27,38 +27,22 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pullback.capture.indices import is_index
+from pullback.check.conditions import RUNS, needs
 from pullback.check.facts import at_worst
-from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.repro.context import ReproContext, indented, text_of
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import trials
 from pullback.judge.example import Example, tensors_in
 
-RULE = Rule(
-    code="I001",
-    name="bad-input",
-    group="input",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("I001", "bad-input", "input", Severity.FRAGILE, "quick")
 
 FIX = "compare the shapes in forward, and raise where they do not fit"
 BEYOND = "compare the indices with the size in forward, and raise where they are beyond it"
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first misfit that forward lets through."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
     if subject.wrong_names:
         yield Skip(RULE, "the gradient is wrong at the example already")
         return
@@ -154,7 +138,7 @@ def _surplus(
     variant = example.put(position, _shorter(example.args[position], dim), "shorter")
     try:
         after = subject.pull(variant).get(name)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return False
     if after is None or after.shape != before.shape or not bool((after != 0).any()):
         return False
@@ -169,12 +153,12 @@ def _last(tensor: Tensor, dim: int) -> Tensor:
     return tensor.narrow(dim, tensor.shape[dim] - 1, 1)
 
 
-def _accepted(scene: Scene) -> str:
+def _accepted(context: ReproContext) -> str:
     """Arguments that do not fit must be refused."""
     return text_of(
-        scene.settings(leaves=False),
+        context.settings(leaves=False),
         "try:",
-        indented(scene.done()),
+        indented(context.done()),
         "except Exception:",
         "    pass",
         "else:",

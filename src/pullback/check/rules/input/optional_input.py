@@ -32,7 +32,7 @@ from pullback.check.subject import Finding, Rule, Severity, Skip, Subject, each
 from pullback.check.trials import Trial, is_new, trial_of
 from pullback.judge.example import Example, can_differ
 
-RULE = Rule(code="I002", name="optional-input", group="input", profile="quick")
+RULE = Rule("I002", "optional-input", "input", profile="quick")
 
 # Names of arguments that are trained, and so have a gradient.
 TRAINED = ("b", "w", "bias", "weight", "scale", "gain", "gamma", "beta", "shift", "residual")

@@ -38,8 +38,8 @@ from pullback.check.inputs.layouts import (
     is_lazy,
     layouts_of,
 )
+from pullback.check.repro.context import ReproContext, compared, laid_code, text_of
 from pullback.check.repro.modes import raises
-from pullback.check.repro.scene import Scene, compared, laid_code, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -53,7 +53,7 @@ from pullback.check.subject import (
 from pullback.judge.run import copies_of
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="Y401", name="cotangent-layout", group="layout", profile="quick")
+RULE = Rule("Y401", "cotangent-layout", "layout", profile="quick")
 
 Cotangents = Sequence["Tensor | None"]
 
@@ -174,26 +174,26 @@ def _facts(name: str, got: Tensor | None, want: Tensor | None, label: str) -> di
 # ---- repros ----
 
 
-def _compared_with_dense(scene: Scene) -> str:
+def _compared_with_dense(context: ReproContext) -> str:
     """Gradients for a laid-out cotangent against those for a dense one."""
-    lines, dense = _laid_out(scene)
+    lines, dense = _laid_out(context)
     return text_of(lines, f"wanted = pull({dense})", compared("pull(g)", "wanted"))
 
 
-def _raises_for_layout(scene: Scene) -> str:
+def _raises_for_layout(context: ReproContext) -> str:
     """What backward raises for a laid-out cotangent, and not for a dense one."""
-    lines, dense = _laid_out(scene)
-    return text_of(lines, f"pull({dense})", f"pull(g){scene.raised}")
+    lines, dense = _laid_out(context)
+    return text_of(lines, f"pull({dense})", f"pull(g){context.raised}")
 
 
-def _laid_out(scene: Scene) -> tuple[list[str], str]:
+def _laid_out(context: ReproContext) -> tuple[list[str], str]:
     """The lines that make laid-out cotangents and define `pull`, and the dense ones as code."""
-    change = LAYOUTS[scene.about.detail.layout]
-    plain = scene.cotangents()
+    change = LAYOUTS[context.about.detail.layout]
+    plain = context.cotangents()
     laid = [change(cotangent) for cotangent in plain]
     codes = [laid_code(c if new is None else new) for new, c in zip(laid, plain, strict=True)]
-    dense = scene.each("g.clone(memory_format=torch.contiguous_format)", "g")
-    return [*scene.settings(), f"g = {scene.joined(codes)}", *scene.pulling()], dense
+    dense = context.each("g.clone(memory_format=torch.contiguous_format)", "g")
+    return [*context.settings(), f"g = {context.joined(codes)}", *context.pulling()], dense
 
 
 REPROS = (_compared_with_dense,)

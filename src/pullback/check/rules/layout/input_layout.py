@@ -33,8 +33,8 @@ from torch.overrides import TorchFunctionMode
 
 from pullback.check.facts import At, Gradient, Output
 from pullback.check.inputs.layouts import FILL, LAYOUTS, dense, is_expanded, is_lazy, is_same_layout
+from pullback.check.repro.context import ReproContext, compared, text_of
 from pullback.check.repro.gradients import gradient_lines
-from pullback.check.repro.scene import Scene, compared, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -51,7 +51,7 @@ from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import Raised, Run
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="Y402", name="input-layout", group="layout", profile="quick")
+RULE = Rule("Y402", "input-layout", "layout", profile="quick")
 
 Value = Output | Gradient  # what a call gives, by which its results are known
 
@@ -100,7 +100,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _variants(start: Example) -> Iterator[tuple[str, tuple[int, ...], Example, Example]]:
-    """All tensors in a layout at once, then each alone, with the dense twin of each variant."""
+    """All tensors in a layout at once, then each alone, and each variant as dense tensors."""
     for label, change in LAYOUTS.items():
         made: dict[int, Tensor] = {}
         for i in start.tensors:
@@ -275,20 +275,20 @@ def _facts(key: Value, got: Tensor | None, want: Tensor | None, who: str) -> dic
     }
 
 
-def _compared_with_dense(scene: Scene) -> str:
+def _compared_with_dense(context: ReproContext) -> str:
     """Results for the laid-out inputs against those for dense ones."""
-    values = dict(zip(scene.names, scene.example.args, strict=False))
+    values = dict(zip(context.names, context.example.args, strict=False))
     plain = [
         name
         if values[name].is_contiguous() and not values[name].storage_offset()
         else f"{name}.clone(memory_format=torch.contiguous_format)"
-        for name in scene.floats
+        for name in context.floats
     ]
-    if plain == scene.floats:
+    if plain == context.floats:
         return ""
-    laid = f"gradients({', '.join(scene.floats)})"
+    laid = f"gradients({', '.join(context.floats)})"
     return text_of(
-        gradient_lines(scene, weights=scene.weights(), with_outputs=True),
+        gradient_lines(context, weights=context.weights(), with_outputs=True),
         f"wanted = gradients({', '.join(plain)})",
         compared(laid, "wanted"),
     )

@@ -27,32 +27,18 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
-from pullback.judge.run import Raised, Run
+from pullback.check.conditions import RUNS, needs
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
+from pullback.judge.run import Raised, Run, copies_of
 
-RULE = Rule(
-    code="L205",
-    name="hidden-infinity",
-    group="linearity",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("L205", "hidden-infinity", "linearity", Severity.FRAGILE, "quick")
 
 VALUES = {"infinite": math.inf, "NaN": math.nan}
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.has_surrogate:
         yield Skip(RULE, "the gradients are declared to be others than forward's")
         return
@@ -66,7 +52,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         if usual is None or not _is_spoiled(usual.values()):
             continue
         try:
-            grads = run.pull([None if c is None else c.clone() for c in given])
+            grads = run.pull(copies_of(given))
         except BackwardFailedError as failure:
             got: Raised | str = failure.raised
         else:

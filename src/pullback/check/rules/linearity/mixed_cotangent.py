@@ -28,22 +28,16 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, STEADY, needs
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.inputs.dtypes import dtype_of, in_dtype
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.gradients import gradient_lines
-from pullback.check.repro.scene import Scene, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import copies_of
 
-RULE = Rule(code="L204", name="mixed-cotangent", group="linearity", profile="quick")
+RULE = Rule("L204", "mixed-cotangent", "linearity", profile="quick")
 
 FACTOR = 2.0**26
 LOST = 1e-2  # the share of an entry that must be lost
@@ -58,14 +52,9 @@ class End(Enum):
     END = -1
 
 
+@needs(RULE, RUNS, STEADY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient loses small entries."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, raised=subject.fails_at_base)
-        return
-    if not subject.is_steady:
-        yield Skip.refused(RULE, "the gradients differ from run to run")
-        return
     single = in_dtype(subject.small, torch.float32)
     if single is None or dtype_of(subject.small) != torch.float64:
         return
@@ -79,7 +68,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 return
             wide = [None if c is None else c.double() for c in mixed]
             grads, truths = run.pull(copies_of(mixed)), exact.pull(copies_of(wide))
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             return
         places = {name: i for i, name in enumerate(run.names) if name in grads}
         wanted = tuple(places.values())
@@ -141,17 +130,17 @@ def _lost(
     return index_of(flat, got.shape), float(known.flatten()[flat]), float(got.flatten()[flat])
 
 
-def _large_at_end(scene: Scene) -> str:
+def _large_at_end(context: ReproContext) -> str:
     """Small entries of the gradient, for a cotangent that is large at one end."""
-    if not scene.name or not scene.is_one:
+    if not context.name or not context.is_one:
         return ""
-    which, at = scene.leaves.index(scene.names[scene.position]), scene.entry
-    wide = ", ".join(f"{name}.double()" for name in scene.floats)
-    dims, end = range(scene.run.outputs[0].dim()), scene.about.detail.value
+    which, at = context.leaves.index(context.names[context.position]), context.entry
+    wide = ", ".join(f"{name}.double()" for name in context.floats)
+    dims, end = range(context.run.outputs[0].dim()), context.about.detail.value
     large = [f"g.select({dim}, {end}).mul_(2.0**26)" for dim in dims]
     return text_of(
-        gradient_lines(scene, weights=[*scene.weights(), *large]),
-        f"got = gradients({', '.join(scene.floats)})[{which}]{at}.double()",
+        gradient_lines(context, weights=[*context.weights(), *large]),
+        f"got = gradients({', '.join(context.floats)})[{which}]{at}.double()",
         f"expected = gradients({wide})[{which}]{at}",
         'assert abs(got - expected) <= 1e-2 * abs(expected), f"{got=}, {expected=}"',
     )

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from pullback.check.conditions import KEEPS_MEMORY, RUNS, needs
 from pullback.check.explaining import REPEATING, Cause, Sign
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.calls import second_backward
@@ -37,23 +38,12 @@ from pullback.check.subject import (
     differing,
 )
 
-RULE = Rule(
-    code="B852",
-    name="backward-twice",
-    group="memory",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("B852", "backward-twice", "memory", Severity.FRAGILE, "quick")
 
 
+@needs(RULE, RUNS, KEEPS_MEMORY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when the second backward fails."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
-    if subject.target.intent.donates:
-        yield Skip(RULE, "an input is declared to be given away")
-        return
     if subject.target.clears_saved:
         yield Skip(RULE, "it is declared to be good for one backward")
         return

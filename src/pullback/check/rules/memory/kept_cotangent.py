@@ -25,19 +25,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 
-RULE = Rule(
-    code="B857", name="kept-cotangent", group="memory", severity=Severity.FRAGILE, profile="quick"
-)
+RULE = Rule("B857", "kept-cotangent", "memory", Severity.FRAGILE, "quick")
 
 STEPS = 4
 
@@ -50,7 +40,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     for step in range(STEPS):
         try:
             kept += _pulled(subject, step)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             return
     outputs = len(kept) // STEPS
     if _alive(kept[: len(kept) - outputs]) < STEPS - 1:

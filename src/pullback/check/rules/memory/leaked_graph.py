@@ -34,21 +34,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pullback.check.facts import At, Input, Output
-from pullback.check.repro.scene import Scene, indented, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.repro.context import ReproContext, indented, text_of
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.example import tensors_in
 from pullback.judge.run import Run
 
-RULE = Rule(
-    code="B853", name="leaked-graph", group="memory", severity=Severity.FRAGILE, profile="quick"
-)
+RULE = Rule("B853", "leaked-graph", "memory", Severity.FRAGILE, "quick")
 
 Kept = Input | Output
 
@@ -160,12 +151,12 @@ def _finding(subject: Subject, thing: Kept, leak: Leak) -> Finding:
     )
 
 
-def _held(scene: Scene) -> str:
+def _held(context: ReproContext) -> str:
     """What a call made must be gone when nobody holds it."""
-    leak = scene.about.detail
-    what = scene.code_of(scene.about.thing)
-    backward = [scene.pull()] if leak.with_backward else []
-    body = [*scene.settings(), *scene.weights(), *scene.done(), *backward]
+    leak = context.about.detail
+    what = context.code_of(context.about.thing)
+    backward = [context.pull()] if leak.with_backward else []
+    body = [*context.settings(), *context.weights(), *context.done(), *backward]
     return text_of(
         "import gc",
         "import weakref",

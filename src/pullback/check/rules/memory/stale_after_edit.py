@@ -26,20 +26,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback.check.conditions import KEEPS_INPUTS, RUNS, STEADY, needs
 from pullback.check.facts import At, Gradient, Input, Output
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Scene, compared, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    differing,
-)
+from pullback.check.repro.context import ReproContext, compared, text_of
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, differing
 from pullback.judge.run import Run
 
-RULE = Rule(code="B851", name="stale-after-edit", group="memory", profile="quick")
+RULE = Rule("B851", "stale-after-edit", "memory", profile="quick")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +43,9 @@ class Edited:
     thing: Input | Output
 
 
+@needs(RULE, RUNS, KEEPS_INPUTS, STEADY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor whose change goes unnoticed."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
-    if subject.writes_inputs:
-        yield Skip(RULE, "forward itself changes its inputs")
-        return
-    if not subject.is_steady:
-        yield Skip.refused(RULE, "the gradients differ from run to run")
-        return
     usual = subject.pull()
     for what in _editable(subject.run()):
         run = subject.run()
@@ -105,17 +91,17 @@ def _edit(tensor: Tensor) -> bool:
     return True
 
 
-def _edited(scene: Scene) -> str:
+def _edited(context: ReproContext) -> str:
     """A change between forward and backward must be noticed, or make no difference."""
     return text_of(
-        begun(scene),
-        f"wanted = [grad.clone() for grad in {scene.pull()}]",
-        scene.done(),
+        begun(context),
+        f"wanted = [grad.clone() for grad in {context.pull()}]",
+        context.done(),
         "with torch.no_grad():",
-        f"    {scene.code_of(scene.about.detail.thing)}.mul_(0.5).add_(0.25)"
+        f"    {context.code_of(context.about.detail.thing)}.mul_(0.5).add_(0.25)"
         "  # nobody may read this by now",
         "try:",
-        f"    found = {scene.pull()}",
+        f"    found = {context.pull()}",
         "except RuntimeError:",
         "    found = wanted  # the change was noticed",
         compared("found", "wanted"),

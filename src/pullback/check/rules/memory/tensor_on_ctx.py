@@ -34,22 +34,13 @@ from torch import Tensor
 from pullback.check.explaining import UNWATCHED, Cause
 from pullback.check.facts import Input, Output
 from pullback.check.repro.calls import begun
-from pullback.check.repro.scene import Scene, text_of
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.snapshot import share_memory
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.example import can_differ, tensors_in
 from pullback.judge.run import Run
 
-RULE = Rule(
-    code="B855", name="tensor-on-ctx", group="memory", severity=Severity.FRAGILE, profile="quick"
-)
+RULE = Rule("B855", "tensor-on-ctx", "memory", Severity.FRAGILE, "quick")
 
 FEW = 1  # so many numbers on ctx are a flag or a seed, no matter where they are kept
 
@@ -118,15 +109,15 @@ def _held(run: Run, tensors: list[Tensor]) -> Input | Output | None:
     return None
 
 
-def _kept(scene: Scene) -> str:
+def _kept(context: ReproContext) -> str:
     """No attribute of ctx holds a tensor after backward."""
-    if not scene.used:
+    if not context.used:
         return ""
     return text_of(
-        begun(scene),
-        f"node = {scene.output(scene.used[0])}.grad_fn",
-        scene.pull(),
-        f'kept = getattr(node, "{scene.about.detail.attribute}", None)'
+        begun(context),
+        f"node = {context.output(context.used[0])}.grad_fn",
+        context.pull(),
+        f'kept = getattr(node, "{context.about.detail.attribute}", None)'
         "  # an attribute of ctx, after backward",
         "kept = kept if isinstance(kept, (list, tuple)) else [kept]",
         'assert not any(isinstance(t, torch.Tensor) for t in kept), f"{kept=}"',

@@ -36,8 +36,8 @@ from pullback.check.saving import saving
 from pullback.check.spy import spy_on
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
-    ForwardRefusedError,
     Rule,
     Severity,
     Skip,
@@ -46,9 +46,7 @@ from pullback.check.subject import (
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import run
 
-RULE = Rule(
-    code="B854", name="unread-saved", group="memory", severity=Severity.WASTEFUL, profile="quick"
-)
+RULE = Rule("B854", "unread-saved", "memory", Severity.WASTEFUL, "quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -62,7 +60,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             kept, unread = _unread(subject, example)
             break
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
     else:
         return
@@ -87,7 +85,7 @@ def _may_be_none(subject: Subject, example: Example, saved: Tensor) -> bool:
     for i in example.differentiable:
         value = example.args[i]
         if value.shape == saved.shape and value.dtype == saved.dtype and torch.equal(value, saved):
-            with suppress(ForwardRefusedError, BackwardFailedError):
+            with suppress(CallError):
                 subject.pull(example.put(i, None, "None").need(example.needs - {i}))
                 return True
     return False

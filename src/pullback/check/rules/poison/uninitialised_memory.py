@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
+from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Fill, poisoned
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.explaining import COMPARING, Cause
@@ -36,32 +37,21 @@ from pullback.check.facts import At, Gradient, Number, Output, Thing
 from pullback.check.inputs.arguments import is_order
 from pullback.check.inputs.domains import ZERO, changed
 from pullback.check.inputs.shapes import batches_of, sizes_of
-from pullback.check.repro.scene import Scene, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-    worst_of,
-)
+from pullback.check.repro.context import ReproContext, text_of
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each, worst_of
 from pullback.check.trials import failed
 from pullback.judge.example import Example, can_differ
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="U001", name="uninitialised-memory", group="poison", profile="quick")
+RULE = Rule("U001", "uninitialised-memory", "poison", profile="quick")
 
 SIZES = 16
 ORDINARY = 1.0
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that changes."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     with Fill(ORDINARY):
         one, two = (results_of(subject, subject.base) for _ in range(2))
     if difference(one, two) is not None:
@@ -73,7 +63,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 usual = _results(subject, example)
             with poisoned():
                 now = _results(subject, example)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         for thing, expected in usual.items():
             got = now.get(thing)
@@ -142,15 +132,15 @@ def _same(got: Tensor, expected: Tensor) -> bool:
     return is_close(got, expected, 100)
 
 
-def _filled(scene: Scene) -> str:
+def _filled(context: ReproContext) -> str:
     """Results where PyTorch fills fresh memory with NaN."""
-    outputs = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
-    results = f"[{outputs}, *{scene.pull()}]" if scene.used else f"[{outputs}]"
+    outputs = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
+    results = f"[{outputs}, *{context.pull()}]" if context.used else f"[{outputs}]"
     return text_of(
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         "torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN now",
-        scene.done(),
+        context.done(),
         f"for got in {results}:",
         '    assert bool(got.isfinite().all()), f"{got=}"',
     )

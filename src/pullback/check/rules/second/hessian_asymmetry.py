@@ -26,21 +26,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pullback.check.repro.context import ReproContext, text_of
 from pullback.check.repro.orders import weights_of
-from pullback.check.repro.scene import Scene, text_of
 from pullback.check.second_order import second_order
-from pullback.check.subject import Finding, Rule, Skip, Subject, told
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe
 from pullback.judge.run import Run, cotangent_of
 
 RULE = Rule(
-    code="H003",
-    name="hessian-asymmetry",
-    group="second",
+    "H003",
+    "hessian-asymmetry",
+    "second",
     profile="quick",
     intent=("once_differentiable", "surrogate"),
 )
 
 PAIRS = 2
+DRAWS = (700, 750)  # of the first directions
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -53,11 +54,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     for pair in range(PAIRS):
         called = subject.run(subject.small)
         leaves = list(called.leaves.values())
-        u, v = ([cotangent_of(leaf, 700 + 2 * pair + k) for leaf in leaves] for k in (0, 1))
+        # Other numbers for each input: along the same ones, what two inputs lack in turn cancels.
+        u, v = (
+            [cotangent_of(leaf, draw + 100 * pair + i) for i, leaf in enumerate(leaves)]
+            for draw in DRAWS
+        )
         try:
             along_u, along_v = (_product(subject, called, direction) for direction in (u, v))
         except RuntimeError as error:
-            yield Skip.refused(RULE, "it refuses aloud", told(error))
+            yield Skip.refused(RULE, "it refuses aloud", describe(error))
             return
         if along_u is None or along_v is None:
             return
@@ -119,16 +124,16 @@ def _inner(a: list[Tensor | None], b: list[Tensor | None]) -> tuple[float, float
     return total, size
 
 
-def _in_both_orders(scene: Scene) -> str:
+def _in_both_orders(context: ReproContext) -> str:
     """The Hessian along two directions, in both orders."""
-    leaves = ", ".join(scene.leaves)
+    leaves = ", ".join(context.leaves)
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        f"u = [{', '.join(weights_of(scene, 700))}]",
-        f"v = [{', '.join(weights_of(scene, 701))}]",
-        scene.done(),
-        f"first = {scene.pull(options='create_graph=True')}",
+        context.settings(),
+        context.weights(),
+        f"u = [{', '.join(weights_of(context, DRAWS[0]))}]",
+        f"v = [{', '.join(weights_of(context, DRAWS[1]))}]",
+        context.done(),
+        f"first = {context.pull(options='create_graph=True')}",
         "",
         "def along(u, v):",
         f"    found = torch.autograd.grad(first, [{leaves}], u, retain_graph=True, "

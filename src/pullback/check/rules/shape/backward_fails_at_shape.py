@@ -27,25 +27,11 @@ import math
 import re
 from collections.abc import Iterator
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.explaining import Cause
-from pullback.check.inputs.shapes import (
-    batches_of,
-    fits,
-    oblong_of,
-    ranks_of,
-    resized,
-    sizes_of,
-)
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.inputs.shapes import batches_of, fits, oblong_of, ranks_of, resized, sizes_of
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import Trial, trial_of, trials
 from pullback.judge.example import Example, can_differ
 
@@ -62,20 +48,12 @@ BAKED = re.compile(rf"shape '\[([\d, ]*)\]' {INVALID} (\d+)")
 # Larger sizes that must fail as well, of either parity: times so many, and so many more.
 LARGER = ((2, 1), (3, 0), (2, 2))
 
-RULE = Rule(
-    code="S305",
-    name="backward-fails-at-shape",
-    group="shape",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("S305", "backward-fails-at-shape", "shape", Severity.FRAGILE, "quick")
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding, for the first shape at which backward fails."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     families = USUAL | UNUSUAL
     is_told = any(group == RULE.group for group, _ in subject.blamed)
     if not is_told and _is_by_entry(subject):
@@ -104,7 +82,7 @@ def _is_by_entry(subject: Subject) -> bool:
     try:
         is_one = len(small.tensors) == 1 and common_shape(subject, small) is not None
         return is_one and is_by_entry(subject, small)
-    except (BackwardFailedError, ForwardRefusedError):
+    except CallError:
         return False
 
 

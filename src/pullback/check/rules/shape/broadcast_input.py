@@ -27,7 +27,7 @@ import torch
 
 from pullback.check.entries import common_shape, is_by_entry
 from pullback.check.subject import (
-    BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -39,7 +39,7 @@ from pullback.check.subject import (
 from pullback.check.trials import is_new, trial_of
 from pullback.judge.example import Example
 
-RULE = Rule(code="S309", name="broadcast-input", group="shape", profile="quick")
+RULE = Rule("S309", "broadcast-input", "shape", profile="quick")
 
 FIX = "sum the gradient over what was broadcast: grad.sum_to_size(x.shape)"
 
@@ -53,7 +53,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         shape = common_shape(subject, start) if len(start.differentiable) > 1 else None
         if shape is None or not 1 <= len(shape) <= 4 or not is_by_entry(subject, start):
             return
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return  # what was written out is not taken
     for i, variant in each(_variants(start, shape), subject):
         trial = trial_of(subject, variant) if _has_shape(subject, variant, shape) else None

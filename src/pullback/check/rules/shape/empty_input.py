@@ -28,7 +28,7 @@ from pullback.check.inputs.shapes import empty_of
 from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import is_new, reported, trials
 
-RULE = Rule(code="S304", name="empty-input", group="shape", profile="quick")
+RULE = Rule("S304", "empty-input", "shape", profile="quick")
 
 AMBIGUOUS = "cannot reshape tensor of 0 elements"
 

@@ -32,7 +32,7 @@ from pullback.check.subject import Finding, ForwardRefusedError, Rule, Severity,
 from pullback.check.trials import is_new, trial_of
 from pullback.judge.example import Example
 
-RULE = Rule(code="S310", name="negative-index", group="shape", profile="quick")
+RULE = Rule("S310", "negative-index", "shape", profile="quick")
 
 FIX = "make negative indices positive in forward, or refuse them"
 
@@ -64,7 +64,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _variants(start: Example) -> Iterator[tuple[int, Example, Example]]:
-    """Each tensor of indices with -1 for its last entry, and the twins with each last index."""
+    """Each tensor of indices with -1 for its last entry, and the same with each last index."""
     sizes = sorted({s for j in start.differentiable for s in start.args[j].shape if s > 1})
     for i in start.tensors:
         index = start.args[i]

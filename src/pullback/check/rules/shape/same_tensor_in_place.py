@@ -25,18 +25,10 @@ from dataclasses import replace
 from typing import Any
 
 from pullback.check.facts import At, Both
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Skip,
-    Subject,
-    each,
-)
+from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example
 
-RULE = Rule(code="S311", name="same-tensor-in-place", group="shape", profile="quick")
+RULE = Rule("S311", "same-tensor-in-place", "shape", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -59,7 +51,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         both.names = subject.names
         try:
             wrong = both.judge(example)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         at = At(Both(subject.names[i], subject.names[j]))
         for mismatch in wrong:

@@ -27,9 +27,10 @@ from torch import Tensor
 from pullback.check.explaining import Cause
 from pullback.check.facts import At, Both, Input, Number, Words
 from pullback.check.inputs.arguments import doubled
-from pullback.check.repro.scene import COMPARED, Scene, text_of
+from pullback.check.repro.context import COMPARED, ReproContext, text_of
 from pullback.check.subject import (
     BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -43,7 +44,7 @@ from pullback.judge.example import Example
 from pullback.judge.run import Raised
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="S307", name="same-tensor-twice", group="shape", profile="quick")
+RULE = Rule("S307", "same-tensor-twice", "shape", profile="quick")
 
 FIX = "return the gradient of each slot as if the others held other tensors"
 
@@ -57,7 +58,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             parts = subject.pull(apart)
             again = subject.pull(apart)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             continue
         if not all(is_close(parts[name], again[name]) for name in parts):
             continue
@@ -103,25 +104,25 @@ def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return two if one is None else one if two is None else one + two
 
 
-def _summed(scene: Scene) -> str:
+def _summed(context: ReproContext) -> str:
     """The gradient of a tensor in two places against the sum over two copies of it."""
-    thing = scene.about.thing
+    thing = context.about.thing
     if not isinstance(thing, Both):
         return ""
-    one = scene.code_of(Input(thing.one))
-    apart = scene.arguments.split(", ")
+    one = context.code_of(Input(thing.one))
+    apart = context.arguments.split(", ")
     places = [i for i, arg in enumerate(apart) if arg == one]
     if len(places) != 2:
         return ""
     apart[places[1]] = "copy"
-    out = scene.outputs()
+    out = context.outputs()
     return text_of(
-        scene.settings(),
-        scene.weights(),
-        scene.done(),
+        context.settings(),
+        context.weights(),
+        context.done(),
         f"(got,) = torch.autograd.grad({out}, [{one}], g, materialize_grads=True)",
         f"copy = {one}.detach().clone().requires_grad_()",
-        scene.done(arguments=", ".join(apart)),
+        context.done(arguments=", ".join(apart)),
         f"parts = torch.autograd.grad({out}, [{one}, copy], g, materialize_grads=True)",
         "expected = parts[0] + parts[1]",
         COMPARED.strip(),

@@ -26,24 +26,10 @@ from typing import Any
 
 import torch
 
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    ForwardRefusedError,
-    Rule,
-    Severity,
-    Skip,
-    Subject,
-)
+from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.judge.example import Example
 
-RULE = Rule(
-    code="T907",
-    name="changed-setting",
-    group="state",
-    severity=Severity.FRAGILE,
-    profile="quick",
-)
+RULE = Rule("T907", "changed-setting", "state", Severity.FRAGILE, "quick")
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -64,7 +50,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 phase = "backward"
                 run.pull(subject.cotangents(run))
                 changed = _changed(before)
-        except (ForwardRefusedError, BackwardFailedError):
+        except CallError:
             changed = _changed(before)
         finally:
             _restore(usual)

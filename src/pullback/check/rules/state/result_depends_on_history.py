@@ -32,8 +32,8 @@ from torch import Tensor
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Thing, Words
 from pullback.check.others import other_values
+from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
 from pullback.check.repro.retold import of_gradients
-from pullback.check.repro.scene import Repro, Scene, compared, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
     Finding,
@@ -47,7 +47,7 @@ from pullback.judge.example import can_differ
 from pullback.judge.run import Raised, Run
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="T903", name="result-depends-on-history", group="state", profile="quick")
+RULE = Rule("T903", "result-depends-on-history", "state", profile="quick")
 
 REPEATS = 6
 
@@ -155,32 +155,32 @@ def _foreign_states() -> tuple[Any, ...]:
     return random.getstate(), state[1].tobytes(), state[2]
 
 
-def _again(scene: Scene) -> Repro | str:
+def _again(context: ReproContext) -> Repro | str:
     """The same call again must give the same."""
-    if scene.raised:
+    if context.raised:
         return text_of(
-            scene.settings(),
-            scene.weights(),
-            scene.pulling(),
+            context.settings(),
+            context.weights(),
+            context.pulling(),
             "for _ in range(6):",
-            f"    pull(g){scene.raised}",
+            f"    pull(g){context.raised}",
         )
-    results = ", ".join(scene.output(i) for i in range(len(scene.run.outputs)))
+    results = ", ".join(context.output(i) for i in range(len(context.run.outputs)))
     text = text_of(
-        scene.settings(),
-        scene.weights(),
+        context.settings(),
+        context.weights(),
         "",
         "def results():",
         indented(
-            [*scene.done(), f"held = [t.detach().clone() for t in [{results}]]"],
+            [*context.done(), f"held = [t.detach().clone() for t in [{results}]]"],
         ),
-        f"    return [*held, *{scene.pull()}]" if scene.used else "    return held",
+        f"    return [*held, *{context.pull()}]" if context.used else "    return held",
         "",
         "wanted = [t.clone() for t in results()]",
         "for _ in range(6):",
         indented(compared("results()", "wanted")),
     )
-    return Repro(text, of_gradients(scene, with_outputs=True))
+    return Repro(text, of_gradients(context, with_outputs=True))
 
 
 REPROS = (_again,)

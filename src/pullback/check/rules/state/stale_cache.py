@@ -33,10 +33,10 @@ from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Output
 from pullback.check.leftovers import leftovers_of, with_leftovers
 from pullback.check.others import other_values
+from pullback.check.repro.context import Repro, ReproContext, context_at, rounded, text_of
 from pullback.check.repro.gradients import of_number
-from pullback.check.repro.scene import Repro, Scene, rounded, scene_at, text_of
 from pullback.check.subject import (
-    BackwardFailedError,
+    CallError,
     Finding,
     ForwardRefusedError,
     Rule,
@@ -48,7 +48,7 @@ from pullback.judge.example import Example, can_differ, copy_of
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="T904", name="stale-cache", group="state", profile="quick")
+RULE = Rule("T904", "stale-cache", "state", profile="quick")
 
 
 def check(subject: Subject) -> Iterator[Finding | Skip]:
@@ -162,19 +162,19 @@ def _judged(subject: Subject, example: Example) -> list[Mismatch] | None:
     """What is wrong at an example; None where it cannot be run."""
     try:
         return subject.judge(example)
-    except (ForwardRefusedError, BackwardFailedError):
+    except CallError:
         return None
 
 
-def _after_other(scene: Scene) -> str:
+def _after_other(context: ReproContext) -> str:
     """What an earlier call with other values left must make no difference."""
-    shown = of_number(scene)
+    shown = of_number(context)
     if not isinstance(shown, Repro):
         return ""
-    base = scene.subject.base.map(rounded, "")
-    earlier = scene_at(scene, base.need(scene.example.needs))
+    base = context.subject.base.map(rounded, "")
+    earlier = context_at(context, base.need(context.example.needs))
     lines = [f"earlier_{line}" for line in earlier.settings()]
-    names = ", ".join(f"earlier_{name}" for name in scene.names[: len(earlier.example.args)])
+    names = ", ".join(f"earlier_{name}" for name in context.names[: len(earlier.example.args)])
     return text_of(lines, earlier.done("earlier", names), "", shown.text)
 
 

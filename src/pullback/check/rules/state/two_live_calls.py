@@ -26,11 +26,12 @@ from itertools import islice
 
 from torch import Tensor
 
+from pullback.check.conditions import RUNS, needs
 from pullback.check.explaining import ANYTHING, REPEATING, Cause
 from pullback.check.facts import At, Gradient, Number, Words, shapes
 from pullback.check.inputs.shapes import sizes_of
 from pullback.check.others import other_values
-from pullback.check.repro.scene import Scene, compared, rounded, scene_at, text_of
+from pullback.check.repro.context import ReproContext, compared, context_at, rounded, text_of
 from pullback.check.repro.trying import fails
 from pullback.check.subject import (
     BackwardFailedError,
@@ -44,16 +45,14 @@ from pullback.check.subject import (
 from pullback.judge.example import Example, can_differ
 from pullback.judge.tolerances import is_close
 
-RULE = Rule(code="T901", name="two-live-calls", group="state", profile="quick")
+RULE = Rule("T901", "two-live-calls", "state", profile="quick")
 
 FIX = "keep what backward needs on ctx, not on the class or in a global"
 
 
+@needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a call changes what another one gives."""
-    if subject.fails_at_base:
-        yield Skip.refused(RULE, "backward fails at the example", subject.fails_at_base)
-        return
     if subject.target.intent.nondeterministic or not subject.is_steady:
         yield Skip.refused(RULE, "the gradients differ from run to run")
         return
@@ -121,31 +120,31 @@ def _first_difference(
 # ---- repros ----
 
 
-def _between(scene: Scene) -> str:
+def _between(context: ReproContext) -> str:
     """Another call between forward and backward must make no difference."""
-    two = other_values(scene.example).map(rounded, "other values")
-    others = [e for e in (two, *islice(sizes_of(two), 4)) if scene.subject.accepts(e)]
-    texts = (_with_other(scene, other) for other in others)
-    return next((text for text in texts if fails(text, scene)), "")
+    two = other_values(context.example).map(rounded, "other values")
+    others = [e for e in (two, *islice(sizes_of(two), 4)) if context.subject.accepts(e)]
+    texts = (_with_other(context, other) for other in others)
+    return next((text for text in texts if fails(text, context)), "")
 
 
-def _with_other(scene: Scene, example: Example) -> str:
-    other = scene_at(scene, example)
-    names = [f"other_{name}" for name in scene.names]
+def _with_other(context: ReproContext, example: Example) -> str:
+    other = context_at(context, example)
+    names = [f"other_{name}" for name in context.names]
     lines = [f"other_{line}" for line in other.settings()]
     arguments = ", ".join(
-        f"{name}.clone()" if scene.subject.writes_inputs and can_differ(arg) else name
+        f"{name}.clone()" if context.subject.writes_inputs and can_differ(arg) else name
         for name, arg in zip(names, example.args, strict=False)
     )
     return text_of(
-        scene.settings(),
+        context.settings(),
         lines,
-        scene.weights(),
-        scene.done(),
-        f"wanted = {scene.pull()}",
-        scene.done(),
-        scene.done("other", arguments),
-        compared(scene.pull(), "wanted"),
+        context.weights(),
+        context.done(),
+        f"wanted = {context.pull()}",
+        context.done(),
+        context.done("other", arguments),
+        compared(context.pull(), "wanted"),
     )
 
 
