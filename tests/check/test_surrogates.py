@@ -123,6 +123,35 @@ def test_surrogate_inside_a_program_is_known(is_declared):
     assert any("`Rounded`, which it calls" in note for note in report.notes)
 
 
+# ---- what is asked of a surrogate, too ----
+
+
+def smooth_step(ctx, v):
+    keep(ctx, v)
+    return (v > 0).to(v.dtype)
+
+
+def overflowing(ctx, g):
+    (v,) = ctx.saved_tensors
+    large = (20 * v).exp()
+    return g * large / (1 + large) ** 2  # infinity by infinity, far out
+
+
+FAULTY = {
+    "zero-cotangent": (made("Biased", rounded, lambda ctx, g: g + 0.5), (row(4, 5),)),
+    "gradient-overflow": (made("Overflowing", smooth_step, overflowing), (row(4, 5),)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_fault_of_a_surrogate_is_found(name):
+    function, inputs = FAULTY[name]
+    report = pb.check(function, inputs)
+
+    assert report.of("wrong") != ()
+    assert any(note.startswith("surrogate gradient") for note in report.notes)
+
+
 # ---- faults that look like one ----
 
 
