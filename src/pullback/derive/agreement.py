@@ -9,7 +9,6 @@ side leaves a trace: random states, modes and hooks around the caller stay as th
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.closeness import (
+    SMALL,
+    HalfTheDigits,
+    all_close,
+    compared,
+    is_number,
+    largest,
+)
 from pullback.capture.fake import apart
 from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture
@@ -36,25 +43,8 @@ ALL = "all outputs"
 LARGEST_TRIAL = 1 << 22
 """Elements of an input beyond which nothing is tried at sizes of a caller's own choice."""
 
-SMALL = 1e-3
-"""What is this much smaller than the largest number of a run, or than 1, is compared with this.
-
-Numbers that cancel (the gradient of a softmax by equal cotangents) leave their rounding behind.
-"""
-
 Call = Callable[[Sequence[Tensor]], list[Any]]
 """Takes the tensors of a row, and gives the leaves of what is returned."""
-
-
-def tolerance(dtype: torch.dtype, count: int = 1) -> float:
-    """How far two computations of the same may be apart, relative to the largest number in it.
-
-    Half of the digits: the two round in other places, and what a program does with that (inverts,
-    subtracts what is nearly equal) may cost some. A wrong formula is off by far more. A sum of
-    `count` numbers adds their roundings, about as often up as down: 8 times that for bad luck.
-    """
-    eps = torch.finfo(dtype).eps
-    return max(math.sqrt(eps), 8 * eps * math.sqrt(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +279,13 @@ class Agreement:
                 continue
             rows = zip(names, theirs, mine, strict=True)
             pairs += [(f"the gradient of `{name}` by {which}", a, b) for name, a, b in rows]
-        floor = SMALL * max([1.0, *(_largest(a) for _, a, _ in pairs)])
+        floor = SMALL * max([1.0, *(largest(a) for _, a, _ in pairs)])
+        allowed = HalfTheDigits(floor, is_ignored=not row.is_usual)
         for where, a, b in pairs:
-            known = _spread(a, b) if row.has_nan else a
-            if not is_close(b, known, floor=floor, is_strict=row.is_usual):
-                return Difference(where, row.what, _shown(a, b), _shown(b, a))
+            found = compared(where, b, _spread(a, b) if row.has_nan else a, allowed)
+            if found is not None:
+                at = f" at {found.at}" if found.at else ""
+                return Difference(where, row.what, f"{found.expected}{at}", f"{found.got}{at}")
         return None
 
     # ---- second order ----
@@ -317,9 +309,8 @@ class Agreement:
         theirs = self._twice(self.of_arguments(self.program), row)
         if mine is None or theirs is None:
             return theirs is None and (mine is None or not self.captured.is_handwritten)
-        floor = SMALL * max([1.0, *map(_largest, theirs)])
-        close = functools.partial(is_close, floor=floor, is_strict=False)
-        return len(mine) == len(theirs) and all(map(close, mine, theirs))
+        floor = SMALL * max([1.0, *map(largest, theirs)])
+        return all_close(mine, theirs, HalfTheDigits(floor, is_ignored=True))
 
     def _twice(self, call: Call, row: Row) -> list[Tensor | None] | None:
         """The second derivatives of one side, or None if it raises."""
@@ -427,65 +418,10 @@ def random_like(like: Tensor, seed: int) -> Tensor:
     return row.to(device=like.device, dtype=like.dtype)
 
 
-def all_close(mine: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two rows of values are equal but for rounding."""
-    return len(mine) == len(theirs) and all(map(is_close, mine, theirs))
-
-
-def is_close(got: Any, expected: Any, *, floor: float = 0.0, is_strict: bool = True) -> bool:
-    """Whether two values are equal but for rounding; no gradient is as good as zeros.
-
-    Numbers are compared with the largest of `expected`, or with `floor`. What is not finite in
-    `expected` must not be so in `got`, either; if not `is_strict`, it may be anything.
-    """
-    if got is None or expected is None:
-        some = got if expected is None else expected
-        return some is None or not bool((some.detach() != 0).any())
-    if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
-        return bool(type(got) is type(expected) and got == expected)
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return False
-    a, b = got.detach(), expected.detach()
-    if not (a.is_floating_point() or a.is_complex()):
-        return bool((a == b).all())
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    bound = tolerance(a.abs().dtype, a.numel()) * max(_largest(b) or 1.0, floor)
-    is_near = (a.to(wide) - b.to(wide)).abs() <= bound
-    is_lost = ~b.isfinite()
-    same = is_near | (is_lost & ~a.isfinite()) if is_strict else is_near | is_lost
-    return bool(same.all())
-
-
 def _spread(expected: Any, got: Any) -> Any:
     """`expected`, with what is not finite in `got` in its place: NaN may spread, not vanish."""
-    alike = isinstance(got, Tensor) and isinstance(expected, Tensor) and got.shape == expected.shape
-    if (
-        not alike
-        or got.dtype != expected.dtype
-        or not (got.is_floating_point() or got.is_complex())
-    ):
+    if not is_number(got) or not is_number(expected):
+        return expected
+    if got.shape != expected.shape or got.dtype != expected.dtype:
         return expected
     return torch.where(got.isfinite(), expected, got)
-
-
-def _largest(value: Any) -> float:
-    """The largest finite number in a value, or 0."""
-    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
-        return 0.0
-    real = value.detach().abs().double()
-    finite = real[real.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
-def _shown(value: Any, other: Any) -> str:
-    """A value for a message: the element in which it is farthest from another."""
-    if not isinstance(value, Tensor):
-        return "none" if value is None else repr(value)
-    alike = isinstance(other, Tensor) and (value.shape, value.dtype) == (other.shape, other.dtype)
-    if not alike or not value.numel():
-        return f"{value.dtype} of shape {list(value.shape)}"
-    wide = torch.complex128 if value.is_complex() else torch.float64
-    apart = (value.to(wide) - other.to(wide)).abs().nan_to_num(torch.inf)
-    place = int(apart.argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(place), value.shape)]
-    return f"{value.flatten()[place].item():.6g} at {index}" if value.dtype != torch.bool else "..."

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.closeness import all_close
 from pullback.capture.modes import autocast_off
 from pullback.capture.trees import flatten
-from pullback.derive.agreement import LARGEST_TRIAL, all_close, pulled_twice, random_like
+from pullback.derive.agreement import LARGEST_TRIAL, pulled_twice, random_like
 from pullback.derive.recipe import Parts
 from pullback.derive.tensor_specs import drawn
 from pullback.emit.cpp.runs import functions_of

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.closeness import all_close
 from pullback.capture.fake import numbers_of, resized
 from pullback.capture.trees import flatten
-from pullback.derive.agreement import all_close
 from pullback.emit.cpp.beside import Beside
 from pullback.emit.cpp.observed import TOGETHER, Observed, Wanted, observed
 

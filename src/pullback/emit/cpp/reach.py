@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.closeness import all_close
 from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
-from pullback.derive.agreement import all_close
 from pullback.derive.recipe import Parts
 from pullback.emit.cpp.beside import Beside, apart
 from pullback.emit.cpp.runs import twin_of, with_dtype
