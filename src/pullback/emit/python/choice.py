@@ -7,9 +7,7 @@ program itself.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.capture.trees import tensors_in
+from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
 from pullback.emit.python.recorded import recorded
 from pullback.emit.python.trial import Trial
@@ -71,7 +70,7 @@ def _with_record(subject: Subject, trial: Trial) -> Trial | None:
     if any(map(is_random, calls(subject.captured.joint.graph))):
         return trial
     space = loaded(f"import torch\n\n\n{trial.inputs()}")
-    with _aside():
+    with aside():
         try:
             return replace(trial, recorded=recorded(subject, trial, space["inputs"]()))
         except Exception:  # any: the program may refuse other inputs in any way
@@ -114,19 +113,9 @@ def _space(trial: Trial, reference: str) -> dict[str, Any]:
     return loaded("\n\n\n".join(["import torch", reference, trial.text("Function", "it.py")]))
 
 
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Gradients are recorded, random states stay as they are, and nobody is warned."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a dtype that is not double
-            yield
-
-
 def fault_of(space: dict[str, Any]) -> Exception | None:
     """What the self-test of a module raises, if anything."""
-    with _aside():
+    with aside():
         try:
             space["self_test"]()
         except Exception as error:
@@ -140,7 +129,7 @@ def _is_passed(space: dict[str, Any]) -> bool:
 
 def _suits(trial: Trial, space: dict[str, Any]) -> bool:
     """Whether `reference` is finite and smooth at the inputs of a module, as autograd sees it."""
-    with _aside():
+    with aside():
         try:
             given = space["inputs"]()
             outputs = space["called"](space["reference"], given)
@@ -191,9 +180,9 @@ def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -
         row = [moved if i == place else x for i, x in enumerate(given)]
         seed_torch(0)
         with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
-            return tuple(tensors_in(subject.run(row)))
+            return tuple(tensors_in(subject.call(*captured.fill(row))))
 
-    with _aside():
+    with aside():
         made = list(space["inputs"]()[:count])
         own = [_leaf(x, like.dtype) for x, like in zip(made, trial.likes, strict=False)]
         for given, how in ((made, trial), (own, replace(trial, is_double=False))):

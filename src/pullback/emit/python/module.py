@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.capture.names import identifier
-from pullback.derive.agreement import Agreement, Difference
+from pullback.derive.comparison import Comparison, Difference
 from pullback.derive.plain import forward_of
 from pullback.derive.source import differing, function_source, loaded
 from pullback.emit.python.choice import chosen, fault_of
@@ -62,25 +62,24 @@ def emit_python(subject: Subject) -> dict[str, str]:
     It is run and compared with the program, as a whole: what differs is not handed out.
     """
     file, found = f"{snake(subject.name)}.py", None
-    agreement = Agreement(subject.captured, subject.program, subject.likes)
     for pieces in _pieces(subject):
         write = functools.partial(_module, subject, pieces, file)
         reference = reference_of(subject, pieces.held)
         text = write(chosen(subject, pieces.call, pieces.held, write, reference))
-        found = _difference(agreement, pieces, text)
+        found = _difference(subject.comparison, pieces, text)
         if found is None:
             return {file: text}
     raise differing(subject.captured.name, found)
 
 
-def _difference(agreement: Agreement, pieces: Pieces, text: str) -> Difference | None:
+def _difference(comparison: Comparison, pieces: Pieces, text: str) -> Difference | None:
     """What is wrong with a module: it differs from the program, or from what was recorded.
 
     A self-test that fails by finite differences is right: so does the user's own backward.
     """
     space = loaded(text)
     function = eval(pieces.call, space)
-    found = agreement.difference(agreement.of_function(function, pieces.held))
+    found = comparison.difference(comparison.of_function(function, pieces.held))
     fault = fault_of(space)
     if found is None and isinstance(fault, AssertionError):
         return Difference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
@@ -191,14 +190,8 @@ def function_pieces(subject: Subject) -> Pieces:
 
 def graph_pieces(subject: Subject, name: str) -> Pieces:
     """The Function as the text of its graphs, under a name."""
-    source = function_source(
-        subject.captured,
-        subject.save,
-        name,
-        subject.program,
-        subject.likes,
-        said=None if subject.function is None else forward_of(subject.function),
-    )
+    said = subject.program if subject.function is None else forward_of(subject.function)
+    source = function_source(subject.comparison, subject.save, name, said)
     constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
     block = ["\n".join(source.constants)] if source.constants else []
     held = frozenset(constants)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pullback.capture.trees import tensors_in
-from pullback.derive.agreement import Agreement
 from pullback.derive.tensor_specs import drawn
 from pullback.emit.python.own import Own, own_source
 from pullback.emit.subject import Subject
@@ -63,9 +62,9 @@ def _loaded(own: Own, name: str) -> Any:
 
 def _agree(subject: Subject, twin: Any) -> bool:
     """Whether the class and its twin give the same, as far as two derivatives tell."""
-    agreement = Agreement(subject.captured, subject.program, subject.likes)
-    call = agreement.of_arguments(twin.apply)
-    return agreement.difference(call) is None and agreement.is_same_twice(call, may_raise=True)
+    comparison = subject.comparison
+    call = comparison.of_arguments(twin.apply)
+    return comparison.difference(call) is None and comparison.is_same_twice(call, may_raise=True)
 
 
 # ---- what is saved ----
