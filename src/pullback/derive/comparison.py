@@ -13,20 +13,13 @@ import functools
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback.capture.closeness import (
-    SMALL,
-    HalfTheDigits,
-    all_close,
-    compared,
-    is_number,
-    largest,
-)
+from pullback.capture.closeness import SMALL, HalfTheDigits, all_close, largest
 from pullback.capture.fake import apart
 from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture
@@ -34,9 +27,9 @@ from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.patch import watching
 from pullback.capture.trees import flatten
 from pullback.capture.watch import Watcher
+from pullback.derive.difference import Difference, difference
 from pullback.derive.observed import (
     SEED,
-    TOGETHER,
     Call,
     Observed,
     Wanted,
@@ -47,36 +40,6 @@ from pullback.derive.observed import (
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.derive.trial_rows import Row, size_rows, value_rows
 from pullback.function.isolation import RandomState, seed_torch
-
-Kind = Literal[
-    "the program",
-    "the call",
-    "the self-test",
-    "what is returned",
-    "output",
-    "alone",
-    "gradient",
-    "second derivative",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first thing that is not the same: what, for which row, and both sides of it.
-
-    `at` is the index of the worst element. `place` counts outputs, inputs or derivatives. `name` is
-    that of the input of a gradient, `by` the outputs that it is pulled back from; of a call that
-    raises, `name` is the class of the error.
-    """
-
-    kind: Kind
-    row: str
-    expected: str
-    got: str
-    at: str = ""
-    place: int = 0
-    name: str = ""
-    by: str = ""
 
 
 class Comparison:
@@ -187,6 +150,11 @@ class Comparison:
         """What another side gives for a row."""
         with aside():
             return observed(call, row.tensors, wanted or self.wanted)
+
+    def apart(self, expected: Observed, found: Observed, row: Row) -> Difference | None:
+        """The first difference of what two sides gave for a row."""
+        names = [one.name for one in self.captured.inputs if one.needs]
+        return difference(expected, found, row, names)
 
     # ---- first order ----
 
@@ -321,79 +289,6 @@ class Comparison:
                 return second_order(call, row.tensors, self.wanted)
             except Exception:  # of any kind: there is no second derivative
                 return None
-
-    # ---- what differs ----
-
-    def apart(self, expected: Observed, found: Observed, row: Row) -> Difference | None:
-        """The first difference of what two calls gave."""
-        if found.error:
-            return Difference("the call", row.what, "a result", found.error, name=found.error_type)
-        if len(expected.outputs) != len(found.outputs):
-            counts = (f"{len(one.outputs)} outputs" for one in (expected, found))
-            return Difference("what is returned", row.what, *counts)
-        for place, (theirs, mine) in enumerate(zip(expected.live, found.live, strict=True)):
-            if theirs != mine:
-                sides = (f"requires_grad={is_live}" for is_live in (theirs, mine))
-                return Difference("output", row.what, *sides, place=place)
-        for place in expected.alone.keys() & found.alone.keys():
-            if expected.alone[place] != found.alone[place]:
-                sides = (f"{one.alone[place]}" for one in (expected, found))
-                return Difference("alone", row.what, *sides, place=place)
-        return self._first_value(list(self._values(expected, found, row)), row)
-
-    def _first_value(
-        self, values: Sequence[tuple[Difference, Any, Any]], row: Row
-    ) -> Difference | None:
-        floor = SMALL * max([1.0, *(largest(theirs) for _, theirs, _ in values)])
-        allowed = HalfTheDigits(floor, is_ignored=not row.is_usual)
-        for one, theirs, mine in values:
-            known = _spread(theirs, mine) if row.has_nan else theirs
-            found = compared("", mine, known, allowed)
-            if found is not None:
-                return replace(one, expected=found.expected, got=found.got, at=found.at)
-        return None
-
-    def _values(
-        self, expected: Observed, found: Observed, row: Row
-    ) -> Iterator[tuple[Difference, Any, Any]]:
-        """The values that are compared: what they are, as a difference, and both sides of them."""
-        one = Difference("output", row.what, "", "")
-        for place, pair in enumerate(zip(expected.outputs, found.outputs, strict=True)):
-            yield replace(one, place=place), *pair
-        names = [i.name for i in self.captured.inputs if i.needs]
-        whole = expected.first.get(TOGETHER, [])
-        # Those of all outputs together come first.
-        for by in sorted(expected.first, key=lambda by: by != TOGETHER):
-            if row.has_nan or (by != TOGETHER and not row.is_usual):
-                continue
-            gradients = zip(names, expected.first[by], found.first[by], whole, strict=True)
-            for place, (name, theirs, mine, all_of_it) in enumerate(gradients):
-                sides = (_where_finite(side, all_of_it, by) for side in (theirs, mine))
-                yield replace(one, kind="gradient", place=place, name=name, by=by), *sides
-        if expected.second is not None and found.second is not None:
-            for place, pair in enumerate(zip(expected.second, found.second, strict=True)):
-                yield replace(one, kind="second derivative", place=place), *pair
-
-
-def _where_finite(gradient: Any, whole: Any, by: str) -> Any:
-    """The gradient of one output, but for where that of all outputs together is not finite.
-
-    There one of them has an infinite slope. A node of several outputs multiplies that by the zeros
-    of a cotangent that nobody gave; the ops of a program are not even run.
-    """
-    both = isinstance(gradient, Tensor) and isinstance(whole, Tensor)
-    if by == TOGETHER or not both or gradient.shape != whole.shape:
-        return gradient
-    return gradient.where(whole.isfinite(), torch.zeros_like(gradient))
-
-
-def _spread(expected: Any, got: Any) -> Any:
-    """`expected`, with what is not finite in `got` in its place: NaN may spread, not vanish."""
-    if not is_number(got) or not is_number(expected):
-        return expected
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return expected
-    return torch.where(got.isfinite(), expected, got)
 
 
 # ---- running ----

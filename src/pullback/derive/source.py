@@ -14,7 +14,8 @@ from torch import Tensor, fx
 from pullback.capture.joint import Capture, Input
 from pullback.capture.trees import Spec, literal_of, paths_of, unflatten
 from pullback.derive.again import Again, again_of, refusing
-from pullback.derive.comparison import Comparison, Difference
+from pullback.derive.comparison import Comparison
+from pullback.derive.difference import Difference
 from pullback.derive.forward_lines import (
     idle_among,
     layout_checks,

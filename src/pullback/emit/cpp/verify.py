@@ -18,7 +18,7 @@ import torch
 
 from pullback.capture.decided import decided
 from pullback.derive import observed as observing
-from pullback.derive.comparison import Difference
+from pullback.derive.difference import Difference
 from pullback.derive.observed import JOB, RESULTS, Observed, Wanted
 from pullback.derive.recipe import Parts
 from pullback.derive.trial_rows import Row, op_rows
