@@ -50,17 +50,17 @@ def difference(
     """What differs first, if anything; `names` are those of the inputs that need a gradient."""
     if found.error:
         return Difference("the call", row.what, "a result", found.error, name=found.error_type)
-    if len(expected.outputs) != len(found.outputs):
-        counts = (f"{len(one.outputs)} outputs" for one in (expected, found))
-        return Difference("what is returned", row.what, *counts)
-    for place, (theirs, mine) in enumerate(zip(expected.live, found.live, strict=True)):
-        if theirs != mine:
-            sides = (f"requires_grad={is_live}" for is_live in (theirs, mine))
-            return Difference("output", row.what, *sides, place=place)
+    theirs, mine = len(expected.outputs), len(found.outputs)
+    if theirs != mine:
+        return Difference("what is returned", row.what, f"{theirs} outputs", f"{mine} outputs")
+    for place, pair in enumerate(zip(expected.live, found.live, strict=True)):
+        if pair[0] != pair[1]:
+            one, two = (f"requires_grad={is_live}" for is_live in pair)
+            return Difference("output", row.what, one, two, place=place)
     for place in expected.alone.keys() & found.alone.keys():
-        if expected.alone[place] != found.alone[place]:
-            sides = (f"{one.alone[place]}" for one in (expected, found))
-            return Difference("alone", row.what, *sides, place=place)
+        one, two = f"{expected.alone[place]}", f"{found.alone[place]}"
+        if one != two:
+            return Difference("alone", row.what, one, two, place=place)
     return _first_value(list(_values(expected, found, row, names)), row)
 
 

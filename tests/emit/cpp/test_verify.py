@@ -137,30 +137,17 @@ def test_comparison_can_be_left_out(monkeypatch):
     assert NOTE not in text
 
 
-# ---- what is seen of a call ----
+# ---- in words ----
 
 
 def two(x, y):
     return x.sin() * y, y * y
 
 
-def seen(comparison, **wanted):
-    row = comparison.rows[0]
-    return comparison.observe(lambda given: two(*given), row, replace(comparison.wanted, **wanted))
-
-
-def test_gradients_of_each_output_alone_are_seen():
-    found = seen(subject_of(two, (row(3), row(3))).comparison, is_alone=True, is_twice=True)
-
-    assert list(found.first) == ["output 0", "output 1", "all outputs"]
-    assert found.first["output 1"][0] is None
-    assert found.alone == {0: [True, False], 1: [True, True]}
-    assert len(found.second) == 4
-
-
 def test_difference_names_the_gradient():
     comparison = subject_of(two, (row(3), row(3))).comparison
-    right, wrong, first = seen(comparison), seen(comparison), comparison.rows[0]
+    first = comparison.rows[0]
+    right, wrong = (comparison.observe(lambda given: two(*given), first) for _ in range(2))
     wrong.first["output 1"][1][2] += 1
     said = described(comparison.apart(right, wrong, first))
 

@@ -51,9 +51,7 @@ def _shadow_class(captured: Capture, parts: Parts) -> Any:
     return new_class("Shadow", torch.autograd.Function, space)
 
 
-def _function_of(
-    graph: fx.Graph, name: str, captured: Capture, parts: Parts
-) -> Callable[..., tuple[Any, ...]]:
+def _function_of(graph: fx.Graph, name: str, captured: Capture, parts: Parts) -> Callable[..., Any]:
     """A graph as a function that gives a row."""
     call = compiled(graph, name, captured.name, parts.names)
     is_one = len(graph.output_node().args[0]) == 1  # type: ignore[arg-type]
