@@ -137,7 +137,7 @@ def op_rows(
     if example is not None:
         yield replace(example, what="inputs like the examples")
     if other is not None and others != own:
-        other = replace(other, is_resized=True, may_refuse=True)
+        other = replace(other, may_refuse=True)
         yield other.widened(captured) if is_double else other
     if example is None:
         return
@@ -163,11 +163,12 @@ def drawn_row(
             continue
         if any(size < 0 for size in shape) or math.prod(shape) > LARGEST:
             return None
-        is_own = tuple(shape) == like.shape
-        wish = like if is_own else replace(like, shape=tuple(shape), values=None)
-        tensors.append(drawn(wish, seed))
-    sizes = ", ".join(str(tuple(size)) for size in shapes)
-    return Row(tuple(tensors), f"inputs of the sizes {sizes}")
+        if tuple(shape) != like.shape:
+            like = replace(like, shape=tuple(shape), values=None)
+        tensors.append(drawn(like, seed))
+    what = f"inputs of the sizes {', '.join(str(tuple(shape)) for shape in shapes)}"
+    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, likes, strict=True))
+    return Row(tuple(tensors), what, is_resized=not is_own)
 
 
 # ---- values ----

@@ -109,9 +109,7 @@ class _Trial:
 
     def rank(self) -> int | None:
         """The least number of dimensions from which on every shape will do, if it is so."""
-        given = [
-            n.meta["val"].shape for n, one in zip(self.nodes, self.captured.inputs, strict=True)
-        ]
+        given = [node.meta["val"].shape for node in self.nodes]
         if any(one.tensor is not None for one in self.captured.inputs) or not given:
             return None
         if any(True for _ in decided(self.captured)):
