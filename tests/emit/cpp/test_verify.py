@@ -83,6 +83,18 @@ def test_infinite_slope_of_another_output_is_not_blamed():
     assert graphs_differ(subject, subject.parts) == ""
 
 
+def cancelling(x, w):
+    """The gradient of the first output is zero, but for what rounding leaves of it."""
+    return torch.softmax(x @ w, -1).sum(0), torch.tanh(x).mean()
+
+
+def test_rounding_of_what_cancels_is_not_blamed():
+    examples = tuple(torch.randn(shape, requires_grad=True) for shape in ((5, 8), (8, 6)))
+    subject = subject_of(cancelling, examples)
+
+    assert graphs_differ(subject, subject.parts) == ""
+
+
 # ---- with a compiler ----
 
 
