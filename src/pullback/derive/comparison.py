@@ -202,13 +202,9 @@ class Comparison:
             got = self.observe(call, row)
             if not got.error:
                 (right if self.apart(expected, got, row) is None else wrong).append(row)
-            elif not row.is_odd or self._is_wrong_forward(got, expected):
-                wrong.append(row)
+            elif not row.is_odd or (got.outputs and not all_close(got.outputs, expected.outputs)):
+                wrong.append(row)  # also where forward is wrong before backward raises
         return wrong, right
-
-    def _is_wrong_forward(self, got: Observed, expected: Observed) -> bool:
-        """Whether the outputs are wrong where backward raises."""
-        return bool(got.outputs) and not all_close(got.outputs, expected.outputs)
 
     @functools.cached_property
     def _turned(self) -> Row:
@@ -302,7 +298,7 @@ def _turned_round(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Gradients are recorded; nobody around is told, warned, or finds other random numbers."""
+    """Gradients are recorded; nobody around sees it, is warned, or finds other random numbers."""
     before = RandomState(())
     try:
         with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
