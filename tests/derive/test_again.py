@@ -5,6 +5,7 @@ import torch
 
 from pullback.derive.again import again_of, between
 from pullback.derive.backward import derive
+from pullback.derive.comparison import Comparison
 from pullback.derive.source import function_source, readable_parts
 from pullback.derive.tensor_specs import tensor_specs_of
 
@@ -21,7 +22,9 @@ def dropped(x):
 
 def loaded(program, *examples, save="everything"):
     captured = derive(program, *examples, save=save)._pb_derived.general.captured
-    source = function_source(captured, save, "Printed", program, tensor_specs_of(examples))
+    source = function_source(
+        Comparison(captured, program, tensor_specs_of(examples)), save, "Printed", program
+    )
     text = "\n".join(["import torch", *source.constants, *source.lines])
     space = {}
     exec(text, space)

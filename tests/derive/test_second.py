@@ -213,16 +213,16 @@ def test_function_of_ours_has_history_already():
     assert with_history(Double) is Double
 
 
-def test_twin_has_the_methods_of_the_function():
-    twin = with_history(ExpSquare)
+def test_shadow_has_the_methods_of_the_function():
+    shadow = with_history(ExpSquare)
 
-    assert issubclass(twin, Function)
-    assert twin.__name__ == "ExpSquare"
-    assert twin.backward is not None
-    assert with_history(ExpSquare) is twin
+    assert issubclass(shadow, Function)
+    assert shadow.__name__ == "ExpSquare"
+    assert shadow.backward is not None
+    assert with_history(ExpSquare) is shadow
 
 
-def test_twin_gives_history_to_intermediates():
+def test_shadow_gives_history_to_intermediates():
     x = normal(3)
 
     def first(function):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pullback.compose import combine
-from pullback.derive import agreement, recipe
+from pullback.derive import comparison, recipe
 from pullback.derive.backward import derive
 from pullback.emit import emit
 from pullback.errors import DifferingTextError
@@ -525,13 +525,13 @@ def test_comparison_leaves_no_trace():
 
 def test_large_example_is_compared_at_small_sizes(monkeypatch):
     sizes = []
-    original = agreement._run
+    original = comparison.observed
 
-    def run(call, row, captured):
+    def observed(call, row, wanted):
         sizes.append(sum(t.numel() for t in row))
-        return original(call, row, captured)
+        return original(call, row, wanted)
 
-    monkeypatch.setattr(agreement, "_run", run)
+    monkeypatch.setattr(comparison, "observed", observed)
     derive(sine, torch.zeros(3000, 1000, requires_grad=True)).source()
 
     assert sizes

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.closeness import HalfTheDigits, compared, kind_of, unequal
 from pullback.capture.equality import equal
 from pullback.capture.fake import numbers_of, resized
 from pullback.capture.indices import is_index
@@ -26,8 +27,6 @@ from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 from pullback.function.isolation import seed_torch
 
-# How far two computations of the same thing may be apart, relative to the largest number in it.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _DOUBLE |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
 LARGE = 1 << 16  # elements from which on small tensors are compared instead, but for once
@@ -220,7 +219,7 @@ class _Check:
         for place, (old, new) in enumerate(zip(before, after, strict=True)):
             if place in known or equal(old, new):
                 continue
-            if bool((_distance(old.detach(), new.detach()) > 0).any()):
+            if bool(unequal(old.detach(), new.detach()).any()):
                 name = self.captured.inputs[place].name
                 raise self._fault(f"`{name}`", "changed in place", "unchanged")
 
@@ -248,23 +247,15 @@ class _Check:
         return f"`{self.captured.inputs[output.changes].name}`, which is changed"
 
     def _require_equal(self, where: str, expected: Any, got: Any) -> None:
-        if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
-            if type(expected) is not type(got) or expected != got:
-                raise self._fault(where, _kind(expected), _kind(got))
-            return
-        if expected.shape != got.shape or expected.dtype != got.dtype:
-            raise self._fault(where, _kind(expected), _kind(got))
-        if equal(expected, got):
-            return
-        self.is_exact = False
-        apart, far = _apart(expected.detach(), got)
-        if bool(far.any()):
-            worst = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
-            raise self._fault(
-                f"{where}, index {list(worst)}",
-                f"{_written(expected[worst])}",
-                f"{_written(got[worst])}; {int(far.sum())} of {far.numel()} elements differ",
-            )
+        if isinstance(expected, Tensor) != isinstance(got, Tensor):
+            raise self._fault(where, kind_of(expected), kind_of(got))
+        if isinstance(expected, Tensor) and not equal(expected, got):
+            self.is_exact = False
+        found = compared(where, got, expected, HalfTheDigits(is_strict=True))
+        if found is not None:
+            place = f", index {found.at}" if found.at else ""
+            some = f"; {found.count} of {found.size} elements differ" if found.at else ""
+            raise self._fault(f"{where}{place}", found.expected, f"{found.got}{some}")
 
     def _fault(self, where: str, expected: str, got: str) -> DifferingCaptureError:
         name = self.captured.name
@@ -287,45 +278,6 @@ class _Check:
             "changes; (2) a random state of its own (`manual_seed`); (3) a value read outside "
             "PyTorch"
         )
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} of shape {list(value.shape)}"
-    return repr(value)
-
-
-def _written(value: Tensor) -> str:
-    number = value.item()
-    return f"{number:.6g}" if isinstance(number, (float, complex)) else f"{number}"
-
-
-def is_close(expected: Tensor, got: Tensor) -> bool:
-    """Whether two tensors of one kind differ by rounding alone."""
-    return equal(expected, got) or not bool(_apart(expected, got)[1].any())
-
-
-def _apart(expected: Tensor, got: Tensor) -> tuple[Tensor, Tensor]:
-    """How far apart two tensors are, element by element, and where that is more than rounding."""
-    apart = _distance(expected, got)
-    return apart, apart > _allowed(expected)
-
-
-def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """How far apart two tensors are, element by element; NaN and NaN are the same."""
-    same = (a == b) | ((a != a) & (b != b))
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    apart = (a.to(wide) - b.to(wide)).abs()
-    return torch.where(same, 0.0, torch.nan_to_num(apart, nan=torch.inf))
-
-
-def _allowed(expected: Tensor) -> float:
-    if not expected.is_floating_point() and not expected.is_complex():
-        return 0.0
-    real = expected.abs()
-    finite = real[real.isfinite()]
-    largest = float(finite.max()) if finite.numel() else 0.0
-    return _TOLERANCE.get(real.dtype, 1e-4) * (1e-3 + largest)
 
 
 # ---- inputs ----

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from pullback.capture.joint import Capture
-from pullback.derive.agreement import Agreement
+from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts
 from pullback.graph.cost import base_of, is_view, op_name
 from pullback.graph.parts import calls
@@ -61,9 +61,9 @@ def layout_checks(captured: Capture, parameters: Sequence[str], name: str) -> li
     ]
 
 
-def without_history(agreement: Agreement, returned: Sequence[str]) -> list[str]:
+def without_history(comparison: Comparison, returned: Sequence[str]) -> list[str]:
     """What marks the outputs that have no gradient, at all or in a call whose inputs need none."""
-    captured, links = agreement.captured, iter(agreement.links)
+    captured, links = comparison.captured, iter(comparison.links)
     silent, some = list[str](), dict[frozenset[int], list[str]]()
     given = [place for place, one in enumerate(captured.inputs) if one.is_given]
     smooth = frozenset(place for place in given if is_smooth(captured.joint.inputs[place]))

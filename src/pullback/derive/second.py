@@ -22,22 +22,22 @@ from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
 from pullback.function.slots import new_class
 
-_twins: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
+_shadow_classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
 
 def with_history(cls: Any) -> Any:
     """A Function of ours with the methods of `cls`; `cls` itself if it is one already."""
     if issubclass(cls, Function):
         return cls
-    twin = _twins.get(cls)
-    if twin is None:
+    shadow = _shadow_classes.get(cls)
+    if shadow is None:
         names = ("forward", "backward", "vjp", "jvp", "vmap")
         space: dict[str, Any] = {n: staticmethod(getattr(cls, n)) for n in names}
         if has_setup_context(cls):
             space["setup_context"] = staticmethod(cls.setup_context)
         space |= {"generate_vmap_rule": cls.generate_vmap_rule, "__module__": cls.__module__}
-        twin = _twins[cls] = new_class(cls.__name__, Function, space)
-    return twin
+        shadow = _shadow_classes[cls] = new_class(cls.__name__, Function, space)
+    return shadow
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from torch import Tensor
 from pullback.capture.decided import decided, fixed
 from pullback.capture.fake import clause_in_words, in_words, is_open, numbers_of, symbol_of
 from pullback.capture.joint import Capture
-from pullback.derive.agreement import Agreement, Call
+from pullback.derive.comparison import Comparison
+from pullback.derive.observed import Call
 from pullback.derive.trial_rows import Row, is_unchecked
 from pullback.graph.text_lines import WIDTH
 
@@ -102,17 +103,17 @@ def fixed_sizes(captured: Capture, names: Sequence[str]) -> tuple[SizeCheck, ...
 
 
 def needed_sizes(
-    agreement: Agreement, names: Sequence[str], call: Call, checks: Sequence[SizeCheck]
+    comparison: Comparison, names: Sequence[str], call: Call, checks: Sequence[SizeCheck]
 ) -> list[SizeCheck]:
     """The checks besides `checks` without which a text is wrong for sizes it was not written for.
 
     Of the assumptions of the capture, and of its sizes that are numbers, those that keep out most
     of what is wrong and least of what is right, above all of what somebody may mean.
     """
-    wrong, right = agreement.misled(call)
+    wrong, right = comparison.misled(call)
     wrong = [row for row in wrong if all(check.holds(names, row.tensors) for check in checks)]
-    found, wrong = _chosen(dict(_assumptions(agreement.captured, names)), wrong, right)
-    fixed, _ = _chosen(dict(_numbers(agreement.captured, names)), wrong, [])
+    found, wrong = _chosen(dict(_assumptions(comparison.captured, names)), wrong, right)
+    fixed, _ = _chosen(dict(_numbers(comparison.captured, names)), wrong, [])
     return found + fixed
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, fx
 from pullback.capture.joint import Capture, Input
 from pullback.capture.trees import Spec, literal_of, paths_of, unflatten
 from pullback.derive.again import Again, again_of, refusing
-from pullback.derive.agreement import Agreement, Call, Difference
+from pullback.derive.comparison import Comparison
+from pullback.derive.difference import Difference
 from pullback.derive.forward_lines import (
     idle_among,
     layout_checks,
@@ -23,6 +24,7 @@ from pullback.derive.forward_lines import (
     taken_apart,
     without_history,
 )
+from pullback.derive.observed import TOGETHER, Call
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
 from pullback.derive.tensor_specs import TensorSpec
@@ -53,7 +55,7 @@ def module_source(
 ) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
     require_beginnings(captured, to="printed")
-    source = function_source(captured, save, name, program, likes)
+    source = function_source(Comparison(captured, program, likes), save, name, program)
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
     head = [f'"""{said}"""', "", "import torch"]
     head += ["", *source.constants] if source.constants else []
@@ -62,33 +64,24 @@ def module_source(
     return text
 
 
-def function_source(
-    captured: Capture,
-    save: str | int,
-    name: str,
-    program: Any,
-    likes: Sequence[TensorSpec],
-    *,
-    said: Any = None,
-) -> Source:
+def function_source(comparison: Comparison, save: str | int, name: str, said: Any) -> Source:
     """The Function `name` as text, which can be differentiated again, or refuses it.
 
-    `program` is what was captured, with inputs like `likes`; `said` is where its docstring and
-    arguments are read, if that is something else. The text is compared with the program: what
-    differs is written without the rules that only make it read better, and then refused.
+    `said` is where its docstring and arguments are read. The text is compared with the program:
+    what differs is written without the rules that only make it read better, and then refused.
     """
-    agreement = Agreement(captured, program, likes)
-    written = functools.partial(_written, agreement, save, name, program if said is None else said)
+    captured = comparison.captured
+    written = functools.partial(_written, comparison, save, name, said)
     try:
         source = written(readable_parts(captured, save))
-        found = _difference(agreement, source, name)
+        found = _difference(comparison, source, name)
     except PullbackError:
         raise
     except Exception:  # a rule that fails in any way is one that must not be applied here
         found, source = None, None
     if source is None or found is not None:
         source = written(_in_order(parts_of(captured, save)))
-        found = _difference(agreement, source, name)
+        found = _difference(comparison, source, name)
     if found is not None:
         raise differing(captured.name, found)
     return source
@@ -98,10 +91,12 @@ def differing(name: str, found: Difference | None) -> DifferingTextError:
     """The error for a text that does not compute what the program `name` computes."""
     facts = {}
     if found is not None:
+        at = f" at {found.at}" if found.at else ""
+        got = f"{found.name}: {found.got}" if found.kind == "the call" else found.got
         facts = {
-            "at": f"{found.where}, for {found.what}",
-            "expected": f"{found.expected}, from `{name}`",
-            "got": f"{found.got}, from its text",
+            "at": f"{_place(found)}, for {found.row}",
+            "expected": f"{found.expected}{at}, from `{name}`",
+            "got": f"{got}{at}, from its text",
         }
     return DifferingTextError(
         f"the text of `{name}` must compute what `{name}` computes",
@@ -110,9 +105,17 @@ def differing(name: str, found: Difference | None) -> DifferingTextError:
     )
 
 
-def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts: Parts) -> Source:
+def _place(found: Difference) -> str:
+    """What differs, in words."""
+    if found.kind == "gradient":
+        by = found.by if found.by == TOGETHER else f"{found.by} alone"
+        return f"the gradient of `{found.name}` by {by}"
+    return f"output {found.place}" if found.kind == "output" else found.kind
+
+
+def _written(comparison: Comparison, save: str | int, name: str, said: Any, parts: Parts) -> Source:
     """The text of these graphs, with the checks of sizes that it needs."""
-    captured = agreement.captured
+    captured = comparison.captured
     names = [parts.names[node] for node in parts.joint.inputs]
     constants = tuple(
         _constant(one, given)
@@ -124,25 +127,25 @@ def _written(agreement: Agreement, save: str | int, name: str, said: Any, parts:
     def made(more: Again) -> Source:
         doc = _doc(captured, parts, said, more.extra, checks)
         lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
-        lines += _forward(agreement, parts, more, name, checks, goes_by_layout=goes_by_layout)
+        lines += _forward(comparison, parts, more, name, checks, goes_by_layout=goes_by_layout)
         lines.append("")
         lines += _backward(captured, parts, more)
         return Source(parts, constants, tuple(lines))
 
     def call(source: Source) -> Call:
-        return agreement.of_function(_applied(source, name))
+        return comparison.of_function(_applied(source, name))
 
     more = again_of(parts, name)
-    checks += needed_sizes(agreement, names, call(made(more)), checks)
+    checks += needed_sizes(comparison, names, call(made(more)), checks)
     checks = gathered(checks, captured, names)
-    goes_by_layout = reads_memory(captured) or not agreement.is_same_strided(call(made(more)))
-    if not more.is_refusing and not agreement.is_same_twice(call(made(more))):
+    goes_by_layout = reads_memory(captured) or not comparison.is_same_strided(call(made(more)))
+    if not more.is_refusing and not comparison.is_same_twice(call(made(more))):
         more = refusing(name, "its ops do not tell its second derivative")
     return made(more)
 
 
-def _difference(agreement: Agreement, source: Source, name: str) -> Difference | None:
-    return agreement.difference(agreement.of_function(_applied(source, name)))
+def _difference(comparison: Comparison, source: Source, name: str) -> Difference | None:
+    return comparison.difference(comparison.of_function(_applied(source, name)))
 
 
 def _applied(source: Source, name: str) -> Any:
@@ -240,7 +243,7 @@ def _why(parts: Parts, node: fx.Node) -> str:
 
 
 def _forward(
-    agreement: Agreement,
+    comparison: Comparison,
     parts: Parts,
     more: Again,
     name: str,
@@ -248,7 +251,7 @@ def _forward(
     *,
     goes_by_layout: bool,
 ) -> list[str]:
-    captured = agreement.captured
+    captured = comparison.captured
     text = text_of(parts.forward, parts.names)
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
@@ -263,7 +266,7 @@ def _forward(
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
     body += taken_apart(captured, parts, returned)
-    body += without_history(agreement, returned)
+    body += without_history(comparison, returned)
     body.append(return_line(captured, returned))
     return _method("forward", ["ctx", *given], body)
 

@@ -3,14 +3,18 @@
 Numbers come from the example itself: it tells what the program means by them. Some rows have zeros
 and ties among them, where formulas part; some leave the range of the example. Integers are always
 those of the example, cropped or repeated: nobody else knows what they index.
+
+A text in Python gets `value_rows` and `size_rows`. An op in C++, which takes more sizes, dtypes and
+plain numbers than its graphs were captured with and refuses the rest, gets `op_rows`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +22,7 @@ from torch import Tensor
 from pullback.capture.fake import is_open, numbers_of, resized
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import near
-from pullback.derive.tensor_specs import TensorSpec, fitted
+from pullback.derive.tensor_specs import TensorSpec, drawn, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
 
@@ -27,6 +31,12 @@ MANY = 1 << 12
 
 SIZES = 16
 """Rows of other sizes of a kind that are tried: each costs a run of the program and of the text."""
+
+SMALL_SIZE = 16
+"""Sizes beyond which the second size of an op is a small one."""
+
+LARGEST = 1 << 22
+"""Elements of an input beyond which nothing is tried at sizes of a caller's own choice."""
 
 UNCHECKED = (
     *("attention", "segment_reduce", "embedding_bag", "_fft_c2r", "cudnn", "miopen"),
@@ -45,6 +55,9 @@ class Row:
     compared. `is_served` says whether the capture claims to be right for their sizes, and `is_odd`
     whether these are such as nobody means: a size of 1 beside a larger one, which is broadcast.
     `has_nan` says that NaN is among them: then only outputs are compared, and NaN may spread.
+    `is_resized` says that the sizes are others than those of the example. `numbers` are other
+    values of plain arguments, by their places. `may_refuse` says that what is written need not
+    serve the row, if it says so.
     """
 
     tensors: tuple[Tensor, ...]
@@ -53,6 +66,9 @@ class Row:
     is_served: bool = True
     is_odd: bool = False
     has_nan: bool = False
+    is_resized: bool = False
+    numbers: Mapping[int, Any] = field(default_factory=dict)
+    may_refuse: bool = False
 
     def widened(self, captured: Capture) -> Row:
         """The row in double precision; tensors from around the program stay as they are."""
@@ -94,7 +110,7 @@ def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
             if shapes not in seen:
                 seen.add(shapes)
                 row = _row(captured, likes, shapes, _shown(shapes))
-                rows.append(replace(row, is_odd=kind is _parted))
+                rows.append(replace(row, is_odd=kind is _parted, is_resized=True))
     return rows
 
 
@@ -102,7 +118,69 @@ def _shown(shapes: Shapes) -> str:
     return "inputs of shape " + ", ".join(str(list(shape)) for shape in shapes)
 
 
+# ---- for an op ----
+
+
+def op_rows(
+    captured: Capture, likes: Sequence[TensorSpec], *, is_double: bool, numbers: Mapping[int, Any]
+) -> Iterator[Row]:
+    """The example, a second size, ties, zeros, and other plain numbers, where there are such.
+
+    In double precision but for the first one, if `is_double`.
+    """
+    shapes = [node.meta["val"].shape for node in captured.joint.inputs]
+    count = _count(captured)
+    own = tuple(numbers_of(shape) for shape in shapes)
+    grown = resized(shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5)
+    others = (*grown, *own[count:])
+    example, other = (drawn_row(captured, likes, sizes) for sizes in (own, others))
+    if example is not None:
+        yield replace(example, what="inputs like the examples")
+    if other is not None and others != own:
+        other = replace(other, may_refuse=True)
+        yield other.widened(captured) if is_double else other
+    if example is None:
+        return
+    wide = example.widened(captured) if is_double else example
+    for what, change in (("inputs of two values each", _two_values), ("zeros", _only_zeros)):
+        yield replace(wide, tensors=_changed(captured, wide.tensors, change), what=what)
+    if numbers:
+        said = "other numbers in the arguments"
+        yield replace(wide, what=said, numbers=numbers, may_refuse=True)
+
+
+def drawn_row(
+    captured: Capture, likes: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
+) -> Row | None:
+    """Inputs of these shapes with numbers between those of the example; None if too large."""
+    tensors = list[Tensor]()
+    rows = zip(shapes, likes, captured.inputs, strict=True)
+    for seed, (shape, like, one) in enumerate(rows):
+        if one.tensor is not None:
+            if tuple(one.tensor.shape) != tuple(shape):
+                return None
+            tensors.append(one.tensor)
+            continue
+        if any(size < 0 for size in shape) or math.prod(shape) > LARGEST:
+            return None
+        if tuple(shape) != like.shape:
+            like = replace(like, shape=tuple(shape), values=None)
+        tensors.append(drawn(like, seed))
+    what = f"inputs of the sizes {', '.join(str(tuple(shape)) for shape in shapes)}"
+    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, likes, strict=True))
+    return Row(tuple(tensors), what, is_resized=not is_own)
+
+
 # ---- values ----
+
+
+def _two_values(flat: Tensor, places: Tensor) -> Tensor:
+    numbers = flat.real if flat.is_complex() else flat
+    return torch.where(places % 3 == 0, flat[numbers.argmin()], flat[numbers.argmax()])
+
+
+def _only_zeros(flat: Tensor, places: Tensor) -> Tensor:
+    return torch.zeros_like(flat)
 
 
 def _zeros(flat: Tensor, places: Tensor) -> Tensor:
@@ -127,7 +205,7 @@ CHANGES: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool], ...] = (
     ("ties among them", _ties, True),
     ("NaN among them", _nan, True),
     ("infinities among them", _infinities, False),
-    ("nothing but zeros", lambda flat, places: torch.zeros_like(flat), False),
+    ("nothing but zeros", _only_zeros, False),
     ("the example with the other sign", lambda flat, places: -flat, False),
     ("the example 1000 times as large", lambda flat, places: 1000 * flat, False),
 )

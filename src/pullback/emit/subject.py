@@ -6,7 +6,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pullback.capture.joint import Capture, capture
 from pullback.capture.names import function_of
 from pullback.capture.trees import flatten, map_leaves
 from pullback.compose.flow import Flow, flow_of, recorded
+from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
 from pullback.derive.source import readable_parts
@@ -50,15 +51,9 @@ class Subject:
     flow: Flow | None = None
     left: tuple[inspect.Parameter, ...] = ()
 
-    def run(self, tensors: Sequence[Tensor], others: Mapping[int, Any] | None = None) -> Any:
-        """What the program gives for these tensors in its arguments, and `others` in their places.
-
-        These are counted as the arguments are.
-        """
-        arguments = list(self.captured.fill(tensors))
-        for place, value in (others or {}).items():
-            arguments[place] = value
-        given, keywords = self.given(tuple(arguments))
+    def call(self, *arguments: Any) -> Any:
+        """What the program gives for the arguments of the capture."""
+        given, keywords = self.given(arguments)
         return self.program(*given, **keywords)
 
     def given(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -73,6 +68,11 @@ class Subject:
             else:
                 count = place + 1
         return arguments[:count], keywords
+
+    @functools.cached_property
+    def comparison(self) -> Comparison:
+        """The program, to compare what is written with it."""
+        return Comparison(self.captured, self.call, self.likes)
 
     @functools.cached_property
     def parts(self) -> Parts:

@@ -3,9 +3,9 @@
 A compiled node is run beside its recipe on the inputs of the call that it was made for: outputs,
 and the gradients of all cotangents together and of each alone. Where one of them is all zeros, or
 not finite, those inputs tell nothing of it (a first call with zeros, or one behind a `relu`), and
-the two are compared once more on drawn numbers. How far they may be apart is measured
-(`closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of the
-process stay as they are.
+the two are compared once more on drawn numbers. How far they may be apart is measured (see
+`capture/closeness.py`). The tensors of the call, their gradients, hooks and the random numbers of
+the process stay as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.capture.closeness import Difference, Measured, compared, is_number
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
@@ -29,7 +30,6 @@ from pullback.derive.recipe import Recipe, laid_out
 from pullback.graph.cost import op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, narrowed_to, value_of
-from pullback.run.closeness import Difference, Measures, compared
 from pullback.run.node import MISS
 
 NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
@@ -121,7 +121,7 @@ def _first_difference(
 
 def _is_telling(value: Any) -> bool:
     """Whether code that is wrong could show in this value: something in it is finite, not zero."""
-    if not _is_smooth(value) or not value.numel():
+    if not is_number(value) or not value.numel():
         return True
     return bool((value.isfinite() & (value != 0)).any())
 
@@ -132,7 +132,7 @@ def _may_draw(graph: fx.Graph) -> bool:
     Not where some become integers, which may point somewhere, nor for kernels that are not
     PyTorch's, which may trust them.
     """
-    drawn = {node for node in graph.find_nodes(op="placeholder") if _is_smooth(value_of(node))}
+    drawn = {node for node in graph.find_nodes(op="placeholder") if is_number(value_of(node))}
     for node in calls(graph):
         has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(value_of(node)))  # no sizes
         if has_numbers and not drawn.isdisjoint(node.all_input_nodes):
@@ -149,7 +149,7 @@ def _is_foreign(node: fx.Node) -> bool:
 
 def _drawn(x: Any, seed: int, draw: Callable[[Tensor], Tensor]) -> Any:
     """Other numbers in the layout of `x`; `x` itself where it holds no such, or repeats some."""
-    if not _is_smooth(x) or _overlaps(x):
+    if not is_number(x) or _overlaps(x):
         return x
     laid = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     return laid.copy_(draw(normal(x, seed))).requires_grad_(x.requires_grad)
@@ -211,13 +211,13 @@ class Trial:
     def difference(self, got: Sequence[Any], names: Sequence[str]) -> Difference | None:
         """The first of the values that differs, for what another way to run the graph gave."""
         for place, (name, mine, theirs) in enumerate(zip(names, got, self.values, strict=True)):
-            measures = Measures(
+            measured = Measured(
                 functools.partial(self._exact_at, place),
                 functools.partial(self._near_at, place),
                 self.terms,
                 self.steps,
             )
-            found = compared(name, mine, theirs, measures)
+            found = compared(name, mine, theirs, measured)
             if found is not None:
                 return found
         return None
@@ -308,18 +308,14 @@ def _free(device: torch.device | None) -> float:
 # ---- rows ----
 
 
-def _is_smooth(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def _is_coarse(row: Sequence[Any]) -> bool:
     """Whether double precision is more than these tensors have."""
     eps = torch.finfo(torch.float64).eps
-    return any(torch.finfo(x.dtype).eps > eps for x in row if _is_smooth(x))
+    return any(torch.finfo(x.dtype).eps > eps for x in row if is_number(x))
 
 
 def _double(value: Any) -> Any:
-    if not _is_smooth(value):
+    if not is_number(value):
         return value
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
@@ -331,7 +327,7 @@ def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
     """
     moved = []
     for seed, x in enumerate(row):
-        if _is_smooth(x) and x.numel() and not _overlaps(x):
+        if is_number(x) and x.numel() and not _overlaps(x):
             eps = torch.finfo(x.dtype).eps
             sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
             near = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)

@@ -43,7 +43,7 @@ def ops(tmp_path_factory):
     return {name: getattr(torch.ops.emitted, snake(class_name(name))) for name in CASES}
 
 
-# ---- the twins agree ----
+# ---- the op and the original agree ----
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -166,9 +166,9 @@ def _options(writer: Writer, values: dict[str, Any], *, is_like: bool) -> str:
     if dtype is None and device is None:
         return ""
     if device is not None and dtype is not None:
-        twin = writer.like(dtype, device) if dtype.is_floating_point or dtype.is_complex else ""
-        if twin:
-            return f"{twin}.options()"
+        alike = writer.like(dtype, device) if dtype.is_floating_point or dtype.is_complex else ""
+        if alike:
+            return f"{alike}.options()"
         near = writer.like(None, device)
         if near:
             return f"{near}.options().dtype({writer.dtype(dtype)})"

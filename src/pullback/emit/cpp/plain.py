@@ -152,7 +152,7 @@ def opened(subject: Subject, parts: Parts, absent: frozenset[str] = frozenset())
     numbers = [one for one in plain if type(one.value) in (int, float)]
     notes = Notes()
     free: set[str] = set()
-    if numbers and _is_watched(subject, parts, numbers, notes):
+    if numbers and _is_watched(subject, numbers, notes):
         free = _opened(subject, parts, numbers, notes)
     # Where an argument is fixed, a condition on it holds.
     conditions = [text for text, names in notes.conditions.items() if names & free]
@@ -223,9 +223,7 @@ def _is_plain(value: Any) -> bool:
 # ---- which of them are free ----
 
 
-def _is_watched(
-    subject: Subject, parts: Parts, numbers: Sequence[PlainArgument], notes: Notes
-) -> bool:
+def _is_watched(subject: Subject, numbers: Sequence[PlainArgument], notes: Notes) -> bool:
     """Whether the program runs with watched numbers as it does with plain ones."""
     captured = subject.captured
     arguments = list(unflatten(list(captured.leaves), captured.in_spec))
@@ -233,7 +231,7 @@ def _is_watched(
         arguments[one.place] = Watched(one.value, one.name, frozenset({one.name}), notes)
     watched = replace(captured, leaves=tuple(flatten(tuple(arguments))[0]))
     with Listening():
-        return runs_alike(subject, replace(subject, captured=watched), parts)
+        return runs_alike(subject, replace(subject, captured=watched))
 
 
 def _opened(

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback.derive.comparison import aside
+from pullback.derive.observed import given_to
 from pullback.derive.tensor_specs import TensorSpec, drawn
-from pullback.emit.cpp.beside import Beside, apart
 from pullback.emit.cpp.body import wrapped
 from pullback.emit.cpp.library import NAMESPACE
 from pullback.emit.cpp.plain_text import written
@@ -198,7 +199,7 @@ def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
     if any(like.values is None for like in held):
         return {}, "it depends on a large tensor from around the program"
     try:
-        with apart():
+        with aside():
             found = _results(function)
     except Exception:  # whatever it is: the program does not do with these inputs
         return {}, "the program does not run with these inputs"
@@ -208,17 +209,18 @@ def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
 
 
 def _results(function: CppFunction) -> dict[str, Sums]:
-    trial = Beside(function.subject, function.subject.parts)
-    pairs = zip(function.subject.captured.inputs, function.subject.likes, strict=True)
+    subject, comparison = function.subject, function.subject.comparison
+    pairs = zip(subject.captured.inputs, subject.likes, strict=True)
     row = [_like(like) if one.tensor is None else one.tensor for one, like in pairs]
-    leaves = trial.leaves(row)
-    outputs = trial.outputs(trial.passed(leaves))
+    given, leaves = given_to(row, comparison.wanted)
+    outputs = comparison.of_arguments(subject.call)(given)
     found = {name: _sums(y) for name, y in zip(_names(function), outputs, strict=True)}
     smooth = [outputs[place] for place in _smooth(function)]
     wanted = _differentiated(function)
     if smooth and wanted:
         ones = [torch.ones_like(y) for y in smooth]
-        inputs = [leaves[place] for place, _ in wanted]
+        needing = [place for place, one in enumerate(subject.captured.inputs) if one.needs]
+        inputs = [leaves[needing.index(place)] for place, _ in wanted]
         gradients = torch.autograd.grad(smooth, inputs, ones, allow_unused=True)
         rows = zip(wanted, gradients, strict=True)
         found |= {f"grad_{name}": _sums(g) for (_, name), g in rows if g is not None}

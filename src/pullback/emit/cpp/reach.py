@@ -9,18 +9,19 @@ by the emitted file in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
+from pullback.capture.closeness import all_close
 from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
-from pullback.derive.agreement import all_close
 from pullback.derive.recipe import Parts
-from pullback.emit.cpp.beside import Beside, apart
-from pullback.emit.cpp.runs import twin_of, with_dtype
+from pullback.derive.trial_rows import Row, drawn_row
+from pullback.emit.cpp.shadow import shadow_of, with_dtype
 from pullback.emit.subject import Subject
 from pullback.graph.cost import is_random
 from pullback.graph.values import is_smooth
@@ -61,40 +62,54 @@ class Reach:
 
 def reach_of(subject: Subject, parts: Parts) -> Reach:
     """Try what the graphs `parts` of `subject` can do."""
-    with apart():
-        trial = _Trial(subject, parts)
-        rank = trial.rank()
-        least = {} if rank is not None else {s: trial.least(s) for s in trial.symbols}
-        dtypes = tuple(trial.dtypes())
-        again, refusal = trial.second()
-        sources = tuple(trial.sources())
-    return Reach(least, rank, dtypes, again, refusal, sources)
+    trial = _Trial(subject, parts)
+    rank = trial.rank()
+    least = {} if rank is not None else {str(s): trial.least(s) for s in trial.hints}
+    dtypes = tuple(trial.dtypes())
+    again, refusal = trial.second()
+    return Reach(least, rank, dtypes, again, refusal, tuple(trial.sources()))
 
 
 def is_twice(subject: Subject, parts: Parts) -> bool:
     """Whether a backward made of `parts` may be differentiated."""
-    with apart():
-        return _Trial(subject, parts).second()[0]
+    return _Trial(subject, parts).second()[0]
 
 
-def runs_alike(subject: Subject, other: Subject, parts: Parts) -> bool:
+def runs_alike(subject: Subject, other: Subject) -> bool:
     """Whether the programs of two subjects run, and give the same for inputs like the examples."""
-    with apart():
-        trials = [Beside(each, parts) for each in (subject, other)]
-        row = trials[0].row([numbers_of(node.meta["val"].shape) for node in trials[0].nodes])
-        return row is not None and trials[1].agrees_with(trials[0], row)
+    row = _example(subject)
+    call = other.comparison.of_arguments(other.call)
+    return row is not None and subject.comparison.agrees(call, row)
 
 
-class _Trial(Beside):
+def _example(subject: Subject) -> Row | None:
+    shapes = [numbers_of(node.meta["val"].shape) for node in subject.captured.joint.inputs]
+    return drawn_row(subject.captured, subject.likes, shapes)
+
+
+class _Trial:
     """What the graphs of one subject can do."""
+
+    def __init__(self, subject: Subject, parts: Parts) -> None:
+        self.subject, self.parts = subject, parts
+        self.comparison, self.captured = subject.comparison, subject.captured
+        self.nodes = self.captured.joint.inputs
+        self.shadow = shadow_of(self.captured, parts)
+        self.hints: dict[Any, int] = {
+            size.node.expr: int(size.node.hint)
+            for node in self.nodes
+            for size in node.meta["val"].shape
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
+        }
+
+    def _row(self, shapes: Sequence[Sequence[int]]) -> Row | None:
+        return drawn_row(self.captured, self.subject.likes, shapes)
 
     # ---- sizes ----
 
     def rank(self) -> int | None:
         """The least number of dimensions from which on every shape will do, if it is so."""
-        given = [
-            n.meta["val"].shape for n, one in zip(self.nodes, self.captured.inputs, strict=True)
-        ]
+        given = [node.meta["val"].shape for node in self.nodes]
         if any(one.tensor is not None for one in self.captured.inputs) or not given:
             return None
         if any(True for _ in decided(self.captured)):
@@ -110,33 +125,33 @@ class _Trial(Beside):
         return least if least is not None and least <= len(shapes[0]) else None
 
     def _holds_for(self, shape: tuple[int, ...]) -> bool:
-        row = self.row([shape] * len(self.nodes))
-        return row is not None and self.agrees(row, self.parts)
+        row = self._row([shape] * len(self.nodes))
+        return row is not None and self.comparison.agrees(self.shadow, row)
 
-    def least(self, name: str) -> int:
-        """The smallest size down to which the graphs are right, for the size `name`."""
+    def least(self, symbol: Any) -> int:
+        """The smallest size down to which the graphs are right, for a size."""
         least = 2
         for size in (1, 0):
-            if not self._holds_at(name, size):
+            if not self._holds_at(symbol, size):
                 break
             least = size
         return least
 
-    def _holds_at(self, name: str, size: int) -> bool:
-        values = {s: size if str(s) == name else hint for s, hint in self.hints.items()}
-        shapes = [
-            tuple(size_with(n, values) for n in node.meta["val"].shape) for node in self.nodes
-        ]
-        row = self.row(shapes)
+    def _holds_at(self, symbol: Any, size: int) -> bool:
+        values = {**self.hints, symbol: size}
+        row = self._row(
+            [tuple(size_with(n, values) for n in node.meta["val"].shape) for node in self.nodes]
+        )
         if row is None:
             return False
-        return self.agrees(row, self.parts) or self.agrees(self._zeroed(row), self.parts)
+        return any(self.comparison.agrees(self.shadow, one) for one in (row, self._zeroed(row)))
 
-    def _zeroed(self, row: list[Tensor]) -> list[Tensor]:
+    def _zeroed(self, row: Row) -> Row:
         """`row` with zeros where no gradient goes: indices and boxes then stay inside of sizes."""
         gradients = iter(self.captured.joint.gradients)
         live = [one.needs and next(gradients) is not None for one in self.captured.inputs]
-        return [t if is_live else torch.zeros_like(t) for t, is_live in zip(row, live, strict=True)]
+        pairs = zip(row.tensors, live, strict=True)
+        return replace(row, tensors=tuple(t if flag else torch.zeros_like(t) for t, flag in pairs))
 
     # ---- dtypes ----
 
@@ -151,16 +166,16 @@ class _Trial(Beside):
                 yield dtype
 
     def _holds_in(self, own: torch.dtype, dtype: torch.dtype) -> bool:
-        row = self.row([numbers_of(node.meta["val"].shape) for node in self.nodes])
+        row = _example(self.subject)
         if row is None:
             return False
-        row = [t.to(dtype) if t.dtype == own else t for t in row]
+        row = replace(row, tensors=tuple(t.to(dtype) if t.dtype == own else t for t in row.tensors))
         parts = replace(
             self.parts,
             forward=with_dtype(self.parts.forward, own, dtype),
             backward=with_dtype(self.parts.backward, own, dtype),
         )
-        return self.agrees(row, parts)
+        return self.comparison.agrees(shadow_of(self.captured, parts), row)
 
     # ---- which outputs require grad ----
 
@@ -171,21 +186,11 @@ class _Trial(Beside):
         it that requires grad this cannot be seen, and the graph tells on what an output depends.
         """
         needing = [place for place, one in enumerate(self.captured.inputs) if one.needs]
-        row = self.row([numbers_of(node.meta["val"].shape) for node in self.nodes])
-        is_alone = all(one.tensor is None for one in self.captured.inputs if one.needs)
-        seen: dict[int, list[bool]] = {}
-        for place in needing:
-            if row is None or not is_alone:
-                break
-            try:
-                outputs = self.outputs(self.passed(self.leaves(row, only=place)))
-            except Exception:  # it does not run with that one alone
-                continue
-            seen[place] = [isinstance(y, Tensor) and y.requires_grad for y in outputs]
-        returned = [o for o in self.captured.outputs if o.returned]
-        for k, output in enumerate(returned):
+        seen = {place: self.comparison.live_alone(place) for place in needing}
+        for k, output in enumerate(o for o in self.captured.outputs if o.returned):
             found = self._behind(output.index)
-            yield frozenset(p for p in needing if (seen[p][k] if p in seen else p in found))
+            flags = {p: p in found if (live := seen[p]) is None else live[k] for p in needing}
+            yield frozenset(place for place, is_source in flags.items() if is_source)
 
     def _behind(self, index: int | None) -> set[int]:
         """The places of the inputs that an output of the graph is made of."""
@@ -211,19 +216,15 @@ class _Trial(Beside):
             return False, INTERMEDIATE
         if not any(one.needs for one in self.captured.inputs):
             return True, ""
-        row = self.row([numbers_of(node.meta["val"].shape) for node in self.nodes])
+        row = _example(self.subject)
         if row is None or not self._agrees_twice(row):
             return False, DIFFERS
         return True, ""
 
-    def _agrees_twice(self, row: list[Tensor]) -> bool:
-        twin = twin_of(self.captured, self.parts)
-        try:
-            mine = self.pulled_twice(lambda given: list(twin.apply(*given)), row)
-            theirs = self.pulled_twice(self.outputs, row)
-        except Exception:  # whatever it is: no second derivative is seen to be right
-            return False
-        return all_close(mine, theirs)
+    def _agrees_twice(self, row: Row) -> bool:
+        program = self.comparison.of_arguments(self.comparison.program)
+        mine, theirs = (self.comparison.twice(call, row) for call in (self.shadow, program))
+        return mine is not None and theirs is not None and all_close(mine, theirs)
 
 
 def _has_history(node: fx.Node) -> bool:

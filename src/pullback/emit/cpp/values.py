@@ -167,17 +167,17 @@ class Writer:
     def dtype(self, dtype: torch.dtype) -> str:
         """A dtype: that of a tensor in sight if it may be another in another call."""
         if dtype.is_floating_point or dtype.is_complex:
-            twin = self.like(dtype)
-            if twin:
-                return f"{twin}.scalar_type()"
+            alike = self.like(dtype)
+            if alike:
+                return f"{alike}.scalar_type()"
         if dtype not in DTYPES:
             raise unwritable("a dtype that C++ knows under no common name", f"{dtype}")
         return DTYPES[dtype]
 
     def device(self, device: torch.device) -> str:
         """A device: that of a tensor in sight where it is there."""
-        twin = self.like(None, device)
-        return f"{twin}.device()" if twin else f'at::Device("{device}")'
+        alike = self.like(None, device)
+        return f"{alike}.device()" if alike else f'at::Device("{device}")'
 
 
 NONE = "std::nullopt"

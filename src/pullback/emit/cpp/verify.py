@@ -10,22 +10,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pullback.capture.decided import decided
+from pullback.derive import observed as observing
+from pullback.derive.difference import Difference
+from pullback.derive.observed import JOB, RESULTS, Observed, Wanted
 from pullback.derive.recipe import Parts
+from pullback.derive.trial_rows import Row, op_rows
 from pullback.emit.compiled import library_of
-from pullback.emit.cpp import observed as watching
-from pullback.emit.cpp.beside import Beside, apart
-from pullback.emit.cpp.compared import Row, difference, expected_of, rows_of, wanted_of
 from pullback.emit.cpp.library import NAMESPACE
-from pullback.emit.cpp.observed import JOB, RESULTS, Observed, observed
 from pullback.emit.cpp.plain import PlainArgument
-from pullback.emit.cpp.runs import twin_of
+from pullback.emit.cpp.shadow import shadow_of
 from pullback.emit.cpp.signature import CppFunction
 from pullback.emit.subject import Subject
 from pullback.errors import BuildError, EmitMismatchError
@@ -41,26 +41,23 @@ _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 def graphs_differ(subject: Subject, parts: Parts) -> str:
     """Where the graphs `parts` do other things than the program; nothing where they do not."""
-    if subject.captured.mutated:
+    captured, comparison = subject.captured, subject.comparison
+    if captured.mutated:
         return ""  # a Function of Python's would need the copies that only the C++ makes
-    with apart():
-        trial = Beside(subject, parts)
-        wanted = wanted_of(trial, is_twice=False)
-        twin = twin_of(subject.captured, parts)
-        has_branches = any(True for _ in decided(subject.captured))
-        for row in rows_of(trial, is_double=False, numbers={}):
-            if row.may_refuse and has_branches:
-                continue  # with other sizes the program does other things: the op refuses them
-            expected = expected_of(trial, row, wanted)
-            if expected is None:
-                continue
-            found = observed(lambda given: list(twin.apply(*given)), row.tensors, wanted)
-            if row.may_refuse and found.error:
-                continue  # the op says so in words
-            found.flags = {}
-            differs = difference(found, expected)
-            if differs:
-                return f"{row.label}: {differs}"
+    shadow = shadow_of(captured, parts)
+    has_branches = any(True for _ in decided(captured))
+    for row in op_rows(captured, subject.likes, is_double=False, numbers={}):
+        if row.may_refuse and has_branches:
+            continue  # with other sizes the program does other things: the op refuses them
+        expected = comparison.repeated(row, comparison.wanted)
+        if expected is None:
+            continue
+        found = comparison.observe(shadow, row)
+        if row.may_refuse and found.error:
+            continue  # the op says so in words
+        differs = comparison.apart(expected, found, row)
+        if differs:
+            return described(differs)
     return ""
 
 
@@ -73,8 +70,7 @@ def require_same(functions: Sequence[CppFunction], text: str, file: str) -> bool
     `file` is the name that the text will have: `build` then finds this very library. Gives whether
     there were inputs to compare each of them on.
     """
-    with apart():
-        cases = [case for function in functions for case in _cases(function)]
+    cases = [case for function in functions for case in _cases(function)]
     if {case.function.name for case in cases} < {function.name for function in functions}:
         return False
     with tempfile.TemporaryDirectory(prefix="pullback-") as folder:
@@ -85,9 +81,9 @@ def require_same(functions: Sequence[CppFunction], text: str, file: str) -> bool
     for case, seen in zip(cases, found, strict=True):
         if case.row.may_refuse and seen.error.startswith(f"{case.called.name}: "):
             continue
-        differs = difference(seen, case.expected)
+        differs = case.called.subject.comparison.apart(case.expected, seen, case.row)
         if differs:
-            raise mismatch(case.function.name, f"{case.row.label}: {differs}")
+            raise mismatch(case.function.name, described(differs))
     return True
 
 
@@ -100,6 +96,24 @@ def _built(name: str, source: Path) -> Path:
             got=error.facts["got"],
             fix=f"{error.facts['fix']}; this is a defect of pullback: please report it",
         ) from None
+
+
+def described(found: Difference) -> str:
+    """What differs, in words."""
+    at = f" at {found.at}" if found.at else ""
+    sides = f"{found.got}{at}, expected {found.expected}"
+    if found.kind == "the call":
+        said = f"it raises: {found.got}"
+    elif found.kind == "what is returned":
+        said = f"{found.got}, where the program has {found.expected}"
+    elif found.kind == "alone":
+        sources = f"so do {found.got}, and not {found.expected}"
+        said = f"where input {found.place} alone requires grad, {sources}"
+    elif found.kind == "gradient":
+        said = f"gradient {found.place} of {found.by}: {sides}"
+    else:
+        said = f"{found.kind} {found.place}: {sides}"
+    return f"{found.row}: {said}"
 
 
 def mismatch(name: str, differs: str) -> EmitMismatchError:
@@ -126,13 +140,15 @@ class _Case:
 
 def _cases(function: CppFunction) -> Iterator[_Case]:
     for called in (function, *(variant for _, variant in function.variants)):
-        trial, reach = Beside(called.subject, called.subject.parts), called.reach
-        wanted = wanted_of(trial, is_twice=reach.is_twice)
-        has_tensors = any(one.kind == "closure" for one in trial.captured.inputs)
-        is_double = torch.float64 in reach.dtypes and not has_tensors
+        comparison = called.subject.comparison
+        captured, is_twice = comparison.captured, called.reach.is_twice
+        wanted = replace(comparison.wanted, sees_changes=True, is_alone=True, is_twice=is_twice)
+        has_tensors = any(one.kind == "closure" for one in captured.inputs)
+        is_double = torch.float64 in called.reach.dtypes and not has_tensors
         numbers = {one.place: _other(one) for one in called.plain if one.is_free}
-        for row in rows_of(trial, is_double=is_double, numbers=numbers):
-            expected = expected_of(trial, row, wanted)
+        rows = op_rows(captured, comparison.likes, is_double=is_double, numbers=numbers)
+        for row in rows:
+            expected = comparison.repeated(row, wanted)
             if expected is not None:
                 yield _Case(function, called, row, expected)
 
@@ -154,7 +170,7 @@ def _run(cases: Sequence[_Case], library: Path, folder: Path) -> list[Observed]:
     name, path = cases[0].function.name, os.pathsep.join([part for part in sys.path if part])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _RUN, str(watching.__file__), str(folder)],
+            [sys.executable, "-c", _RUN, str(observing.__file__), str(folder)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
@@ -177,11 +193,13 @@ def _call(case: _Case) -> Any:
     inputs = called.subject.captured.inputs
     places = [place for place, one in enumerate(inputs) if one.is_given]
     changed = {place for place, _ in called.subject.captured.mutated}
-    wanted = {
-        "needs": tuple(inputs[place].needs for place in places),
-        "changed": tuple(i for i, place in enumerate(places) if place in changed),
-        "is_twice": case.expected.second is not None,
-    }
+    wanted = Wanted(
+        needs=tuple(inputs[place].needs for place in places),
+        changed=tuple(i for i, place in enumerate(places) if place in changed),
+        sees_changes=True,
+        is_alone=True,
+        is_twice=case.expected.second is not None,
+    )
     plain = {one.name: row.numbers.get(one.place, one.value) for one in function.plain}
     by_name = {one.name for one in function.plain if one.is_keyword}
     arguments = [
@@ -190,7 +208,7 @@ def _call(case: _Case) -> Any:
         if name not in by_name
     ]
     tensors = [row.tensors[place].detach() for place in places]
-    return function.op, tensors, wanted, arguments, _named(function, plain)
+    return function.op, tensors, vars(wanted), arguments, _named(function, plain)
 
 
 def _named(function: CppFunction, plain: dict[str, Any]) -> dict[str, Any]:

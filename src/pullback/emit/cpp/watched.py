@@ -1,4 +1,4 @@
-"""Numbers that tell what a program does with them.
+"""Numbers that record what a program does with them.
 
 A watched number takes the place of a plain argument while a program runs. Arithmetic gives watched
 numbers again, each with its formula. A comparison is answered and noted: it is a condition under

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.capture.names import identifier
-from pullback.derive.agreement import Agreement, Difference
+from pullback.derive.comparison import Comparison
+from pullback.derive.difference import Difference
 from pullback.derive.plain import forward_of
 from pullback.derive.source import differing, function_source, loaded
-from pullback.emit.python.choice import chosen, fault_of
-from pullback.emit.python.trial import Trial
-from pullback.emit.python.twin import OwnText, own_text
+from pullback.emit.python.own_source import OwnSource
+from pullback.emit.python.own_text import own_text
+from pullback.emit.python.self_test import SelfTest
+from pullback.emit.python.self_test_choice import chosen, fault_of
 from pullback.emit.subject import Subject
 from pullback.errors import CaptureError
 from pullback.graph.copies import copy_of
@@ -62,25 +64,24 @@ def emit_python(subject: Subject) -> dict[str, str]:
     It is run and compared with the program, as a whole: what differs is not handed out.
     """
     file, found = f"{snake(subject.name)}.py", None
-    agreement = Agreement(subject.captured, subject.program, subject.likes)
     for pieces in _pieces(subject):
         write = functools.partial(_module, subject, pieces, file)
         reference = reference_of(subject, pieces.held)
         text = write(chosen(subject, pieces.call, pieces.held, write, reference))
-        found = _difference(agreement, pieces, text)
+        found = _difference(subject.comparison, pieces, text)
         if found is None:
             return {file: text}
     raise differing(subject.captured.name, found)
 
 
-def _difference(agreement: Agreement, pieces: Pieces, text: str) -> Difference | None:
+def _difference(comparison: Comparison, pieces: Pieces, text: str) -> Difference | None:
     """What is wrong with a module: it differs from the program, or from what was recorded.
 
     A self-test that fails by finite differences is right: so does the user's own backward.
     """
     space = loaded(text)
     function = eval(pieces.call, space)
-    found = agreement.difference(agreement.of_function(function, pieces.held))
+    found = comparison.difference(comparison.of_function(function, pieces.held))
     fault = fault_of(space)
     if found is None and isinstance(fault, AssertionError):
         return Difference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
@@ -100,32 +101,32 @@ def snake(name: str) -> str:
 # ---- the module ----
 
 
-def _module(subject: Subject, pieces: Pieces, file: str, trial: Trial) -> str:
-    reference = [] if trial.recorded is not None else [reference_of(subject, pieces.held)]
+def _module(subject: Subject, pieces: Pieces, file: str, test: SelfTest) -> str:
+    reference = [] if test.recorded is not None else [reference_of(subject, pieces.held)]
     future = [line for line in pieces.imports if "__future__" in line]
     rest = [line for line in pieces.imports if line not in future]
     before = [line for line in rest if not _is_torch(line)]
     after = [line for line in rest if _is_torch(line)]
-    head = [_docstring(subject, trial), "", *future, *([""] if future else [])]
+    head = [_docstring(subject, test), "", *future, *([""] if future else [])]
     head += [*before, *([""] if before else []), "import torch", *after]
     text = "\n\n\n".join(["\n".join(head), *pieces.blocks, *reference])
-    return f"{text}\n{trial.text(subject.name, file)}"
+    return f"{text}\n{test.text(subject.name, file)}"
 
 
 def _is_torch(line: str) -> bool:
     return line.split()[1].split(".")[0] == "torch"
 
 
-def _docstring(subject: Subject, trial: Trial) -> str:
+def _docstring(subject: Subject, test: SelfTest) -> str:
     said = subject.doc.replace("\\", "\\\\").replace('"""', "'''")
     first = f"`{subject.name}`: {said}" if said else f"`{subject.name}`."
     came = f"`{subject.captured.name.removesuffix('.apply')}`"
     lines = textwrap.wrap(first, WIDTH - 3)
     lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
-    against = "`reference`" if trial.recorded is None else f"what {came} gave"
+    against = "`reference`" if test.recorded is None else f"what {came} gave"
     lines += [f"Run it to test it: outputs against {against}, gradients against differences."]
-    for why in dict.fromkeys(why for _, why in trial.silent):
-        left = ", ".join(f"`{name}`" for name, reason in trial.silent if reason == why)
+    for why in dict.fromkeys(why for _, why in test.silent):
+        left = ", ".join(f"`{name}`" for name, reason in test.silent if reason == why)
         lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", WIDTH)
     return '"""' + "\n".join(lines) + '\n"""'
 
@@ -191,14 +192,8 @@ def function_pieces(subject: Subject) -> Pieces:
 
 def graph_pieces(subject: Subject, name: str) -> Pieces:
     """The Function as the text of its graphs, under a name."""
-    source = function_source(
-        subject.captured,
-        subject.save,
-        name,
-        subject.program,
-        subject.likes,
-        said=None if subject.function is None else forward_of(subject.function),
-    )
+    said = subject.program if subject.function is None else forward_of(subject.function)
+    source = function_source(subject.comparison, subject.save, name, said)
     constants = [one.name for one in subject.captured.inputs if one.kind == "constant"]
     block = ["\n".join(source.constants)] if source.constants else []
     held = frozenset(constants)
@@ -206,7 +201,7 @@ def graph_pieces(subject: Subject, name: str) -> Pieces:
     return Pieces((), blocks, f"{name}.apply", held | {name}, held)
 
 
-def _own_pieces(subject: Subject, own: OwnText) -> Pieces:
+def _own_pieces(subject: Subject, own: OwnSource) -> Pieces:
     """The user's own class, and a function that calls it with tensors alone where it takes more."""
     captured, name = subject.captured, subject.name
     names = [identifier(one.name) for one in captured.inputs if one.kind == "argument"]

@@ -10,25 +10,22 @@ from torch import Tensor
 
 from pullback.capture.check import run_joint
 from pullback.capture.fake import numbers_of
-from pullback.capture.modes import autocast_as, autocast_off
-from pullback.capture.trees import flatten
-from pullback.emit.python.trial import Trial, cotangent
+from pullback.capture.modes import autocast_off
+from pullback.emit.python.self_test import SelfTest, cotangent
 from pullback.emit.subject import Subject
-from pullback.function.isolation import seed_torch
 
 Record = dict[str, Tensor]
 
 
-def recorded(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Record:
+def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """Outputs and gradients, by what they are; raises what the program raises."""
-    seed_torch(0)
     count = sum(one.kind == "argument" for one in subject.captured.inputs)
     # Large tensors from around the program are no part of the file: others stand for them.
-    is_own = all(like.values is not None for like in trial.likes[count:])
-    return (_of_program if is_own else _of_graph)(subject, trial, given)
+    is_own = all(like.values is not None for like in test.likes[count:])
+    return (_of_program if is_own else _of_graph)(subject, test, given)
 
 
-def _of_program(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Record:
+def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """What the program gives. It reads the tensors around it, which have the values given."""
     captured = subject.captured
     count = sum(one.kind == "argument" for one in captured.inputs)
@@ -36,24 +33,24 @@ def _of_program(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Reco
     around = [one.tensor for one in captured.closures if one.tensor is not None]
     changed = {place for place, _ in captured.mutated}
     passed = [x.clone() if place in changed else x for place, x in enumerate(own)]
-    with autocast_as(captured.autocast):
-        leaves = flatten(subject.program(*captured.fill(passed)))[0]
-    pairs = zip(leaves, (o for o in captured.outputs if o.returned), strict=True)
+    held = [one.tensor for one in captured.inputs if one.tensor is not None]
+    leaves = subject.comparison.of_arguments(subject.call)([*passed, *held])
+    pairs = zip(leaves, (o for o in captured.outputs if o.is_written), strict=True)
     outputs = [y for y, o in pairs if o.index is not None and isinstance(y, Tensor)]
     live = [y for y in outputs if y.requires_grad]
-    wanted = [x for x, need in zip([*own, *around], trial.needs, strict=False) if need]
+    wanted = [x for x, need in zip([*own, *around], test.needs, strict=False) if need]
     pulled: Sequence[Tensor] = ()
     if wanted:
         cotangents = [cotangent(y, i) for i, y in enumerate(live)]
         with autocast_off():
             pulled = torch.autograd.grad(live, wanted, cotangents, materialize_grads=True)
-    return _named(trial, [y.detach() for y in outputs], pulled)
+    return _named(test, [y.detach() for y in outputs], pulled)
 
 
-def _of_graph(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Record:
+def _of_graph(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """What the program would give with other tensors around it.
 
-    Its graph tells, as it was captured: that was compared with the program then.
+    That is read from its graph, which was compared with the program when it was captured.
     """
     captured = subject.captured
     count = sum(one.kind == "argument" for one in captured.inputs)
@@ -63,7 +60,7 @@ def _of_graph(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Record
         for one in captured.inputs
     )
     cotangents = [
-        cotangent(torch.empty(numbers_of(value.shape), dtype=trial.dtype_of(value.dtype)), i)
+        cotangent(torch.empty(numbers_of(value.shape), dtype=test.dtype_of(value.dtype)), i)
         for i, value in enumerate(node.meta["val"] for node in captured.joint.cotangents)
     ]
     run = run_joint(replace(captured, inputs=inputs), given[:count], cotangents)
@@ -71,17 +68,17 @@ def _of_graph(subject: Subject, trial: Trial, given: Sequence[Tensor]) -> Record
     needed = zip((one for one in inputs if one.needs), run.gradients, strict=True)
     found = {one.name: gradient for one, gradient in needed}
     names = [one.name for one in inputs if one.kind != "constant"]
-    rows = zip(names, trial.needs, given, strict=True)
+    rows = zip(names, test.needs, given, strict=True)
     pulled = [_or_zeros(found.get(name), x) for name, need, x in rows if need]
-    return _named(trial, [y for y in outputs if isinstance(y, Tensor)], pulled)
+    return _named(test, [y for y in outputs if isinstance(y, Tensor)], pulled)
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like.detach()) if gradient is None else gradient
 
 
-def _named(trial: Trial, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Record:
-    names = [name for name, need in zip(trial.names, trial.needs, strict=True) if need]
+def _named(test: SelfTest, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Record:
+    names = [name for name, need in zip(test.names, test.needs, strict=True) if need]
     pulled = zip(names, gradients, strict=True)
     return {
         **{f"output {i}": y for i, y in enumerate(outputs)},

@@ -24,7 +24,7 @@ from pullback.derive.recipe import parts_of
 from pullback.derive.source import returning
 from pullback.derive.tensor_specs import drawn
 from pullback.emit.python.module import RESERVED, Pieces, Shown, graph_pieces, snake
-from pullback.emit.python.twin import own_text
+from pullback.emit.python.own_text import own_text
 from pullback.emit.subject import Subject, subject_of
 from pullback.graph.copies import copy_of
 from pullback.graph.names import Local

@@ -1,18 +1,17 @@
-"""The user's own class in a text of its own, which is taken only if it does what the class does."""
+"""The user's own text of a class, with what it saves explained, if it does what the class does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.capture.trees import tensors_in
-from pullback.derive.agreement import Agreement
 from pullback.derive.tensor_specs import drawn
-from pullback.emit.python.own import Own, own_source
+from pullback.emit.python.own_source import OwnSource, own_source
 from pullback.emit.subject import Subject
 from pullback.function.listening import ListeningContext
 from pullback.function.signature import has_setup_context
@@ -24,16 +23,7 @@ WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OwnText:
-    """Imports besides torch, the statements with the class last, and the names that they bind."""
-
-    imports: tuple[str, ...]
-    statements: tuple[str, ...]
-    names: frozenset[str]
-
-
-def own_text(subject: Subject) -> OwnText | None:
+def own_text(subject: Subject) -> OwnSource | None:
     """The text of the user's class, what it saves explained; None where it does not stand alone.
 
     It is run beside the class: outputs, gradients and second derivatives must be the same, or be
@@ -42,15 +32,14 @@ def own_text(subject: Subject) -> OwnText | None:
     own = own_source(subject.function)
     if own is None:
         return None
-    twin = _loaded(own, subject.name)
-    if twin is None or not _agree(subject, twin):
+    cls = _loaded(own, subject.name)
+    if cls is None or not _agree(subject, cls):
         return None
     *before, last = own.statements
-    rows = _saved(subject, own)
-    return OwnText(own.imports, (*before, "\n".join([*rows, last])), own.names)
+    return replace(own, statements=(*before, "\n".join([*_saved(subject, own), last])))
 
 
-def _loaded(own: Own, name: str) -> Any:
+def _loaded(own: OwnSource, name: str) -> Any:
     """The class that the text makes, or None."""
     text = "\n\n".join([*own.imports, "import torch", *own.statements])
     space: dict[str, Any] = {"__name__": "emitted"}
@@ -61,17 +50,17 @@ def _loaded(own: Own, name: str) -> Any:
     return space.get(name)
 
 
-def _agree(subject: Subject, twin: Any) -> bool:
-    """Whether the class and its twin give the same, as far as two derivatives tell."""
-    agreement = Agreement(subject.captured, subject.program, subject.likes)
-    call = agreement.of_arguments(twin.apply)
-    return agreement.difference(call) is None and agreement.is_same_twice(call, may_raise=True)
+def _agree(subject: Subject, cls: Any) -> bool:
+    """Whether the class and that of its text give the same, up to second derivatives."""
+    comparison = subject.comparison
+    call = comparison.of_arguments(cls.apply)
+    return comparison.difference(call) is None and comparison.is_same_twice(call, may_raise=True)
 
 
 # ---- what is saved ----
 
 
-def _saved(subject: Subject, own: Own) -> list[str]:
+def _saved(subject: Subject, own: OwnSource) -> list[str]:
     """Comment lines that say what the class saves, and why that is cheap or not."""
     kinds = _kinds(subject)
     if kinds is None:

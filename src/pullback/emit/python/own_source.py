@@ -30,7 +30,7 @@ _MAKERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnSource:
     """Import lines besides `import torch`, and the statements, in the order of the user's file.
 
     `names` are those that they bind, `saved` what the class gives to `save_for_backward`.
@@ -46,7 +46,7 @@ class _NotAlone(Exception):
     """The class needs something that cannot come along."""
 
 
-def own_source(cls: type) -> Own | None:
+def own_source(cls: type) -> OwnSource | None:
     """The text of `cls` and of what it needs, or None if that cannot stand alone."""
     try:
         return _Gathering(cls).own()
@@ -69,7 +69,7 @@ class _Gathering:
         self.statements: dict[int, str] = {}
         self.names: set[str] = set()
 
-    def own(self) -> Own:
+    def own(self) -> OwnSource:
         """Everything, in the order of the file; the class last if it is not at the top of it."""
         node = self.defined.get(self.cls.__qualname__)
         text = self.text
@@ -82,7 +82,7 @@ class _Gathering:
         head = [line for _, lines in sorted(self.imports.items()) for line in lines]
         future = [line for line in _future(self.tree) if line not in head]
         statements = tuple(text for _, text in sorted(self.statements.items()))
-        return Own((*future, *head), statements, frozenset(self.names), tuple(_saved(node)))
+        return OwnSource((*future, *head), statements, frozenset(self.names), tuple(_saved(node)))
 
     def take(self, node: ast.stmt, text: str, place: int | None = None) -> None:
         """Take a statement, and what it needs."""

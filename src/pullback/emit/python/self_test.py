@@ -119,7 +119,7 @@ _AGAINST_REFERENCE = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SelfTest:
     """How an emitted module tests itself.
 
     `call` is the expression of what is tested, `names` those of the inputs, and `needs` says which

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 import pullback as pb
-from pullback.emit.python.own import own_source
-from pullback.emit.python.twin import own_text
+from pullback.emit.python.own_source import own_source
+from pullback.emit.python.own_text import own_text
 from pullback.emit.subject import subject_of
 from pullback.function.function import Function as OurFunction
 

@@ -1,4 +1,4 @@
-"""Which self-test an emitted module gets: inputs that suit the program, gradients that can be told.
+"""Which self-test an emitted module gets: inputs and gradients that suit the program.
 
 The inputs are chosen by `reference`, the forward in plain ops, and by the program, never by the
 Function under test: a wrong backward is to fail. What is expected of them is recorded from the
@@ -7,9 +7,7 @@ program itself.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +16,17 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.capture.trees import tensors_in
+from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
 from pullback.emit.python.recorded import recorded
-from pullback.emit.python.trial import Trial
+from pullback.emit.python.self_test import SelfTest
 from pullback.emit.subject import Subject
 from pullback.function.isolation import seed_torch
 from pullback.function.unwritten import run_plainly
 from pullback.graph.cost import is_random
 from pullback.graph.parts import calls
 
-Write = Callable[[Trial], str]
+Write = Callable[[SelfTest], str]
 
 SURROGATE = "they are declared to be surrogates"
 ABSENT = "backward gives none"
@@ -36,7 +35,7 @@ CUT = "the program cuts them off by `no_grad` or `detach`"
 
 def chosen(
     subject: Subject, call: str, held: frozenset[str], write: Write, reference: str
-) -> Trial:
+) -> SelfTest:
     """The self-test of a subject; `write` gives the module with a self-test.
 
     `held` are the inputs of the capture that the module has by itself, `reference` is the text of
@@ -48,37 +47,37 @@ def chosen(
     """
     first = _first(subject, call, held)
     few = any(like.values is not None for like in first.likes)
-    trials = [
+    tests = [
         replace(first, literal=literal, is_double=is_double)
         for is_double in (True, False)
         for literal in ((False, True) if few else (False,))
     ]
-    known = list[Trial]()
-    for trial in (_with_record(subject, one) for one in trials):
-        if trial is None:
+    known = list[SelfTest]()
+    for test in (_with_record(subject, one) for one in tests):
+        if test is None:
             continue
-        known.append(trial)
-        if _suits(trial, _space(trial, reference)):
-            return _without_cut(subject, trial, loaded(write(trial)))
-    for trial in known:
-        if _is_passed(loaded(write(trial))):
-            return trial
-    return known[0] if known else trials[0]
+        known.append(test)
+        if _suits(test, _space(test, reference)):
+            return _without_cut(subject, test, loaded(write(test)))
+    for test in known:
+        if _is_passed(loaded(write(test))):
+            return test
+    return known[0] if known else tests[0]
 
 
-def _with_record(subject: Subject, trial: Trial) -> Trial | None:
+def _with_record(subject: Subject, test: SelfTest) -> SelfTest | None:
     """A self-test with what the program gives for its inputs; None if it does not run on them."""
     if any(map(is_random, calls(subject.captured.joint.graph))):
-        return trial
-    space = loaded(f"import torch\n\n\n{trial.inputs()}")
-    with _aside():
+        return test
+    space = loaded(f"import torch\n\n\n{test.inputs()}")
+    with aside():
         try:
-            return replace(trial, recorded=recorded(subject, trial, space["inputs"]()))
+            return replace(test, recorded=recorded(subject, test, space["inputs"]()))
         except Exception:  # any: the program may refuse other inputs in any way
             return None
 
 
-def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
+def _first(subject: Subject, call: str, held: frozenset[str]) -> SelfTest:
     """The first self-test: of every gradient that there is and that forward implies."""
     captured, surrogates = subject.captured, subject.surrogates
     gradients = iter(captured.joint.gradients)
@@ -95,7 +94,7 @@ def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
     around = [
         text for one, text in zip(captured.inputs, texts, strict=True) if one.tensor is not None
     ]
-    return Trial(
+    return SelfTest(
         call,
         tuple(names),
         tuple(needs),
@@ -109,24 +108,14 @@ def _first(subject: Subject, call: str, held: frozenset[str]) -> Trial:
 # ---- running it here ----
 
 
-def _space(trial: Trial, reference: str) -> dict[str, Any]:
+def _space(test: SelfTest, reference: str) -> dict[str, Any]:
     """The inputs of a self-test and `reference`."""
-    return loaded("\n\n\n".join(["import torch", reference, trial.text("Function", "it.py")]))
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Gradients are recorded, random states stay as they are, and nobody is warned."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a dtype that is not double
-            yield
+    return loaded("\n\n\n".join(["import torch", reference, test.text("Function", "it.py")]))
 
 
 def fault_of(space: dict[str, Any]) -> Exception | None:
     """What the self-test of a module raises, if anything."""
-    with _aside():
+    with aside():
         try:
             space["self_test"]()
         except Exception as error:
@@ -138,50 +127,50 @@ def _is_passed(space: dict[str, Any]) -> bool:
     return fault_of(space) is None
 
 
-def _suits(trial: Trial, space: dict[str, Any]) -> bool:
+def _suits(test: SelfTest, space: dict[str, Any]) -> bool:
     """Whether `reference` is finite and smooth at the inputs of a module, as autograd sees it."""
-    with _aside():
+    with aside():
         try:
             given = space["inputs"]()
             outputs = space["called"](space["reference"], given)
-            if trial.is_differentiated:
-                _gradcheck(lambda *given: space["called"](space["reference"], given), given, trial)
+            if test.is_differentiated:
+                _gradcheck(lambda *given: space["called"](space["reference"], given), given, test)
         except Exception:
             return False
     return all(bool(y.isfinite().all()) for y in outputs)
 
 
-def _gradcheck(function: Callable[..., Any], given: Sequence[Any], trial: Trial) -> None:
-    torch.autograd.gradcheck(function, tuple(given), **trial.options)
+def _gradcheck(function: Callable[..., Any], given: Sequence[Any], test: SelfTest) -> None:
+    torch.autograd.gradcheck(function, tuple(given), **test.options)
 
 
 # ---- gradients that are cut off ----
 
 
-def _without_cut(subject: Subject, trial: Trial, space: dict[str, Any]) -> Trial:
+def _without_cut(subject: Subject, test: SelfTest, space: dict[str, Any]) -> SelfTest:
     """The self-test without the gradients that a program cuts off on purpose.
 
     These are found by running the program with the forwards of its Functions as plain ops: if
     autograd's gradient is not that of finite differences even there, nobody's backward is wrong.
     """
-    if subject.function is not None or not trial.is_differentiated or _is_passed(space):
-        return trial
+    if subject.function is not None or not test.is_differentiated or _is_passed(space):
+        return test
     cut = [
         place
-        for place, need in enumerate(trial.needs)
-        if need and _is_cut(subject, trial, space, place)
+        for place, need in enumerate(test.needs)
+        if need and _is_cut(subject, test, space, place)
     ]
-    left_out = {f"the gradient of `{trial.names[place]}`" for place in cut}
-    known = trial.recorded
+    left_out = {f"the gradient of `{test.names[place]}`" for place in cut}
+    known = test.recorded
     return replace(
-        trial,
-        needs=tuple(need and place not in cut for place, need in enumerate(trial.needs)),
+        test,
+        needs=tuple(need and place not in cut for place, need in enumerate(test.needs)),
         recorded=None if known is None else {k: v for k, v in known.items() if k not in left_out},
-        silent=(*trial.silent, *((trial.names[place], CUT) for place in cut)),
+        silent=(*test.silent, *((test.names[place], CUT) for place in cut)),
     )
 
 
-def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -> bool:
+def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int) -> bool:
     captured = subject.captured
     count = sum(one.kind == "argument" for one in captured.inputs)
     if place >= count:
@@ -191,12 +180,12 @@ def _is_cut(subject: Subject, trial: Trial, space: dict[str, Any], place: int) -
         row = [moved if i == place else x for i, x in enumerate(given)]
         seed_torch(0)
         with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
-            return tuple(tensors_in(subject.run(row)))
+            return tuple(tensors_in(subject.call(*captured.fill(row))))
 
-    with _aside():
+    with aside():
         made = list(space["inputs"]()[:count])
-        own = [_leaf(x, like.dtype) for x, like in zip(made, trial.likes, strict=False)]
-        for given, how in ((made, trial), (own, replace(trial, is_double=False))):
+        own = [_leaf(x, like.dtype) for x, like in zip(made, test.likes, strict=False)]
+        for given, how in ((made, test), (own, replace(test, is_double=False))):
             try:
                 plain(given[place])
             except Exception:  # a tensor from around it is in another dtype

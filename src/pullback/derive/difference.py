@@ -1,0 +1,117 @@
+"""The first thing in which what two calls gave differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pullback.capture.closeness import SMALL, HalfTheDigits, compared, is_number, largest
+from pullback.derive.observed import TOGETHER, Observed
+from pullback.derive.trial_rows import Row
+
+Kind = Literal[
+    "the program",
+    "the call",
+    "the self-test",
+    "what is returned",
+    "output",
+    "alone",
+    "gradient",
+    "second derivative",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing that is not the same: what, for which row, and both sides of it.
+
+    `at` is the index of the worst element. `place` counts outputs, inputs or derivatives. `name` is
+    that of the input of a gradient, `by` the outputs that it is pulled back from; of a call that
+    raises, `name` is the class of the error.
+    """
+
+    kind: Kind
+    row: str
+    expected: str
+    got: str
+    at: str = ""
+    place: int = 0
+    name: str = ""
+    by: str = ""
+
+
+def difference(
+    expected: Observed, found: Observed, row: Row, names: Sequence[str]
+) -> Difference | None:
+    """What differs first, if anything; `names` are those of the inputs that need a gradient."""
+    if found.error:
+        return Difference("the call", row.what, "a result", found.error, name=found.error_type)
+    theirs, mine = len(expected.outputs), len(found.outputs)
+    if theirs != mine:
+        return Difference("what is returned", row.what, f"{theirs} outputs", f"{mine} outputs")
+    for place, pair in enumerate(zip(expected.live, found.live, strict=True)):
+        if pair[0] != pair[1]:
+            one, two = (f"requires_grad={is_live}" for is_live in pair)
+            return Difference("output", row.what, one, two, place=place)
+    for place in expected.alone.keys() & found.alone.keys():
+        one, two = f"{expected.alone[place]}", f"{found.alone[place]}"
+        if one != two:
+            return Difference("alone", row.what, one, two, place=place)
+    return _first_value(list(_values(expected, found, row, names)), row)
+
+
+def _first_value(values: Sequence[tuple[Difference, Any, Any]], row: Row) -> Difference | None:
+    floor = SMALL * max([1.0, *(largest(theirs) for _, theirs, _ in values)])
+    allowed = HalfTheDigits(floor, is_ignored=not row.is_usual)
+    for one, theirs, mine in values:
+        known = _spread(theirs, mine) if row.has_nan else theirs
+        found = compared("", mine, known, allowed)
+        if found is not None:
+            return replace(one, expected=found.expected, got=found.got, at=found.at)
+    return None
+
+
+def _values(
+    expected: Observed, found: Observed, row: Row, names: Sequence[str]
+) -> Iterator[tuple[Difference, Any, Any]]:
+    """The values that are compared: what they are, as a difference, and both sides of them."""
+    one = Difference("output", row.what, "", "")
+    for place, pair in enumerate(zip(expected.outputs, found.outputs, strict=True)):
+        yield replace(one, place=place), *pair
+    whole = expected.first.get(TOGETHER, [])
+    # Those of all outputs together come first.
+    for by in sorted(expected.first, key=lambda by: by != TOGETHER):
+        if row.has_nan or (by != TOGETHER and not row.is_usual):
+            continue
+        gradients = zip(names, expected.first[by], found.first[by], whole, strict=True)
+        for place, (name, theirs, mine, all_of_it) in enumerate(gradients):
+            sides = (_where_finite(side, all_of_it, by) for side in (theirs, mine))
+            yield replace(one, kind="gradient", place=place, name=name, by=by), *sides
+    if expected.second is not None and found.second is not None:
+        for place, pair in enumerate(zip(expected.second, found.second, strict=True)):
+            yield replace(one, kind="second derivative", place=place), *pair
+
+
+def _where_finite(gradient: Any, whole: Any, by: str) -> Any:
+    """The gradient of one output, but for where that of all outputs together is not finite.
+
+    There one of them has an infinite slope. A node of several outputs multiplies that by the zeros
+    of a cotangent that nobody gave; the ops of a program are not even run.
+    """
+    both = isinstance(gradient, Tensor) and isinstance(whole, Tensor)
+    if by == TOGETHER or not both or gradient.shape != whole.shape:
+        return gradient
+    return gradient.where(whole.isfinite(), torch.zeros_like(gradient))
+
+
+def _spread(expected: Any, got: Any) -> Any:
+    """`expected`, with what is not finite in `got` in its place: NaN may spread, not vanish."""
+    if not is_number(got) or not is_number(expected):
+        return expected
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return expected
+    return torch.where(got.isfinite(), expected, got)

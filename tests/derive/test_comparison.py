@@ -1,0 +1,134 @@
+"""What a call gives, what of it differs from a program, and the rows of inputs that show it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pullback.capture.joint import capture
+from pullback.derive.comparison import Comparison
+from pullback.derive.tensor_specs import tensor_specs_of
+from pullback.derive.trial_rows import drawn_row, op_rows
+
+
+def row(*shape):
+    return torch.linspace(-1, 2, torch.Size(shape).numel()).reshape(shape).requires_grad_()
+
+
+def compared_with(program, *examples):
+    return Comparison(capture(program, examples), program, tensor_specs_of(examples))
+
+
+def called(program):
+    return lambda given: program(*given)
+
+
+def two(x, y):
+    return x.sin() * y, y * y
+
+
+def test_gradients_of_each_output_alone_are_seen():
+    comparison = compared_with(two, row(3), row(3))
+    wanted = replace(comparison.wanted, is_alone=True, is_twice=True)
+    found = comparison.observe(called(two), comparison.rows[0], wanted)
+
+    assert list(found.first) == ["output 0", "output 1", "all outputs"]
+    assert found.first["output 1"][0] is None
+    assert found.live == [True, True]
+    assert found.alone == {0: [True, False], 1: [True, True]}
+    assert len(found.second) == 4
+
+
+def test_what_a_call_raises_is_seen_with_its_outputs():
+    def broken(given):
+        y = given[0] * 2
+        y.register_hook(lambda g: 1 / 0)
+        return [y]
+
+    comparison = compared_with(lambda x: x * 2, row(3))
+    found = comparison.observe(broken, comparison.rows[0])
+
+    assert (found.error_type, found.error) == ("ZeroDivisionError", "division by zero")
+    assert torch.equal(found.outputs[0], 2 * row(3))
+
+
+# ---- what differs ----
+
+OTHERS = {
+    "output": (lambda x, y: (x.sin() * y + 1e-3, y * y), "output", 0),
+    "count": (lambda x, y: (x.sin() * y,), "what is returned", 0),
+    "history": (lambda x, y: (x.sin() * y, (y * y).detach()), "output", 1),
+    "gradient": (lambda x, y: (x.sin() * y, y * y.detach()), "gradient", 1),
+    "error": (lambda x, y: x.reshape(7), "the call", 0),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_first_difference_is_named(name):
+    other, kind, place = OTHERS[name]
+    found = compared_with(two, row(3), row(3)).difference(called(other))
+
+    assert (found.kind, found.place, found.row) == (kind, place, "the example")
+
+
+def test_same_formula_does_not_differ():
+    def other(x, y):
+        return y * x.sin(), y.square()
+
+    comparison = compared_with(two, row(3), row(3))
+
+    assert comparison.difference(called(other)) is None
+    assert comparison.is_same_twice(called(other))
+
+
+def steep(x):
+    """The slope of the second output is infinite at zero: zeros times it are not a number."""
+    return x * 2, x.abs().sum().sqrt()
+
+
+class Steep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return steep(x)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return 2 * g + h * x.sign() / (2 * x.abs().sum().sqrt())
+
+
+def test_infinite_slope_of_another_output_does_not_differ():
+    comparison = compared_with(steep, torch.zeros(3, requires_grad=True))
+
+    assert comparison.difference(lambda given: Steep.apply(*given)) is None
+
+
+# ---- rows for an op ----
+
+
+def test_op_gets_sizes_ties_zeros_and_numbers():
+    captured = capture(two, (row(2, 20), row(2, 20)))
+    rows = list(
+        op_rows(captured, tensor_specs_of((row(2, 20),) * 2), is_double=True, numbers={1: 3})
+    )
+
+    assert [one.what for one in rows] == [
+        "inputs like the examples",
+        "inputs of the sizes (3, 5), (3, 5)",
+        "inputs of two values each",
+        "zeros",
+        "other numbers in the arguments",
+    ]
+    assert [one.may_refuse for one in rows] == [False, True, False, False, True]
+    assert [one.tensors[0].dtype for one in rows] == [torch.float32, *[torch.float64] * 4]
+    assert rows[2].tensors[0].unique().numel() == 2
+    assert rows[4].numbers == {1: 3}
+
+
+def test_row_too_large_is_not_drawn():
+    captured = capture(two, (row(2), row(2)))
+    likes = tensor_specs_of((row(2), row(2)))
+
+    assert drawn_row(captured, likes, [(1 << 12, 1 << 12)] * 2) is None
+    assert drawn_row(captured, likes, [(4, 3)] * 2).tensors[1].shape == (4, 3)
