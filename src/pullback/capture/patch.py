@@ -1,11 +1,12 @@
 """While a program is watched, each `apply` that it calls is announced.
 
 - A Function of ours announces its calls to who asks for that (`function.dispatch.watch_calls`).
-- PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, the one place
-  where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as well,
-  so the change is made below `apply`. In a Function of PyTorch's, `apply` is a Python function that ends in `super().apply`; the class
-  above which it stands gets an `apply` of ours. Where `apply` itself is a C function (as from 2.15
-  on), it is shadowed; an alias of that one cannot be seen (`units` refuses it).
+- PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, in the one
+  place where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as
+  well, so the change is made below `apply`: in a Function of PyTorch's that is a Python function
+  that ends in `super().apply`, and the class above which it stands gets an `apply` of ours. Where
+  `apply` itself is a C function (as from 2.15 on), it is shadowed; an alias of that one cannot be
+  seen (`units` refuses it).
 
 Only the thread that watches is affected: for any other, both ways lead on at once. What was there
 before comes back when the last watcher leaves.

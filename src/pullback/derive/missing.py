@@ -11,8 +11,8 @@ Nothing is derived for a class whose outputs carry no gradient. Where nothing ca
 output made outside autograd, an input changed in place), forward runs as ever, and the backward
 raises `MissingBackwardError` with the reason.
 
-This module is the `Derivation` of the function layer, registered when the package is loaded; what is
-heavy is imported when something is derived.
+This module is the `Derivation` of the function layer, registered when the package is loaded; what
+is heavy is imported when something is derived.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
 from pullback.errors import InternalError
+from pullback.function.generated import run_text
 from pullback.function.slots import is_ordinary_moment
 from pullback.graph.absent import without_absent
 from pullback.graph.cost import is_random
@@ -226,7 +227,7 @@ def compiled(
     """A graph as a Python function, by way of its text."""
     text = function_text(graph, name, names)
     space: dict[str, Any] = {"torch": torch}
-    exec(compile(text, f"<derived {name} of {program}>", "exec"), space)
+    run_text(text, f"derived {name} of {program}", space)
     function: Callable[..., Any] = space[name]
     return function
 

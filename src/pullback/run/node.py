@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.derive.recipe import laid_out
+from pullback.function.generated import run_text
 from pullback.function.slots import (
     c_apply,
     engine_runs,
@@ -178,7 +179,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     space["begin"] = _beginning(spec, space["pulls"])
     space |= {f"order{i}": _order(one) for i, one in enumerate(spec.cotangents)}
     text = "\n".join([*_forward(spec), *_backward(spec)])
-    exec(compile(text, f"<node of {spec.name}>", "exec"), space)
+    run_text(text, f"node of {spec.name}", space)
     methods = {
         "forward": staticmethod(space["forward"]),
         "backward": staticmethod(hidden(space["backward"])),
