@@ -15,6 +15,7 @@ from pullback.compose.fast_path import with_fast_path
 from pullback.compose.nested import as_written, callable_of
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
 from pullback.derive.backward import make_derived
+from pullback.derive.returned import record_of
 from pullback.errors import CaptureError
 from pullback.function.slots import be_seen, transforms_active
 from pullback.graph.cut import require_policy
@@ -107,7 +108,7 @@ def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
 
 def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify: bool) -> Any:
     """`derived`, which runs the program as written for calls that it refuses."""
-    reasons, known = Reasons(), derived._pb_derived
+    reasons, known = Reasons(), record_of(derived)
     node = vars(derived)["apply"].__func__
 
     def general(*args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from pullback.capture.environment import State, steady_state
 from pullback.capture.modes import autocast_now, autocast_off
 from pullback.capture.patch import is_watched
 from pullback.capture.trees import tensors_in
+from pullback.derive.returned import record_of
 from pullback.function.slots import has_autocast, is_ordinary_moment
 from pullback.run import backends_of
 from pullback.run.making import Nodes
@@ -197,7 +198,7 @@ def with_fast_path(
     Where a call cannot be captured, `failed` is told, and the general way is taken. Compiled nodes
     are compared with their recipes, unless `verify` is False.
     """
-    known = derived._pb_derived
+    known = record_of(derived)
     name, module = derived.__name__, derived.__module__
     nodes = Nodes(name, module, known, backends_of(backend), verifies=verify)
 

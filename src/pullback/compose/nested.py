@@ -9,7 +9,7 @@ from typing import Any
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.class_names import class_name
-from pullback.derive.returned import unprintable
+from pullback.derive.returned import MARKER, unprintable
 from pullback.derive.traced import traceable
 from pullback.function.function import Function
 from pullback.function.slots import new_class
@@ -66,7 +66,7 @@ def composition(
         "program": staticmethod(program),
         "composed": how,
         **unprintable(called, how),
-        "_pb_derived": True,
+        MARKER: True,
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),

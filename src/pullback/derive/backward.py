@@ -39,6 +39,7 @@ from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
+from pullback.derive.returned import MARKER, is_derived
 from pullback.derive.source import module_source
 from pullback.derive.tensor_specs import tensor_spec_of, tensor_specs_of
 from pullback.derive.traced import traceable
@@ -105,8 +106,8 @@ def make_derived(
     """
     require_policy(save)
     if isinstance(program, type) and issubclass(program, TorchFunction):
-        inside = getattr(program, "program", None) if hasattr(program, "_pb_derived") else None
-        program = inside or forward_of(program)
+        made: Any = program
+        program = made.program if is_derived(made) else forward_of(made)
     if not examples:
         raise CaptureError(
             f"`{program_name(program)}` must be derived with examples of its arguments",
@@ -116,7 +117,7 @@ def make_derived(
         )
     called = class_name(program, name)
     recipes = Recipes(program, save, is_strict=is_strict)
-    derived = _Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
+    derived = Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
         "backward": staticmethod(derived.make_backward()),
@@ -125,7 +126,7 @@ def make_derived(
         "frontier": staticmethod(derived.frontier),
         "explain": staticmethod(derived.explain),
         "program": staticmethod(program),
-        "_pb_derived": derived,
+        MARKER: derived,
         # The text fits the kind of one call: compiled autograd would serve others wrongly by it.
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
@@ -134,7 +135,7 @@ def make_derived(
     return traceable(new_class(called, Function, space), program)
 
 
-class _Derived:
+class Derived:
     """What a derived class knows: its program, its recipes, and the general one for `source`."""
 
     def __init__(
