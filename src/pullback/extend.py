@@ -8,9 +8,9 @@ the module in the entry-point group `pullback.checks`:
     [project.entry-points."pullback.checks"]
     not-finite = "acme_checks.not_finite"
 
-A backend is a module with `absence`, `specialise`, which gives a `Compiled`, and perhaps
-`make_node`, of a `NodeSpec`: its law stands in `pullback.run`. The groups `pullback.backends` and
-`pullback.targets` are kept for backends and emitters: no entry there is read yet.
+A backend is a `Backend`: two methods, and others that have defaults. Its law stands in
+`pullback.run.backend`. The groups `pullback.backends` and `pullback.targets` are kept for backends
+and emitters: no entry there is read yet.
 
 Every name that a module under `check/rules/` takes from another module of ours is here as well, and
 means the same; what is not here may change without notice. Nothing of ours imports this module.
@@ -214,5 +214,6 @@ from pullback.check.writes import written_inputs as written_inputs
 from pullback.errors import CaptureError as CaptureError
 from pullback.errors import PullbackError as PullbackError
 from pullback.function.modes import DispatchMode as DispatchMode
+from pullback.run.backend import Backend as Backend
 from pullback.run.node import Compiled as Compiled
 from pullback.run.node import NodeSpec as NodeSpec

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run import candidates, eager, specs
+from pullback.run import candidates, specs
+from pullback.run.backend import Backend
 from pullback.run.choosing import fastest
 from pullback.run.graphs import text_of
 from pullback.run.node import Layout, make_node
@@ -45,16 +46,15 @@ class Found:
 class Nodes:
     """The light nodes of one derived Function; safe to use from several threads.
 
-    `derived` is what its class knows; `backends` are the modules of the backends, of which the
-    fastest is taken. `reasons` says why something that should be compiled is not, `choices` which
-    backends run it, `paths` how its calls were run, `is_wrong` whether compiled code was seen to
-    compute something else.
+    `derived` is what its class knows; of `backends` the fastest is taken. `reasons` says why
+    something that should be compiled is not, `choices` which backends run it, `paths` how its calls
+    were run, `is_wrong` whether compiled code was seen to compute something else.
     """
 
     name: str
     module: str
     derived: Any
-    backends: Mapping[str, Any]
+    backends: Mapping[str, Backend]
     verifies: bool = True
     is_wrong: bool = False
     reasons: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Nodes:
     _tell: Any = None
 
     def __post_init__(self) -> None:
-        compiles = any(backend is not eager for backend in self.backends.values())
+        compiles = any(backend.compiles for backend in self.backends.values())
         self.paths = Paths(self.name, is_told=compiles)
 
     def find(self, recipe: Recipe, row: Sequence[Tensor]) -> Found | None:
@@ -117,7 +117,7 @@ class Nodes:
     def _node(self, name: str, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
         """The node of one backend; None where it cannot compile, or computes something else."""
         backend = self.backends[name]
-        if backend is eager:
+        if not backend.compiles:
             return self._eager_node(recipe, row)
         pattern = pattern_of(row)
         fixed = self._fixed.setdefault((name, recipe, pattern), {})
@@ -151,9 +151,7 @@ class Nodes:
     ) -> Node | None:
         """A node, compiled and compared."""
         backend = self.backends[name]
-        make: Callable[..., Node] = make_node
-        if spec_of is specs.exact:
-            make = getattr(backend, "make_node", make_node)
+        make = backend.make_node if spec_of is specs.exact else make_node
         try:
             node = make(spec_of(self._maker(name), backend, recipe, row))
             return node if self._is_right(name, node, recipe, row) else None
@@ -171,7 +169,7 @@ class Nodes:
         names = [
             name
             for name in candidates(self.backends, self._begin_anew)
-            if self.backends[name] is not eager
+            if self.backends[name].compiles
         ]
         if not names:
             return None

@@ -20,6 +20,7 @@ from pullback.derive.backward import silent_among
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
+from pullback.run.backend import Backend
 from pullback.run.graphs import compiled, made_by, require_own_memory, text_of
 from pullback.run.minimal import Minimal, minimal, whole
 from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, Source
@@ -64,7 +65,7 @@ def eager(maker: Maker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     return replace(spec.finish(ANY, lambda _: spec.text()), some=some)
 
 
-def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def open_sizes(maker: Maker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled once for tensors of every size."""
     forward = minimal(recipe.parts.forward)
     bare = Minimal(forward.graph, made_by(forward))
@@ -91,7 +92,7 @@ def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]
     return spec.finish(OPEN, backward)
 
 
-def exact(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def exact(maker: Maker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled for tensors of one layout."""
     count = recipe.captured.joint.output_count + recipe.saved_count
     forward = minimal(recipe.parts.forward, count)
@@ -184,7 +185,7 @@ def _dense(output: Tensor, order: Sequence[int]) -> Layout:
 
 
 def forward_only(
-    backend: Any, recipe: Recipe, row: Sequence[Tensor]
+    backend: Backend, recipe: Recipe, row: Sequence[Tensor]
 ) -> tuple[Callable[..., Any], Compiled, Minimal]:
     """A function of the row that gives the outputs: one as it is, several as a tuple.
 
