@@ -75,6 +75,29 @@ class Recipe:
         return len(self.parts.cut.numbers)
 
     @functools.cached_property
+    def argument_count(self) -> int:
+        """How many tensors are arguments of the program."""
+        return sum(one.kind == "argument" for one in self.captured.inputs)
+
+    @functools.cached_property
+    def around(self) -> list[Tensor]:
+        """The tensors from around the program that need a gradient."""
+        found = [one.tensor for one in self.captured.closures if one.needs]
+        return [tensor for tensor in found if tensor is not None]
+
+    @functools.cached_property
+    def live(self) -> tuple[int, ...]:
+        """The places of the outputs that carry a gradient."""
+        outputs = self.captured.outputs
+        return tuple(o.index for o in outputs if o.differentiable and o.index is not None)
+
+    @functools.cached_property
+    def silent(self) -> tuple[int, ...]:
+        """The places of the outputs that are tensors and carry none."""
+        tensors = [o for o in self.captured.outputs if o.kind == "tensor" and not o.differentiable]
+        return tuple(o.index for o in tensors if o.index is not None)
+
+    @functools.cached_property
     def saves_between(self) -> bool:
         """Whether something is saved between inputs and outputs: PyTorch loses its history."""
         known = (*self.parts.joint.inputs, *self.parts.joint.outputs)

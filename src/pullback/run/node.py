@@ -15,12 +15,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.derive.call_table import MISS as MISS
 from pullback.derive.recipe import laid_out
 from pullback.function.generated import run_text
 from pullback.function.slots import (
@@ -36,9 +37,6 @@ from pullback.function.slots import (
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes the row of its arguments, which it may clear, and checks nothing."""
-
-MISS: Final = object()
-"""What a node that checks its calls returns for one that does not fit; it has then done nothing."""
 
 EXACT, OPEN, ANY = "exact", "open", "any"
 """What a node demands of the layout of its tensors: that of the first call; any that its code

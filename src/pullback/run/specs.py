@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.backward import silent_among
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
@@ -138,9 +137,7 @@ class Spec:
         saved += [s for i in range(len(row)) if (s := Source(True, i)) not in saved]
         self.saved = saved
         self.places = [saved.index(Source(True, i)) for i in range(len(row))]
-        self.live = tuple(
-            o.index for o in captured.outputs if o.differentiable and o.index is not None
-        )
+        self.live = recipe.live
         with torch.no_grad():
             outputs, _, self.numbers = recipe.run_row([x.detach() for x in row])
         self.cotangents = tuple(
@@ -166,7 +163,7 @@ class Spec:
             saved=tuple(self.saved),
             read=self.recipe.saved_count,
             numbers=tuple(self.sources[self.end :]),
-            silent=tuple(silent_among(self.recipe.captured, range(count))),
+            silent=self.recipe.silent,
             live=self.live,
             cotangents=self.cotangents,
             backward=backward,
