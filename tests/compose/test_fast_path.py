@@ -236,6 +236,15 @@ def test_unusual_tensors_run_as_written(args):
         assert got.device == args[0].device
 
 
+def test_sparse_tensor_is_not_taken_for_one_that_repeats_a_number():
+    repeated = torch.ones(1).expand(3).detach().requires_grad_()
+    combined = pb.combine(lambda x: x * 2, repeated)
+    combined.apply(repeated)
+    sparse = torch.ones(3).to_sparse().requires_grad_()
+
+    assert combined.apply(sparse).grad_fn.name() == "MulBackward0"
+
+
 # ---- gradients of some inputs ----
 
 

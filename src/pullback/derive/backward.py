@@ -185,7 +185,8 @@ class Derived:
             if any(map(is_odd, tensors_in(args))):
                 return Entry(general, [0])
             recipe, _ = self.recipes.find(args)
-            if recipe.captured.sees_offsets:  # the table does not look where tensors begin
+            # Where tensors begin, and whether they are leaves, the table does not look at.
+            if recipe.captured.sees_offsets or isinstance(self.recipes.save, int):
                 return Entry(general, [0])
             run = partial(node, recipe)
             return Entry(called_with(run, recipe.captured, args, recipe.around, general), [0])

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, get_default_dtype, is_grad_enabled, nn
+from torch import Tensor, get_default_dtype, is_grad_enabled, nn, strided
 from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.environment import State, Surroundings
@@ -51,11 +51,13 @@ def _extend(key: list[Any], args: Any) -> bool:
     for arg in args:
         kind = arg.__class__
         if kind in _TENSORS:
+            if arg.layout is not strided:
+                return False
             try:
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad, arg.device)
-            except RuntimeError:  # nested and some sparse tensors have no strides
+            except RuntimeError:  # nested tensors have no strides
                 return False
-            key += (arg.layout, arg.is_neg(), arg.is_conj())
+            key += (arg.is_neg(), arg.is_conj())
         elif kind is float:
             key += (float, arg, math.copysign(1.0, arg))  # 0.0 and -0.0 are not the same
         elif kind in _PLAIN:

@@ -1,9 +1,9 @@
 """A light node: one captured program for calls of one kind, with nothing left to decide.
 
 A `NodeSpec` says all that a node needs to know about such calls; whoever asks for a node makes sure
-that a call fits it (`compose.light`). `make_node` is the node in Python: a Function of PyTorch's
-whose forward and backward are written out for this very spec. `native.make_node` is the same in
-C++, and checks for itself that a call fits.
+that a call fits it: a call finds its node by a key of all this (`derive.call_table`). `make_node`
+is the node in Python: a Function of PyTorch's whose forward and backward are written out for this
+very spec. `native.make_node` is the same in C++, and checks for itself that a call fits.
 
 What backward meets and the spec does not cover goes to `general`: a backward that is to be
 differentiated, an output without cotangent or with a batch of them, a saved tensor that hooks gave
