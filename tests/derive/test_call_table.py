@@ -239,7 +239,7 @@ def test_entry_counts_its_calls():
     for _ in range(3):
         call(x)
 
-    assert entry.count == [3]
+    assert entry.tally == [3]
 
 
 # ---- calls of a derived Function ----

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     """
 
     run: Callable[..., Any]
-    count: list[int]
+    tally: list[int]
 
 
 class Unlisted(Enum):
@@ -144,10 +144,10 @@ class CallTable:
                 args = placed
             last = self._last
             if last is not None and last[2] is get_default_dtype() and last[0]():
-                run, count = last[1]
+                run, tally = last[1]
                 outputs = run(*args)
                 if outputs is not MISS:
-                    count[0] += 1
+                    tally[0] += 1
                     return outputs
             if not is_ordinary_moment():
                 self.unlisted(Unlisted.MOMENT)
@@ -225,7 +225,7 @@ def called_with(
 
     The node gives the outputs of the capture: one as it is, several as a tuple.
     """
-    around = tuple((one.tensor, one.needs) for one in captured.closures)
+    around: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
     give = _giving(captured)
