@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pullback as pb
 from pullback.capture.environment import Surroundings
-from pullback.derive.call_table import MISS, CallTable, Entry, Unlisted, key_of
+from pullback.derive.call_table import MISS, CallEntry, CallTable, Unlisted, key_of
 from pullback.derive.recipes import KINDS
 from pullback.derive.returned import record_of
 
@@ -93,7 +93,7 @@ def counting():
 
     def make(args):
         made.append(args)
-        return Entry(lambda *args: "short", [0])
+        return CallEntry(lambda *args: "short", [0])
 
     def run(*args, **kwargs):
         general.append(args)
@@ -213,7 +213,10 @@ def test_who_is_told_learns_why_a_call_is_not_looked_up():
         return x * scale
 
     table = CallTable(
-        Surroundings(keyword_only), lambda args: Entry(keyword_only, [0]), keyword_only, told.append
+        Surroundings(keyword_only),
+        lambda args: CallEntry(keyword_only, [0]),
+        keyword_only,
+        told.append,
     )
     call = table.make_call()
     call(x, scale=2.0)
@@ -227,14 +230,16 @@ def test_who_is_told_learns_why_a_call_is_not_looked_up():
 
 def test_entry_that_misses_sends_its_call_the_general_way():
     call = CallTable(
-        Surroundings(program), lambda args: Entry(lambda *args: MISS, [0]), lambda *args: "general"
+        Surroundings(program),
+        lambda args: CallEntry(lambda *args: MISS, [0]),
+        lambda *args: "general",
     ).make_call()
 
     assert call(x) == "general"
 
 
 def test_entry_counts_its_calls():
-    entry = Entry(program, [0])
+    entry = CallEntry(program, [0])
     call = CallTable(Surroundings(program), lambda args: entry, program).make_call()
     for _ in range(3):
         call(x)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pullback.capture.environment import Surroundings
 from pullback.capture.modes import autocast_off
-from pullback.derive.call_table import CallTable, Entry, Unlisted, called_with
+from pullback.derive.call_table import CallEntry, CallTable, Unlisted, called_with
 from pullback.derive.returned import record_of
 from pullback.function.slots import has_autocast
 from pullback.run import backends_of
@@ -38,9 +38,9 @@ def table_of(
     `around` is what the program reads from around it.
     """
 
-    def entry(args: tuple[Any, ...]) -> Entry:
+    def entry(args: tuple[Any, ...]) -> CallEntry:
         run, path = make(args)
-        return Entry(run, paths.tally(path))
+        return CallEntry(run, paths.tally(path))
 
     def unlisted(why: Unlisted) -> None:
         if paths.is_told:

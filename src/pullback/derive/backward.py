@@ -35,7 +35,7 @@ from pullback.capture.names import program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensors_in
 from pullback.derive.call import Call, Inputs, pull
-from pullback.derive.call_table import CallTable, Entry, called_with, signature_of
+from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
 from pullback.derive.draws import draws_now
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
@@ -119,7 +119,7 @@ def make_derived(
         )
     called = class_name(program, name)
     recipes = Recipes(program, save, is_strict=is_strict)
-    derived = Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
+    derived = DerivedRecord(program, examples, recipes, keeps_inputs=keeps_inputs)
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
         "backward": staticmethod(derived.make_backward()),
@@ -139,7 +139,7 @@ def make_derived(
     return traceable(cls, table.make_call())
 
 
-class Derived:
+class DerivedRecord:
     """What a derived class knows: its program, its recipes, and the general one for `source`."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Derived:
         keeps_inputs: bool,
     ) -> None:
         self.program = program
-        self.signature = signature_of(program)
+        self.signature = signature_if_known(program)
         self.recipes = recipes
         self.keeps_inputs = keeps_inputs
         self.likes = tensor_specs_of(examples)
@@ -175,21 +175,21 @@ class Derived:
 
     # ---- calls ----
 
-    def make_entry(self, cls: Any) -> Callable[[tuple[Any, ...]], Entry]:
+    def make_entry(self, cls: Any) -> Callable[[tuple[Any, ...]], CallEntry]:
         """What makes the entries of the table of calls: the node of `cls`, with one recipe."""
         node, general = dispatch.apply.__get__(None, cls), partial(self.call, cls)
 
-        def make(args: tuple[Any, ...]) -> Entry:
+        def make(args: tuple[Any, ...]) -> CallEntry:
             if not torch.is_grad_enabled():
-                return Entry(self.program, [0])
+                return CallEntry(self.program, [0])
             if any(map(is_odd, tensors_in(args))):
-                return Entry(general, [0])
+                return CallEntry(general, [0])
             recipe, _ = self.recipes.find(args)
             # Where tensors begin, and whether they are leaves, the table does not look at.
             if recipe.captured.sees_offsets or isinstance(self.recipes.save, int):
-                return Entry(general, [0])
+                return CallEntry(general, [0])
             run = partial(node, recipe)
-            return Entry(called_with(run, recipe.captured, args, recipe.around, general), [0])
+            return CallEntry(called_with(run, recipe.captured, args, recipe.around, general), [0])
 
         return make
 

@@ -78,7 +78,7 @@ def _extend(key: list[Any], args: Any) -> bool:
 # ---- the table ----
 
 
-class Entry(NamedTuple):
+class CallEntry(NamedTuple):
     """What runs the calls of one key, and how often it did.
 
     A `run` with an attribute `checks_calls` that is True sees for itself whether a call fits, and
@@ -110,7 +110,7 @@ class CallTable:
     def __init__(
         self,
         around: Surroundings,
-        make: Callable[[tuple[Any, ...]], Entry],
+        make: Callable[[tuple[Any, ...]], CallEntry],
         general: Callable[..., Any],
         unlisted: Callable[[Unlisted], None] = lambda why: None,
     ) -> None:
@@ -118,12 +118,12 @@ class CallTable:
         self.make = make
         self.general = general
         self.unlisted = unlisted
-        self._signature = signature_of(around.program)
+        self._signature = signature_if_known(around.program)
         self._state: State | None = None
         # What asks whether all is as it was, and the entries that hold while it is.
-        self._now: tuple[Callable[[], bool], dict[Any, Entry]] = _NOTHING
+        self._now: tuple[Callable[[], bool], dict[Any, CallEntry]] = _NOTHING
         # The same for the entry that was used last, if it sees for itself whether a call fits.
-        self._last: tuple[Callable[[], bool], Entry, torch.dtype] | None = None
+        self._last: tuple[Callable[[], bool], CallEntry, torch.dtype] | None = None
         # What is made captures programs, which may make calls of their own: one lock for all.
         self._lock = ONE_AT_A_TIME
 
@@ -181,7 +181,7 @@ class CallTable:
             return None  # the general way says what is wrong
         return None if bound is None or bound.kwargs else bound.args
 
-    def _look(self, key: Any, args: tuple[Any, ...]) -> Entry:
+    def _look(self, key: Any, args: tuple[Any, ...]) -> CallEntry:
         """The entry for a call that is not in the table, or after a change around the program."""
         with self._lock:
             if not self._now[0]():
@@ -203,7 +203,7 @@ class CallTable:
 _NOTHING: Any = (lambda: False, {})
 
 
-def signature_of(program: Callable[..., Any]) -> inspect.Signature | None:
+def signature_if_known(program: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a program, if Python knows one."""
     try:
         return inspect.signature(program)

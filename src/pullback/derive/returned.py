@@ -47,8 +47,8 @@ class DerivedFunction(Protocol[P, R]):
 MARKER = "_pb_derived"
 """The class attribute that tells such a class from one that somebody wrote.
 
-Of what is one node, it is the record that its class was made with (`backward.Derived`): program,
-recipes, and the general capture. Of what runs in several, or as written, it is True.
+Of what is one node, it is the record that its class was made with (`backward.DerivedRecord`): the
+program, its recipes, and the general capture. Of what runs in several, or as written, it is True.
 """
 
 
@@ -61,7 +61,7 @@ def is_derived(thing: Any) -> bool:
 
 
 def record_of(cls: Any) -> Any:
-    """What a derived Function was made with, if it is one node: its `backward.Derived`."""
+    """What a derived Function was made with, if it is one node: its `backward.DerivedRecord`."""
     return getattr(cls, MARKER)
 
 
