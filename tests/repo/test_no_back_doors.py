@@ -114,9 +114,9 @@ def test_every_way_to_change_it_is_seen(way):
 
 
 FINE = {
-    "its own": "class A:\n    x = 1\nA.x = 2\n",
+    "its own": "class Own():\n    x = 1\nOwn.x = 2\n",
     "an object": "from a import make\nmade = make()\nmade.x = 1\n",
-    "self": "class A:\n    def f(self):\n        self.x = 1\n",
+    "self": "class Own():\n    def f(self):\n        self.x = 1\n",
 }
 
 
