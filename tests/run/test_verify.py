@@ -223,6 +223,24 @@ def test_fault_that_the_first_call_hides_is_caught(monkeypatch, backend, first):
         pb.combine(relu_products, *args, backend=backend).apply(*args)
 
 
+def pointed_at(x, table):
+    return table[x.long()] * x
+
+
+@pytest.mark.needs_compiler
+def test_first_call_that_tells_nothing_is_said():
+    """The numbers become indices: others are not drawn for them."""
+    args = torch.zeros(4, requires_grad=True), torch.zeros(3, requires_grad=True)
+    combined = pb.combine(pointed_at, *args, backend="inductor")
+    combined.apply(*args)
+
+    assert "compared only where outputs or gradients are all zero" in combined.explain()
+    other = leaf(4).detach().abs().requires_grad_(), leaf(3)
+    again = pb.combine(pointed_at, *other, backend="inductor")
+    again.apply(*other)
+    assert "compared only" not in again.explain()
+
+
 @pytest.mark.needs_compiler
 def test_first_call_with_zeros_is_no_fault():
     def gathered(x, w):

@@ -83,6 +83,7 @@ def _torch() -> SimpleNamespace:
 
 
 def _imported() -> SimpleNamespace:
+    _choose_assembler()
     from torch._guards import TracingContext, tracing
     from torch._inductor import codecache, config, cpu_vec_isa
     from torch._inductor.compile_fx import compile_fx_inner
@@ -97,6 +98,20 @@ def _imported() -> SimpleNamespace:
         context=TracingContext,
         instructions=cpu_vec_isa,
     )
+
+
+def _choose_assembler() -> None:
+    """Let Triton assemble with the `ptxas` that comes with torch, from the first kernel on.
+
+    Inductor does so too, but after it has asked Triton which one that is. The answer is part of the
+    name under which a kernel is kept, so a second process would look for its kernels under another
+    name, and compile all of them again.
+    """
+    try:
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+    except ImportError:  # a torch that knows of one only
+        return
+    _set_triton_ptxas_path()
 
 
 def decompositions() -> Mapping[Any, Callable[..., Any]]:

@@ -277,16 +277,17 @@ def _code(source: Source) -> int:
     return source.place if source.is_input else ~source.place
 
 
-def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, list[Any], list[Any]]]:
-    """A first backward: its compiled graph, and the layouts of what it reads."""
+def _beginning(spec: NodeSpec) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A first backward: its compiled graph, the layouts of what it reads, whether to keep it."""
 
-    def begin(row: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+    def begin(row: Sequence[Any]) -> tuple[Any, ...]:
         found = [Layout.of(tensor, needs=False) for tensor in row[: spec.read]]
         kept = spec.kept or found
         if spec.demands == EXACT and list(kept) != found:  # hooks gave them back in another layout
             # It may be run with these: an index out of range would end all use of a GPU.
             row = [*(one.empty().zero_() for one in kept), *row[spec.read :]]
         pull = spec.backward(row)
-        return pull.run, [_row(one) for one in kept], [_row(one) for one in pull.cotangents]
+        layouts = [_row(one) for one in kept], [_row(one) for one in pull.cotangents]
+        return pull.run, *layouts, pull.is_kept
 
     return begin

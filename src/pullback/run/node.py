@@ -88,10 +88,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
-    """A compiled backward graph, and the layouts in which it reads the cotangents."""
+    """A compiled backward graph, and the layouts in which it reads the cotangents.
+
+    Where it `is_kept`, it serves all cotangents that are laid out like those it was asked for with;
+    otherwise it serves these, and the node asks again.
+    """
 
     run: Compiled
     cotangents: tuple[Layout, ...]
+    is_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,11 +198,13 @@ def _beginning(spec: NodeSpec, pulls: dict[Any, Compiled]) -> Callable[[list[Any
     """What finds the backward for a row whose cotangents have a layout that is new."""
 
     def begin(row: list[Any], at: Any) -> Compiled:
-        pull = fitted(spec.backward(row), row)
-        if len(pulls) >= PULLS:
-            pulls.clear()
-        pulls[at] = pull
-        return pull
+        pull = spec.backward(row)
+        run = fitted(pull, row)
+        if pull.is_kept:
+            if len(pulls) >= PULLS:
+                pulls.clear()
+            pulls[at] = run
+        return run
 
     return begin
 

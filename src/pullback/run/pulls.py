@@ -1,12 +1,14 @@
 """The backwards of a compiled node: one for each layout of cotangents, and one for all other calls.
 
-A backward is compiled for the cotangents that the recipe was captured with, and for others where
-that is faster than a copy. A backward that is differentiated, or that lacks a cotangent, goes
-another way (`General`).
+A backward is compiled for the cotangents that the recipe was captured with. Others are copied into
+that layout when they come for the first time, so that a first call compiles one backward; where
+they come again, they get code of their own if that is faster than the copy. A backward that is
+differentiated, or that lacks a cotangent, goes another way (`General`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,7 @@ class Pulls:
         self.spec, self.backend, self.donated = spec, backend, donated
         self.minimal = minimal(spec.recipe.parts.backward)
         self.made: dict[Any, Pull] = {}
+        self.met: set[Any] = set()  # layouts that came once
 
     def __call__(self, given: Sequence[Any]) -> Pull:
         usual = self.spec.cotangents
@@ -46,6 +49,9 @@ class Pulls:
         if _steps(layouts) == _steps(usual):
             return self._usual(given)
         key = _steps(layouts)
+        if key not in self.made and key not in self.met:
+            self.met.add(key)
+            return dataclasses.replace(self._usual(_laid(given, first, usual)), is_kept=False)
         if key not in self.made:
             is_free = sum(pull.cotangents != usual for pull in self.made.values()) < WAYS
             own = self._own(given, layouts) if is_free else None

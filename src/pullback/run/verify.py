@@ -37,10 +37,11 @@ MEMORY = 0.5  # the part of the free memory that double precision may take
 
 def node_difference(
     node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
-) -> Difference | None:
+) -> tuple[Difference | None, bool]:
     """How a node differs from its recipe on `row`, whose tensors need gradients as in a call.
 
-    Where the node does not take the row, there is nothing to compare.
+    And whether a difference would have shown in every value. Where the node does not take the row,
+    there is nothing to compare.
     """
     return _first_difference(
         lambda given: _node_differs(node, recipe, given), recipe.captured.joint.graph, row
@@ -97,14 +98,14 @@ def graph_difference(
             found = trial.difference(got, names)
             return found, found is not None or all(map(_is_telling, trial.values))
 
-    return _first_difference(differs, graph, row)
+    return _first_difference(differs, graph, row)[0]
 
 
 def _first_difference(
     differs: Callable[[Sequence[Any]], tuple[Difference | None, bool]],
     graph: fx.Graph,
     row: Sequence[Any],
-) -> Difference | None:
+) -> tuple[Difference | None, bool]:
     """The difference on `row`; where it tells nothing of a value, on drawn numbers too."""
     found, is_telling = differs(row)
     for draw in (_any_number, _positive) if not is_telling and _may_draw(graph) else ():
@@ -114,7 +115,7 @@ def _first_difference(
             continue
         if found is not None or is_telling:
             break
-    return found
+    return found, is_telling
 
 
 def _is_telling(value: Any) -> bool:

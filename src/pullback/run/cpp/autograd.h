@@ -155,8 +155,20 @@ const Pull* find(const Program& program, const Values& row, size_t first) {
   return nullptr;
 }
 
-// A compiled backward for cotangents like those of the row, made by Python.
-const Pull* begin(const Program& program, const Values& row, size_t first) {
+// A backward for one call alone.
+struct Passing {
+  std::unique_ptr<Pull> pull;
+
+  ~Passing() {
+    if (!pull || pull->backward.library) return;
+    HoldGil gil;
+    Py_DECREF(pull->backward.python);
+  }
+};
+
+// A compiled backward for cotangents like those of the row, made by Python. It is kept for others
+// like these, or is for this row alone, and then `passing` holds it.
+const Pull* begin(const Program& program, const Values& row, size_t first, Passing& passing) {
   HoldGil gil;
   Owned list(list_of(Values(row)));
   Owned made(PyObject_CallOneArg(program.begin, list.object));
@@ -173,6 +185,10 @@ const Pull* begin(const Program& program, const Values& row, size_t first) {
   if (pull->backward.library) {
     align(pull->read);
     align(pull->cotangents);
+  }
+  if (!py::cast<bool>(found[3])) {
+    passing.pull = std::move(pull);
+    return passing.pull.get();
   }
   pull->next = program.pulls.load();
   program.pulls.store(pull.get());
@@ -214,12 +230,13 @@ bool pulled(
   for (size_t i = 0; i < program.cotangents.size(); ++i)
     if (!row.tensors[first + i].defined() || !program.cotangents[i].is_kind_of(row.tensors[first + i]))
       return false;
+  Passing passing;
   const Pull* pull = find(program, row, first);
   if (pull == nullptr) {
     for (size_t i = 0; i < program.read; ++i)
       if (row.tensors[i].unsafeGetTensorImpl()->key_set() != plain_keys(row.tensors[i].device()))
         return false;
-    pull = begin(program, row, first);
+    pull = begin(program, row, first, passing);
   }
   if (!take(pull->read, row.tensors, 0) || !take(pull->cotangents, row.tensors, first))
     return false;
