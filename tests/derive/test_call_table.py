@@ -262,6 +262,16 @@ def test_call_that_comes_again_does_not_look_for_its_recipe(monkeypatch):
     torch.testing.assert_close(got, (a.cos() * b, a.sin()))
 
 
+def test_leaves_are_told_apart_where_bytes_are_counted():
+    """A leaf is alive anyway and costs nothing to keep, so that another recipe serves it."""
+    a, _ = pair(100)
+    D = pb.derive(lambda x: x.sin().exp(), a, save=10_000)
+    saved = [D.apply(x).grad_fn.call.recipe for x in (a, a * 1, a)]
+
+    assert saved[0] is saved[2]
+    assert saved[0] is not saved[1]
+
+
 def test_windows_of_one_memory_are_told_apart():
     base = torch.arange(8.0)
 
