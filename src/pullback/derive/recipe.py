@@ -32,6 +32,8 @@ from pullback.graph.split import split
 from pullback.graph.text import function_text
 from pullback.graph.values import is_smooth
 
+_LAYOUTS = 1024  # how many that a recipe serves are remembered
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -53,7 +55,7 @@ class Recipe:
     """A capture, compiled.
 
     `program` is what was captured, `state` what it read from around it then, and `autocast` how
-    that stood.
+    that stood. `served` are layouts of arguments that it was found to serve.
     """
 
     captured: Capture
@@ -63,6 +65,18 @@ class Recipe:
     state: Any
     autocast: Any = ()
     backwards: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    served: set[Any] = field(default_factory=set)
+
+    def serves(self, tensors: Sequence[Tensor], layouts: Any) -> bool:
+        """Whether the capture is right for these tensors, laid out so; asked once per layout."""
+        if layouts in self.served:
+            return self.captured.begins_like(tensors)
+        is_served = self.captured.serves(tensors)
+        if is_served:
+            if len(self.served) >= _LAYOUTS:
+                self.served.clear()
+            self.served.add(layouts)
+        return is_served
 
     @property
     def saved_count(self) -> int:

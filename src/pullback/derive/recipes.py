@@ -65,12 +65,12 @@ class Recipes:
 
         The last of `args` go to the parameters called `keywords`.
         """
-        kind, _, tensors = self.key(args, keywords)
-        recipe = _serving(self._kinds.get(kind, ()), tensors)
+        kind, layouts, tensors = self.key(args, keywords)
+        recipe = _serving(self._kinds.get(kind, ()), tensors, layouts)
         if recipe is None or len(self._kinds) > KINDS // 2:
             with self._lock:
                 known = self._keep(kind)
-                recipe = _serving(known, tensors)
+                recipe = _serving(known, tensors, layouts)
                 if recipe is None:
                     recipe = self._make(args, keywords)
                     known.append(recipe)
@@ -220,10 +220,10 @@ def _is_as_it_was(captured: Capture) -> bool:
     )
 
 
-def _serving(recipes: Sequence[Recipe], tensors: Sequence[Tensor]) -> Recipe | None:
+def _serving(recipes: Sequence[Recipe], tensors: Sequence[Tensor], layouts: Any) -> Recipe | None:
     """The first of several recipes of one kind that serves these tensors."""
     fits = (one for one in recipes if _is_as_it_was(one.captured))
-    return next((one for one in fits if one.captured.serves(tensors)), None)
+    return next((one for one in fits if one.serves(tensors, layouts)), None)
 
 
 # ---- the program itself ----
