@@ -8,10 +8,9 @@ the module in the entry-point group `pullback.checks`:
     [project.entry-points."pullback.checks"]
     not-finite = "acme_checks.not_finite"
 
-A backend is a module with `absence`, `specialise`, which gives a `Compiled`, and perhaps
-`make_node`, of a `NodeSpec`: what it must keep to stands in `pullback.run`. The groups
-`pullback.backends` and `pullback.targets` are kept for backends and emitters: no entry there is
-read yet.
+A backend is a `Backend`: two methods, and others that have defaults. What it must keep to stands in
+`pullback.run.backend`. The groups `pullback.backends` and `pullback.targets` are kept for backends
+and emitters: no entry there is read yet.
 
 What is not here may change without notice; our own rules import from the modules themselves.
 """
@@ -48,5 +47,6 @@ from pullback.judge.run import ForwardRefusedError as ForwardRefusedError
 from pullback.judge.run import Raised as Raised
 from pullback.judge.run import Run as Run
 from pullback.judge.tolerances import is_close as is_close
+from pullback.run.backend import Backend as Backend
 from pullback.run.node import Compiled as Compiled
 from pullback.run.node import NodeSpec as NodeSpec

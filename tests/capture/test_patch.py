@@ -21,8 +21,7 @@ def state():
     return [
         *(vars(cls).get("apply") for cls in classes),
         vars(pb.Function)["apply"],
-        dispatch.transforms_active,
-        dispatch._apply_slowly,
+        dispatch._watch,
     ]
 
 

@@ -1,4 +1,4 @@
-"""The short way from a call to its node: what it looks up, and when it is not taken."""
+"""The nodes of a composition in its table of calls: what must not be lost on that short way."""
 
 import gc
 import itertools
@@ -13,11 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pullback as pb
-from pullback.compose.fast_path import FastPath, key_of
 from pullback.errors import DoubleBackwardError
-from pullback.run.paths import Paths
 
-fast_path = import_module("pullback.compose.fast_path")
 node = import_module("pullback.run.node")
 
 
@@ -26,181 +23,10 @@ def pair(*shape, dtype=torch.float64):
     return x, torch.randn_like(x).requires_grad_()
 
 
-# ---- the key ----
-
-
-def test_equal_calls_have_equal_keys():
-    x, y = pair(2, 3)
-
-    assert key_of((x, y, 2, 0.5, "mean", None, torch.float32)) == key_of(
-        (y, x, 2, 0.5, "mean", None, torch.float32)
-    )
-
-
 x = torch.ones(2, 3)
-OTHERS = {
-    "a size": (torch.ones(3, 2),),
-    "strides": (torch.ones(3, 2).t(),),
-    "a dtype": (torch.ones(2, 3, dtype=torch.float64),),
-    "a need": (torch.ones(2, 3, requires_grad=True),),
-    "a device": (torch.ones(2, 3, device="meta"),),
-    "one more": (x, None),
-    "a plain value": (2.0,),
-}
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_other_calls_have_other_keys(case):
-    assert key_of(OTHERS[case]) != key_of((x,))
-
-
-@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (1, True), (None, False)])
-def test_values_that_only_look_equal_are_told_apart(one, other):
-    assert key_of((one,)) != key_of((other,))
-
-
-@pytest.mark.parametrize("arg", [[object()], {1: x}, object(), slice(1, 2)], ids=type)
-def test_call_that_is_nothing_simple_has_no_key(arg):
-    assert key_of((arg,)) is None
-
-
-def test_subclass_of_tensor_has_no_key():
-    class Marked(torch.Tensor):
-        pass
-
-    assert key_of((x.as_subclass(Marked),)) is None
-    assert key_of((nn.Parameter(x),)) is not None
-
-
-def test_default_dtype_is_part_of_the_key():
-    before = key_of((x,))
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert key_of((x,)) != before
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-# ---- the table ----
-
-
-def counting():
-    """A `FastPath` over a program, and what was made and what went the general way."""
-    made, general = [], []
-
-    def make(args):
-        made.append(args)
-        return (lambda *args: "short"), "short"
-
-    def run(*args, **kwargs):
-        general.append(args)
-        return "general"
-
-    return FastPath(program, make, run, Paths("program")).make_call(), made, general
-
-
-SCALE = 2.0
-
-
-def program(x, y=None):
-    return x * SCALE
-
-
-def test_entry_is_made_once_for_a_kind_of_call():
-    call, made, general = counting()
-
-    assert [call(x), call(x + 1), call(torch.ones(3))] == ["short"] * 3
-    assert len(made) == 2
-    assert not general
-
-
-def test_change_around_the_program_empties_the_table(monkeypatch):
-    call, made, _ = counting()
-    call(x)
-    monkeypatch.setitem(globals(), "SCALE", 3.0)
-    call(x)
-    call(x)
-
-    assert len(made) == 2
-
-
-def test_equal_surroundings_keep_the_table(monkeypatch):
-    call, made, _ = counting()
-    call(x)
-    monkeypatch.setitem(globals(), "SCALE", float("2.0"))
-    call(x)
-
-    assert len(made) == 1
-
-
-def test_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(fast_path, "CALLS", 4)
-    call, made, _ = counting()
-    for size in range(1, 11):
-        call(torch.ones(size))
-    call(torch.ones(10))
-
-    assert len(made) == 10
-
-
-class Counting(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-MOMENTS = {
-    "a dispatch mode": Counting,
-    "a device context": lambda: torch.device("cpu"),
-    "forward mode": torch.autograd.forward_ad.dual_level,
-}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_other_moments_take_the_general_way(moment):
-    call, made, general = counting()
-    with MOMENTS[moment]():
-        assert call(x) == "general"
-
-    assert not made
-    assert len(general) == 1
-
-
-def test_transforms_take_the_general_way():
-    call, made, general = counting()
-    torch.func.vmap(lambda x: (call(x), x)[1])(x)
-
-    assert not made
-    assert len(general) == 1
-
-
-def test_keywords_are_looked_up_by_position():
-    call, made, general = counting()
-
-    assert [call(x), call(x=x), call(y=None, x=x), call(x, None)] == ["short"] * 4
-    assert [len(args) for args in made] == [1, 2]
-    assert not general
-
-
-def test_containers_are_looked_up_by_what_is_in_them():
-    call, made, _ = counting()
-    for arg in ([x], [x + 1], (x,), [x, x], {"a": x}, {"b": x}):
-        call(arg)
-
-    assert len(made) == 5
-
-
-@pytest.mark.parametrize(
-    "moment", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
-)
-def test_gradient_recording_and_autocast_have_entries_of_their_own(moment):
-    call, made, general = counting()
-    call(x)
-    with moment():
-        call(x)
-        call(x)
-
-    assert len(made) == 2
-    assert not general
+# ---- nodes in the table ----
 
 
 def test_call_that_is_recorded_is_seen():
@@ -211,9 +37,6 @@ def test_call_that_is_recorded_is_seen():
         combined.apply(a, b)
 
     assert len(list(seen.calls)) == 1
-
-
-# ---- nodes on the short way ----
 
 
 class Doubled(pb.Function):
@@ -411,6 +234,15 @@ def test_unusual_tensors_run_as_written(args):
 
         assert got.layout is args[0].layout
         assert got.device == args[0].device
+
+
+def test_sparse_tensor_is_not_taken_for_one_that_repeats_a_number():
+    repeated = torch.ones(1).expand(3).detach().requires_grad_()
+    combined = pb.combine(lambda x: x * 2, repeated)
+    combined.apply(repeated)
+    sparse = torch.ones(3).to_sparse().requires_grad_()
+
+    assert combined.apply(sparse).grad_fn.name() == "MulBackward0"
 
 
 # ---- gradients of some inputs ----

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import pullback as pb
 from pullback.capture.joint import capture
 from pullback.errors import MissingBackwardError
-from pullback.function.unwritten import supplier
+from pullback.function.unwritten import derivation
 from tests.derive.functions import differences
 
 
@@ -264,7 +264,7 @@ def test_forward_alone_derives_nothing(monkeypatch):
         def forward(ctx, x):
             return 2 * x
 
-    monkeypatch.setattr(supplier(), "make_call", lambda *_: pytest.fail("derived"), raising=False)
+    monkeypatch.setattr(derivation(), "make_call", lambda *_: pytest.fail("derived"), raising=False)
     x = normal(3)
     with torch.no_grad():
         assert torch.equal(Double.apply(x), 2 * x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
+from pullback.derive.returned import is_derived, record_of
 from pullback.errors import CaptureError
 
 X = torch.tensor([0.5, 1.0], dtype=torch.float64, requires_grad=True)
@@ -99,3 +100,37 @@ def test_what_is_not_one_node_has_no_source(verb, method):
         getattr(MADE[verb](), method)()
 
     assert "pb.emit" in raised.value.facts["fix"]
+
+
+# ---- the marker ----
+
+
+class Written(pb.Function):
+    """A class that somebody wrote, with the names that a derived one has."""
+
+    program = frontier = explain = staticmethod(torch.sin)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+@every
+def test_what_is_made_of_a_program_says_so(verb):
+    made = MADE[verb]()
+
+    assert is_derived(made)
+    assert made.program is swish
+
+
+def test_one_node_has_a_record_of_how_it_was_made():
+    assert record_of(pb.derive(swish, X)).program is swish
+
+
+@pytest.mark.parametrize("thing", [Written, torch.sin, torch.nn.Linear, 3], ids=str)
+def test_what_somebody_wrote_does_not(thing):
+    assert not is_derived(thing)

@@ -2,7 +2,6 @@
 
 import warnings
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import pullback as pb
 from pullback.compose import fast_path
 from pullback.errors import WrongCodeWarning
 from pullback.run import backend_of
+from pullback.run.backend import Backend
 
 run = import_module("pullback.run")
 
@@ -32,17 +32,19 @@ def spoiled(name, spoil):
     """Backend `name`, whose compiled graphs give what `spoil` makes of their results."""
     real = backend_of(name)
 
-    def specialise(graph, row, *, name, **options):
-        code = real.specialise(graph, row, name=name, **options)
+    class Spoiled(Backend):
+        absence, make_node, donates = real.absence, real.make_node, real.donates
 
-        def call(arguments):
-            return spoil(name, list(code(arguments)))
+        def specialise(self, graph, row, *, name, **options):
+            code = real.specialise(graph, row, name=name, **options)
 
-        call.meets = getattr(code, "meets", lambda row: True)
-        return call
+            def call(arguments):
+                return spoil(name, list(code(arguments)))
 
-    facts = {k: getattr(real, k) for k in ("make_node", "donates") if hasattr(real, k)}
-    return SimpleNamespace(specialise=specialise, absence=real.absence, **facts)
+            call.meets = getattr(code, "meets", lambda row: True)
+            return call
+
+    return Spoiled()
 
 
 def use(monkeypatch, name, spoil):

@@ -66,9 +66,9 @@ def _lambda_name(code: CodeType) -> str:
 
     Further ones on the same line have a number, in the order in which they are asked for.
     """
-    names = list(_assigned(code))
-    base = _capitalised(names[0]) if len(names) == 1 else f"Lambda{code.co_firstlineno}"
-    with _lock:
+    with _lock:  # Python 3.11 cannot parse in two threads at once (gh-106905)
+        names = list(_assigned(code))
+        base = _capitalised(names[0]) if len(names) == 1 else f"Lambda{code.co_firstlineno}"
         known = _numbers.setdefault((code.co_filename, code.co_firstlineno), [])
         if code not in known:
             known.append(code)

@@ -109,6 +109,21 @@ def steady_state(program: Any) -> tuple[State, Callable[[], bool]]:
     return state, (lambda: True) if state.unseen else look.places.question()
 
 
+class Surroundings:
+    """What a program reads from around it; looked at again only where something has changed."""
+
+    def __init__(self, program: Callable[..., Any]) -> None:
+        self.program = program
+        self._known: tuple[State, Callable[[], bool]] | None = None
+
+    def look(self) -> tuple[State, Callable[[], bool]]:
+        """What it reads now, and a way to ask whether that is still so (`steady_state`)."""
+        known = self._known
+        if known is None or not known[1]():
+            known = self._known = steady_state(self.program)
+        return known
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
     """A module whose parameters and buffers are given to the program: they are not around it."""

@@ -1,13 +1,12 @@
-"""The one place where `apply` is changed: while a program is watched, its calls are announced.
+"""While a program is watched, each `apply` that it calls is announced.
 
-PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here. An alias kept
-from before (`relu = MyReLU.apply`) must be seen as well, so the change is made below `apply`:
-
-- In a Function of PyTorch's, `apply` is a Python function that ends in `super().apply`; the class
-  above which it stands gets an `apply` of ours. Where `apply` itself is a C function (as from 2.15
-  on), it is shadowed; an alias of that one cannot be seen (`units` refuses it).
-- In a Function of ours, `dispatch.apply` asks `transforms_active()` whether to take its general
-  way, `_apply_slowly`. While this thread watches, it is told to, and arrives here.
+- A Function of ours announces its calls to who asks for that (`function.dispatch.watch_calls`).
+- PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, in the one
+  place where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as
+  well, so the change is made below `apply`: in a Function of PyTorch's that is a Python function
+  that ends in `super().apply`, and the class above which it stands gets an `apply` of ours. Where
+  `apply` itself is a C function (as from 2.15 on), it is shadowed; an alias of that one cannot be
+  seen (`units` refuses it).
 
 Only the thread that watches is affected: for any other, both ways lead on at once. What was there
 before comes back when the last watcher leaves.
@@ -22,7 +21,7 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.function import dispatch
+from pullback.function.dispatch import Watch, watch_calls
 
 # What a watcher is given: the class, the call to make, and what it is called with.
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -81,24 +80,6 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     return announce(cls, _torch_apply.__get__(None, cls), args, kwargs)
 
 
-# ---- Functions of ours ----
-
-_dispatch: Any = dispatch
-_slowly = _dispatch._apply_slowly
-_transforms_active = _dispatch.transforms_active
-
-
-def _is_general() -> bool:
-    return _watched.handler is not None or bool(_transforms_active())
-
-
-def _apply_generally(info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _slowly(info, args, kwargs)
-
-    return announce(info.cls, call, args, kwargs)
-
-
 # ---- putting it there, and taking it away ----
 
 
@@ -108,8 +89,7 @@ def _enter() -> None:
         _count += 1
         if _count == 1:
             _site.apply = classmethod(_apply)
-            _dispatch.transforms_active = _is_general
-            _dispatch._apply_slowly = _apply_generally
+            watch_calls(Watch(is_watched, announce))
 
 
 def _leave() -> None:
@@ -118,8 +98,7 @@ def _leave() -> None:
         _count -= 1
         if _count:
             return
-        _dispatch.transforms_active = _transforms_active
-        _dispatch._apply_slowly = _slowly
+        watch_calls(None)
         if _had_apply:
             _site.apply = _torch_apply
         else:

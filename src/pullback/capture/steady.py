@@ -19,6 +19,8 @@ from typing import Any
 
 from torch import Tensor, strided
 
+from pullback.function.generated import run_text
+
 _FEW = 8  # elements, each of which is then a term of its own
 
 
@@ -126,7 +128,7 @@ class Places:
         text = "def holds():\n    try:\n        return " + " and ".join(terms or ["True"])
         raised = "AttributeError, LookupError, RuntimeError, ValueError"
         text += f"\n    except ({raised}):\n        return False\n"
-        exec(compile(text, "<places around a program>", "exec"), self._names)
+        run_text(text, "places around a program", self._names)
         function: Callable[[], bool] = self._names["holds"]
         return function
 

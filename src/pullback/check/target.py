@@ -25,6 +25,7 @@ from pullback.capture.names import function_of
 from pullback.check.naming import load
 from pullback.check.registration import has_vmap_rule, near, place_of_op, schema_of
 from pullback.derive.plain import program_of
+from pullback.derive.returned import is_derived
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
 from pullback.function.signature import has_setup_context
@@ -185,7 +186,7 @@ def target_of(thing: Any, name: str = "") -> Target:
 
 def _parameters(target: Target) -> tuple[list[str], str]:
     """The names of the positional parameters, and that of `*args` where there is one."""
-    program = _program_of(target.function)
+    program = target.function.program if is_derived(target.function) else None
     thing = program or (target.function.forward if target.is_function else target.thing)
     schema = schema_of(thing)
     if schema is not None:
@@ -200,12 +201,6 @@ def _parameters(target: Target) -> tuple[list[str], str]:
     names = [p.name for p in parameters if p.kind in kinds]
     rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
     return names, rest[0] if rest else ""
-
-
-def _program_of(function: Any) -> Any:
-    """The program that pullback made a Function of, which is called like it; else None."""
-    is_made = all(hasattr(function, name) for name in ("program", "frontier", "explain"))
-    return function.program if is_made and callable(function.program) else None
 
 
 def _spoken(name: str, position: int) -> str:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pullback.compose.fast_path import with_fast_path
+from pullback.compose.fast_path import with_nodes
 from pullback.compose.nested import as_written, callable_of
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
 from pullback.derive.backward import make_derived
+from pullback.derive.returned import record_of
+from pullback.derive.traced import traceable
 from pullback.errors import CaptureError
-from pullback.function.slots import be_seen, transforms_active
+from pullback.function.slots import transforms_active
 from pullback.graph.cut import require_policy
 from pullback.run import backends_of
 from pullback.run.paths import Paths, Reason
@@ -107,14 +109,13 @@ def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
 
 def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify: bool) -> Any:
     """`derived`, which runs the program as written for calls that it refuses."""
-    reasons, known = Reasons(), derived._pb_derived
-    node = vars(derived)["apply"].__func__
+    reasons, known = Reasons(), record_of(derived)
 
     def general(*args: Any, **kwargs: Any) -> Any:
         if reasons and _key(known.recipes, args, kwargs) in reasons:
             return program(*args, **kwargs)
         try:
-            return node(derived, *args, **kwargs)
+            return known.call(derived, *args, **kwargs)
         except Exception as error:
             if not is_refusal(error):
                 raise
@@ -127,19 +128,19 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
         reasons.add(key, call_text((args, kwargs)), reason_of(error))
         nodes.paths.tell(Reason(reason_of(error), AS_WRITTEN))
 
-    def failed(args: Any, error: Exception) -> None:
+    def refused(args: Any, error: Exception) -> bool:
         if is_refusal(error):  # others are raised by the general way
             refuse(args, {}, error)
+        return is_refusal(error)
 
-    light, nodes = with_fast_path(derived, general, backend, failed, verify=verify)
+    call, nodes = with_nodes(derived, general, backend, refused, verify=verify)
 
     def explain() -> str:
         count = len(known.general.captured.units)
         first = f"combined: one node of {count} units, {nodes.text()}"
         return "\n".join([first, *nodes.lines(), *reasons.lines()])
 
-    derived.apply = staticmethod(light)
-    be_seen(derived)
+    derived = traceable(derived, call)
     derived.composed = "combined"
     derived.is_wrong = staticmethod(lambda: nodes.is_wrong)
     derived.explain = staticmethod(explain)

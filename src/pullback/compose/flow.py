@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from pullback.capture.patch import watching
 from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import Watcher
-from pullback.compose.fast_path import with_fast_path
+from pullback.compose.fast_path import with_nodes
 from pullback.compose.grouping import (
     Groups,
     groups_of,
@@ -34,6 +35,8 @@ from pullback.compose.grouping import (
 from pullback.compose.reasons import REFUSALS, reason_of
 from pullback.compose.text import Node, function_of
 from pullback.derive.backward import make_derived
+from pullback.derive.returned import record_of
+from pullback.derive.traced import traceable
 from pullback.errors import CaptureError
 from pullback.function.isolation import ChangeInPlaceError, TorchState, isolated
 
@@ -237,8 +240,9 @@ def node_of(
             program = function_of(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
             known = make_derived(program, examples, save, keeps_inputs=True)
-            call, known.nodes = with_fast_path(known, known.apply, backend, verify=verify)
-            known.apply = staticmethod(call)
+            general = partial(record_of(known).call, known)
+            call, known.nodes = with_nodes(known, general, backend, verify=verify)
+            known = traceable(known, call)
             _nodes[key] = known
         return known
 

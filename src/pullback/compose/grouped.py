@@ -24,7 +24,7 @@ from pullback.compose.combined import (
     policy_of,
     require_examples,
 )
-from pullback.compose.fast_path import FastPath
+from pullback.compose.fast_path import table_of
 from pullback.compose.flow import Flow, flow_of, recorded, skeleton
 from pullback.compose.nested import as_written, callable_of, composition
 from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
@@ -87,8 +87,8 @@ def hybrid(
     except REFUSALS as error:
         paths.tell(Reason(reason_of(error), AS_WRITTEN))
         return as_written(program, reason_of(error), name)
-    light = FastPath(program, flows.entry, flows.run, paths)
-    made = composition(program, "hybrid", light.make_call(), name)
+    table = table_of(flows.kinds.around, flows.entry, flows.run, paths)
+    made = composition(program, "hybrid", table.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups

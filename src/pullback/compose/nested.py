@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
+from torch.compiler import is_dynamo_compiling
 
 from pullback.capture.class_names import class_name
-from pullback.derive.returned import unprintable
+from pullback.derive.returned import MARKER, unprintable
 from pullback.derive.traced import traceable
 from pullback.function.function import Function
 from pullback.function.slots import new_class
@@ -57,21 +58,22 @@ def composition(
     def forward(ctx: Any, *args: Any) -> Any:
         return program(*args)
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return program(*args, **kwargs)
         return run(*args, **kwargs)
 
     space: dict[str, Any] = {
-        "apply": classmethod(apply),
         "forward": staticmethod(forward),
         "program": staticmethod(program),
         "composed": how,
         **unprintable(called, how),
-        "_pb_derived": True,
+        MARKER: True,
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
-    return traceable(new_class(called, Function, space), program)
+    return traceable(new_class(called, Function, space), apply)
 
 
 def callable_of(program: Any) -> Callable[..., Any]:

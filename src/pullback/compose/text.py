@@ -11,6 +11,7 @@ from torch import Tensor
 from pullback.capture.trees import map_leaves, tensors_in
 from pullback.capture.units import Ref, Unit
 from pullback.capture.watch import FUNCTION
+from pullback.function.generated import run_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Writer:
         """The function: takes the values `inputs`, returns a tuple of those of `outputs`."""
         given, gives = ", ".join(_row(inputs)), "".join(f"{v}, " for v in _row(outputs))
         text = "\n    ".join([f"def {name}({given}):", *self.lines, f"return ({gives})"])
-        exec(compile(text, f"<{name}>", "exec"), self.space)
+        run_text(text, name, self.space)
         return self.space[name]
 
 

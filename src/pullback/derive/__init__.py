@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.derive import missing as missing  # fills the slot for what a Function leaves out
+from pullback.derive import missing
+from pullback.function.unwritten import register_derivation
 
 if TYPE_CHECKING:
     from pullback.derive.returned import DerivedFunction
+
+register_derivation(missing)  # of what a Function leaves unwritten
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,15 +30,17 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.capture.class_names import class_name
 from pullback.capture.fake import is_odd
 from pullback.capture.joint import Capture
-from pullback.capture.modes import autocast_now, autocast_off
+from pullback.capture.modes import autocast_off
 from pullback.capture.names import program_name
 from pullback.capture.patch import announce
 from pullback.capture.trees import tensors_in
 from pullback.derive.call import Call, Inputs, pull
+from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
 from pullback.derive.recipe import Recipe
 from pullback.derive.recipes import Recipes
+from pullback.derive.returned import MARKER, is_derived
 from pullback.derive.source import module_source
 from pullback.derive.tensor_specs import tensor_spec_of, tensor_specs_of
 from pullback.derive.traced import traceable
@@ -105,8 +108,8 @@ def make_derived(
     """
     require_policy(save)
     if isinstance(program, type) and issubclass(program, TorchFunction):
-        inside = getattr(program, "program", None) if hasattr(program, "_pb_derived") else None
-        program = inside or forward_of(program)
+        made: Any = program
+        program = made.program if is_derived(made) else forward_of(made)
     if not examples:
         raise CaptureError(
             f"`{program_name(program)}` must be derived with examples of its arguments",
@@ -116,25 +119,27 @@ def make_derived(
         )
     called = class_name(program, name)
     recipes = Recipes(program, save, is_strict=is_strict)
-    derived = _Derived(program, examples, recipes, keeps_inputs=keeps_inputs)
+    derived = DerivedRecord(program, examples, recipes, keeps_inputs=keeps_inputs)
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
         "backward": staticmethod(derived.make_backward()),
-        "apply": classmethod(derived.make_apply()),
         "source": staticmethod(lambda: derived.source(called)),
         "frontier": staticmethod(derived.frontier),
         "explain": staticmethod(derived.explain),
         "program": staticmethod(program),
-        "_pb_derived": derived,
+        MARKER: derived,
         # The text fits the kind of one call: compiled autograd would serve others wrongly by it.
         "is_traceable": False,
         "__doc__": inspect.getdoc(program),
         "__module__": getattr(program, "__module__", __name__),
     }
-    return traceable(new_class(called, Function, space), program)
+    cls = new_class(called, Function, space)
+    table = CallTable(recipes.around, derived.make_entry(cls), partial(derived.call, cls))
+    recipes.when_forgotten(table.forget)
+    return traceable(cls, table.make_call())
 
 
-class _Derived:
+class DerivedRecord:
     """What a derived class knows: its program, its recipes, and the general one for `source`."""
 
     def __init__(
@@ -146,6 +151,7 @@ class _Derived:
         keeps_inputs: bool,
     ) -> None:
         self.program = program
+        self.signature = signature_if_known(program)
         self.recipes = recipes
         self.keeps_inputs = keeps_inputs
         self.likes = tensor_specs_of(examples)
@@ -169,33 +175,49 @@ class _Derived:
 
     # ---- calls ----
 
-    def make_apply(self) -> Any:
-        """`apply`: the tensors of a call are inputs, and behind them those from around."""
-        signature = _signature(self.program)
+    def make_entry(self, cls: Any) -> Callable[[tuple[Any, ...]], CallEntry]:
+        """What makes the entries of the table of calls: the node of `cls`, with one recipe."""
+        node, general = dispatch.apply.__get__(None, cls), partial(self.call, cls)
 
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            given = args
-            args, keywords = _placed(signature, args, kwargs)
-            tensors = tensors_in(args)
-            if transforms_active() or in_forward_mode():
-                around = [one.tensor for one in self.general.captured.closures]
-                tangents = has_tangent([*tensors, *around])
-                return self.transformed(args, keywords, tangents=tangents)
+        def make(args: tuple[Any, ...]) -> CallEntry:
             if not torch.is_grad_enabled():
-                return self.recipes.program_with(keywords, len(args))(*args)
-            if any(map(is_odd, tensors)):
-                return announce(cls, self.recipes.program_with(keywords, len(args)), args, {})
+                return CallEntry(self.program, [0])
+            if any(map(is_odd, tensors_in(args))):
+                return CallEntry(general, [0])
+            recipe, _ = self.recipes.find(args)
+            # Where tensors begin, and whether they are leaves, the table does not look at.
+            if recipe.captured.sees_offsets or isinstance(self.recipes.save, int):
+                return CallEntry(general, [0])
+            run = partial(node, recipe)
+            return CallEntry(called_with(run, recipe.captured, args, recipe.around, general), [0])
 
-            def node(*args: Any, **kwargs: Any) -> Any:
-                recipe, tensors = self.recipes.find(*_placed(signature, args, kwargs))
-                around = [one.tensor for one in recipe.captured.closures if one.needs]
-                row = recipe.captured.linked(tensors)
-                outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *around)
-                return recipe.captured.give(outputs)
+        return make
 
-            return announce(cls, node, given, kwargs)
+    def call(self, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Any call, without the table: the tensors are inputs, and behind them those from around.
 
-        return apply
+        One that is watched is announced.
+        """
+        placed, keywords = _placed(self.signature, args, kwargs)
+        tensors = tensors_in(placed)
+        if transforms_active() or in_forward_mode():
+            around = [one.tensor for one in self.general.captured.closures]
+            tangents = has_tangent([*tensors, *around])
+            return self.transformed(placed, keywords, tangents=tangents)
+        program = self.recipes.program_with(keywords, len(placed))
+        if not torch.is_grad_enabled():
+            return program(*placed)
+        if any(map(is_odd, tensors)):
+            return announce(cls, program, placed, {})
+
+        def node(*args: Any, **kwargs: Any) -> Any:
+            recipe, tensors = self.recipes.find(*_placed(self.signature, args, kwargs))
+            row = recipe.captured.linked(tensors)
+            outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *recipe.around)
+            is_single = recipe.captured.joint.output_count == 1
+            return recipe.captured.give((outputs,) if is_single else outputs)
+
+        return announce(cls, node, args, kwargs)
 
     def transformed(self, args: Sequence[Any], keywords: tuple[str, ...], *, tangents: bool) -> Any:
         """The call under transforms of `torch.func`, or with tangents."""
@@ -209,22 +231,21 @@ class _Derived:
         """`forward`: the text, and what it saves."""
 
         def forward(ctx: Any, recipe: Recipe, *row: Any) -> Any:
-            captured = recipe.captured
-            tensors = row[: sum(one.kind == "argument" for one in captured.inputs)]
+            inputs = recipe.captured.row(row[: recipe.argument_count])
             draws = TorchState() if recipe.is_random else None
-            with autocast_off():
-                outputs, saved, numbers = recipe.run(tensors)
-            _take_apart(captured, outputs)
-            inputs = captured.row(tensors)
+            with autocast_off() if recipe.autocast else nullcontext():
+                outputs, saved, numbers = recipe.run_row(inputs)
+            for place in recipe.silent:
+                outputs[place] = _apart(outputs, place, recipe.live)
             if self._needs_inputs(recipe):
                 saved += [x for x in inputs if not any(x is one for one in saved)]
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*saved)
-            kinds = [(y.shape, y.dtype, y.device) for y in _differentiable(captured, outputs)]
+            kinds = [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in recipe.live]
             found = Inputs.of(inputs, saved)
-            ctx.call = Call(recipe, numbers, found, lambda: kinds, autocast_now(), draws)
-            ctx.mark_non_differentiable(*silent_among(captured, outputs))
-            return tuple(outputs)
+            ctx.call = Call(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
+            ctx.mark_non_differentiable(*(outputs[place] for place in recipe.silent))
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
         return forward
 
@@ -243,8 +264,9 @@ class _Derived:
         """`backward`: the text, or the program again where it is to be differentiated."""
 
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            captured, saved = ctx.call.recipe.captured, ctx.saved_tensors
-            given, wanted = _differentiable(captured, cotangents), _wanted(ctx, captured)
+            recipe, saved = ctx.call.recipe, ctx.saved_tensors
+            captured = recipe.captured
+            given, wanted = [cotangents[i] for i in recipe.live], _wanted(ctx, captured)
             gradients = self.pull(ctx.call, saved, given, wanted)
             rest = zip(gradients, captured.inputs, strict=True)
             return (None, *(g for g, one in rest if _is_passed(one)))
@@ -257,13 +279,6 @@ class _Derived:
         """One gradient per input of the capture, for what a call saved and its cotangents."""
         can_repeat = partial(self.recipes.is_current, call.recipe)
         return pull(call, saved, given, wanted, can_repeat=can_repeat)
-
-
-def _signature(program: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(program)
-    except (TypeError, ValueError):
-        return None
 
 
 def _placed(
@@ -279,33 +294,15 @@ def _placed(
     return (*args, *(kwargs[name] for name in names)), names
 
 
-def silent_among(captured: Capture, outputs: Sequence[Any]) -> list[Any]:
-    """The outputs that carry no gradient."""
-    return [
-        outputs[o.index]
-        for o in captured.outputs
-        if o.index is not None and o.kind == "tensor" and not o.differentiable
-    ]
-
-
-def _take_apart(captured: Capture, outputs: list[Any]) -> None:
-    """Let an output without a gradient be a tensor of its own, as after `detach`.
+def _apart(outputs: Sequence[Tensor], place: int, live: Sequence[int]) -> Tensor:
+    """An output without a gradient as a tensor of its own, as after `detach`.
 
     It may be returned with a gradient as well, or be a view of what has one, which PyTorch would
     not take for marked.
     """
-    live = {id(y) for y in _differentiable(captured, outputs)}
-    for o in captured.outputs:
-        if o.index is None or o.kind != "tensor" or o.differentiable:
-            continue
-        y = outputs[o.index]
-        if id(y) in live or y._is_view():
-            outputs[o.index] = y.detach()
-
-
-def _differentiable(captured: Capture, values: Sequence[Any]) -> list[Any]:
-    """Those of the values of the outputs whose outputs carry a gradient."""
-    return [values[o.index] for o in captured.outputs if o.differentiable and o.index is not None]
+    output = outputs[place]
+    is_live = any(output is outputs[other] for other in live)
+    return output.detach() if is_live or output._is_view() else output
 
 
 # ---- inputs ----

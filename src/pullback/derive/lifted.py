@@ -17,6 +17,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import flatten, unflatten
+from pullback.derive.returned import is_derived
 from pullback.derive.second import pull_again, push
 from pullback.errors import BatchError, CaptureError
 from pullback.function.gradients import is_differentiable
@@ -35,7 +36,7 @@ def is_kept_out(functions: Collection[Any], *, tangents: bool) -> bool:
     kinds = {each.key() for each in get_interpreter_stack() or ()}
     pushes = tangents or TransformType.Jvp in kinds
     return any(
-        not getattr(cls, "_pb_derived", False)
+        not is_derived(cls)
         and (
             (bool(kinds) and not has_setup_context(cls))
             or (pushes and cls.jvp is no_jvp)

@@ -11,8 +11,8 @@ Nothing is derived for a class whose outputs carry no gradient. Where nothing ca
 output made outside autograd, an input changed in place), forward runs as ever, and the backward
 raises `MissingBackwardError` with the reason.
 
-This module is loaded with the package and fills the slot of the function layer; what is heavy is
-imported when something is derived.
+This module is the `Derivation` of the function layer, registered when the package is loaded; what
+is heavy is imported when something is derived.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pullback.function.forward import LIST
 from pullback.function.info import FunctionInfo
 from pullback.function.isolation import RandomState
 from pullback.function.slots import has_tangent, is_traced, no_jvp, version_of
-from pullback.function.unwritten import NoDraws, run_plainly, supply
+from pullback.function.unwritten import NoDraws, run_plainly
 
 # ---- a class without backward ----
 
@@ -229,13 +229,3 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _versions(args: Sequence[Any]) -> list[int]:
     return [version_of(arg) if isinstance(arg, Tensor) else 0 for arg in args]
-
-
-class _Supplier:
-    """This module, in the slot of the function layer."""
-
-    make_call = staticmethod(make_call)
-    pull = staticmethod(pull)
-
-
-supply(_Supplier())

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.derive.returned import is_derived
 from pullback.function.listening import ListeningContext
 from pullback.function.signature import has_setup_context
 from pullback.function.unwritten import run_plainly
@@ -37,7 +38,7 @@ def program_of(target: Any) -> Callable[..., Any]:
     """
     if not (isinstance(target, type) and issubclass(target, TorchFunction)):
         return target  # type: ignore[no-any-return]
-    if getattr(target, "_pb_derived", False):
+    if is_derived(target):
         return target.program  # type: ignore[attr-defined,no-any-return]
     forward: Any = target.forward
 

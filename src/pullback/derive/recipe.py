@@ -19,6 +19,7 @@ from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
 from pullback.errors import InternalError
+from pullback.function.generated import run_text
 from pullback.function.slots import is_ordinary_moment
 from pullback.graph.absent import without_absent
 from pullback.graph.cost import is_random
@@ -30,6 +31,8 @@ from pullback.graph.simplify import EXACT, READABLE, simplify
 from pullback.graph.split import split
 from pullback.graph.text import function_text
 from pullback.graph.values import is_smooth
+
+_LAYOUTS = 1024  # how many that a recipe serves are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Recipe:
     """A capture, compiled.
 
     `program` is what was captured, `state` what it read from around it then, and `autocast` how
-    that stood.
+    that stood. `served` are layouts of arguments that it was found to serve.
     """
 
     captured: Capture
@@ -62,6 +65,18 @@ class Recipe:
     state: Any
     autocast: Any = ()
     backwards: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    served: set[Any] = field(default_factory=set)
+
+    def serves(self, tensors: Sequence[Tensor], layouts: Any) -> bool:
+        """Whether the capture is right for these tensors, laid out so; asked once per layout."""
+        if layouts in self.served:
+            return self.captured.begins_like(tensors)
+        is_served = self.captured.serves(tensors)
+        if is_served:
+            if len(self.served) >= _LAYOUTS:
+                self.served.clear()
+            self.served.add(layouts)
+        return is_served
 
     @property
     def saved_count(self) -> int:
@@ -72,6 +87,29 @@ class Recipe:
     def number_count(self) -> int:
         """How many numbers are saved."""
         return len(self.parts.cut.numbers)
+
+    @functools.cached_property
+    def argument_count(self) -> int:
+        """How many tensors are arguments of the program."""
+        return sum(one.kind == "argument" for one in self.captured.inputs)
+
+    @functools.cached_property
+    def around(self) -> list[Tensor]:
+        """The tensors from around the program that need a gradient."""
+        found = [one.tensor for one in self.captured.closures if one.needs]
+        return [tensor for tensor in found if tensor is not None]
+
+    @functools.cached_property
+    def live(self) -> tuple[int, ...]:
+        """The places of the outputs that carry a gradient."""
+        outputs = self.captured.outputs
+        return tuple(o.index for o in outputs if o.differentiable and o.index is not None)
+
+    @functools.cached_property
+    def silent(self) -> tuple[int, ...]:
+        """The places of the outputs that are tensors and carry none."""
+        tensors = [o for o in self.captured.outputs if o.kind == "tensor" and not o.differentiable]
+        return tuple(o.index for o in tensors if o.index is not None)
 
     @functools.cached_property
     def saves_between(self) -> bool:
@@ -227,7 +265,7 @@ def compiled(
     """A graph as a Python function, by way of its text."""
     text = function_text(graph, name, names)
     space: dict[str, Any] = {"torch": torch}
-    exec(compile(text, f"<derived {name} of {program}>", "exec"), space)
+    run_text(text, f"derived {name} of {program}", space)
     function: Callable[..., Any] = space[name]
     return function
 

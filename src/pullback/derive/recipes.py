@@ -1,9 +1,10 @@
 """The recipes of one program: captured when a call of a new kind comes, and kept.
 
-A call is looked up by everything that a capture depends on: its plain values, what its tensors are,
-the modes it is made under, and what the program reads from around it. Sizes are symbols in a
-capture, so a call with other sizes usually finds a recipe that serves it; what is not served is
-captured anew, out of sight of all hooks and modes around the call.
+They are kept by everything that a capture depends on, the *kind* of a call: its plain values, what
+its tensors are, the modes it is made under, and what the program reads from around it. Sizes are
+symbols in a capture, so a call with other sizes usually finds a recipe that serves it; what is not
+served is captured anew, out of sight of all hooks and modes around the call. Calls that come again
+do not come here: they are looked up in a table (`call_table.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.check import verify
-from pullback.capture.environment import State, environment_of, steady_state
+from pullback.capture.environment import State, Surroundings, environment_of
 from pullback.capture.fake import apart
 from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
@@ -33,16 +33,8 @@ from pullback.errors import CaptureError
 from pullback.function.isolation import isolated, keeping_random_state
 
 _UNDIFFERENTIABLE = "is not differentiable with respect to argument"  # as PyTorch says it
-KINDS, CALLS = 64, 1024  # how many kinds of calls, and how many calls of each, are kept
+KINDS = 64  # how many kinds of calls are kept
 _FIXED = (bool, int, str, bytes, type(None), Enum, torch.dtype, torch.device)
-
-
-@dataclass
-class _Kind:
-    """The recipes of one kind of calls, and the calls that were looked up."""
-
-    recipes: list[Recipe] = field(default_factory=list)
-    calls: dict[Any, Recipe] = field(default_factory=dict)
 
 
 class Recipes:
@@ -61,8 +53,9 @@ class Recipes:
         self.program = program
         self.save = save
         self.is_strict = is_strict
-        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
-        self._around: tuple[State, Callable[[], bool]] | None = None
+        self.around = Surroundings(program)
+        self._kinds: OrderedDict[Any, list[Recipe]] = OrderedDict()
+        self._forgot: Callable[[], Any] = lambda: None
         self._lock = ONE_AT_A_TIME  # another lock beside it could be taken in the other order
 
     def find(
@@ -72,14 +65,15 @@ class Recipes:
 
         The last of `args` go to the parameters called `keywords`.
         """
-        kind, call, tensors = self.key(args, keywords)
-        known = self._kinds.get(kind)
-        recipe = None if known is None else known.calls.get(call)
-        if recipe is None or not _still_serves(recipe.captured, tensors):
-            recipe = self._look(kind, call, args, keywords, tensors)
-        elif len(self._kinds) > KINDS // 2:
+        kind, layouts, tensors = self.key(args, keywords)
+        recipe = _serving(self._kinds.get(kind, ()), tensors, layouts)
+        if recipe is None or len(self._kinds) > KINDS // 2:
             with self._lock:
-                self._keep(kind)
+                known = self._keep(kind)
+                recipe = _serving(known, tensors, layouts)
+                if recipe is None:
+                    recipe = self._make(args, keywords)
+                    known.append(recipe)
         return recipe, tensors
 
     def key(
@@ -98,7 +92,7 @@ class Recipes:
         smooth = [t.is_floating_point() or t.is_complex() for t in tensors]
         needs, recipe = self._widest(args, smooth)
         with self._lock:
-            self._keep(self._kind(leaves, spec, (), needs)).recipes.append(recipe)
+            self._keep(self._kind(leaves, spec, (), needs)).append(recipe)
         return recipe
 
     def _widest(self, args: Sequence[Any], smooth: Sequence[bool]) -> tuple[Sequence[bool], Recipe]:
@@ -132,7 +126,7 @@ class Recipes:
 
     def is_current(self, recipe: Recipe) -> bool:
         """Whether the program still reads from around it what it read for `recipe`."""
-        return bool(recipe.state == self._surroundings())
+        return bool(recipe.state == self.around.look()[0])
 
     # ---- looking up ----
 
@@ -152,33 +146,18 @@ class Recipes:
         surroundings = (torch.get_default_dtype(), autocast_now(), self._state())
         return (spec, keywords, row, fixed, *surroundings)
 
-    def _look(
-        self,
-        kind: Any,
-        call: Any,
-        args: Sequence[Any],
-        keywords: tuple[str, ...],
-        tensors: Sequence[Tensor],
-    ) -> Recipe:
-        with self._lock:
-            known = self._keep(kind)
-            fits = (r for r in known.recipes if _is_as_it_was(r.captured))
-            recipe = next((r for r in fits if r.captured.serves(tensors)), None)
-            if recipe is None:
-                recipe = self._make(args, keywords)
-                known.recipes.append(recipe)
-            if len(known.calls) >= CALLS:
-                known.calls.clear()
-            known.calls[call] = recipe
-            return recipe
-
-    def _keep(self, kind: Any) -> _Kind:
-        """The entry of a kind, the youngest now; the oldest go."""
-        known = self._kinds.setdefault(kind, _Kind())
+    def _keep(self, kind: Any) -> list[Recipe]:
+        """The recipes of a kind, the youngest now; the oldest go."""
+        known = self._kinds.setdefault(kind, [])
         self._kinds.move_to_end(kind)
         while len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
+            self._forgot()
         return known
+
+    def when_forgotten(self, forgot: Callable[[], Any]) -> None:
+        """Call `forgot` when recipes go: who keeps some of them by other keys lets them go, too."""
+        self._forgot = forgot
 
     # ---- capturing ----
 
@@ -199,13 +178,13 @@ class Recipes:
     def require_seen(self, args: Sequence[Any]) -> None:
         """Raise if the program, or an argument, holds what no call can compare with an earlier."""
         leaves = [leaf for leaf in flatten(tuple(args))[0] if not isinstance(leaf, Tensor)]
-        for state in (self._surroundings(), *map(environment_of, leaves)):
+        for state in (self.around.look()[0], *map(environment_of, leaves)):
             if state.unseen:
                 raise self._unseen(state.unseen)
 
     def _state(self) -> State:
         """What the program reads from around it, if that is all that it depends on."""
-        state = self._surroundings()
+        state = self.around.look()[0]
         if self.is_strict and not state.is_whole:
             raise self._unseen("something that can change unseen")
         return state
@@ -216,17 +195,6 @@ class Recipes:
             got=what,
             fix="pass it as an argument; many numbers as a tensor",
         )
-
-    def _surroundings(self) -> State:
-        """What the program reads from around it; a look is taken where something has changed."""
-        known = self._around
-        if known is None or not known[1]():
-            known = self._around = steady_state(self.program)
-        return known[0]
-
-    def is_steady(self) -> bool:
-        """Whether all around the program is surely as it was at the last look."""
-        return self._around is not None and self._around[1]()
 
 
 @contextlib.contextmanager
@@ -252,9 +220,10 @@ def _is_as_it_was(captured: Capture) -> bool:
     )
 
 
-def _still_serves(captured: Capture, tensors: Sequence[Tensor]) -> bool:
-    """Whether a capture serves tensors of a layout that it served before."""
-    return _is_as_it_was(captured) and captured.begins_like(tensors)
+def _serving(recipes: Sequence[Recipe], tensors: Sequence[Tensor], layouts: Any) -> Recipe | None:
+    """The first of several recipes of one kind that serves these tensors."""
+    fits = (one for one in recipes if _is_as_it_was(one.captured))
+    return next((one for one in fits if one.serves(tensors, layouts)), None)
 
 
 # ---- the program itself ----

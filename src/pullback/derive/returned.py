@@ -44,6 +44,27 @@ class DerivedFunction(Protocol[P, R]):
         """How the program is run, and why, line by line."""
 
 
+MARKER = "_pb_derived"
+"""The class attribute that tells such a class from one that somebody wrote.
+
+Of what is one node, it is the record that its class was made with (`backward.DerivedRecord`): the
+program, its recipes, and the general capture. Of what runs in several, or as written, it is True.
+"""
+
+
+def is_derived(thing: Any) -> bool:
+    """Whether `thing` is a Function that `derive` or a composition made of `thing.program`.
+
+    It is called like that program, and its `forward` is no part of what a user wrote.
+    """
+    return isinstance(thing, type) and bool(getattr(thing, MARKER, False))
+
+
+def record_of(cls: Any) -> Any:
+    """What a derived Function was made with, if it is one node: its `backward.DerivedRecord`."""
+    return getattr(cls, MARKER)
+
+
 def instantiated(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`__new__` of what is made: to call the class is to call `apply`.
 

@@ -29,6 +29,7 @@ from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
+from pullback.function.generated import run_text
 from pullback.graph.copies import copy_of
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import text_of
@@ -156,7 +157,7 @@ def _applied(source: Source, name: str) -> Any:
 def loaded(text: str) -> dict[str, Any]:
     """The names of a module, run in a fresh namespace."""
     space: dict[str, Any] = {"__name__": "written"}
-    exec(compile(text, "<written>", "exec", dont_inherit=True), space)
+    run_text(text, "written", space)
     return space
 
 

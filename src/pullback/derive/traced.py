@@ -11,22 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.compiler import is_dynamo_compiling
-
 from pullback.derive.returned import instantiated
 from pullback.function.slots import be_seen
 
 
-def traceable(cls: Any, program: Callable[..., Any]) -> Any:
-    """`cls`, a derived Function, for which Dynamo reads `program` at each call of `apply`."""
-    whole = vars(cls)["apply"].__func__
+def traceable(cls: Any, apply: Callable[..., Any]) -> Any:
+    """`cls`, whose `apply` is this function, which Dynamo reads as it is written.
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return program(*args, **kwargs)
-        return whole(cls, *args, **kwargs)
-
-    cls.apply = classmethod(apply)
+    It calls the program itself where `is_dynamo_compiling()`.
+    """
+    cls.apply = staticmethod(apply)
     cls.__new__ = staticmethod(instantiated)
     be_seen(cls)
     return cls

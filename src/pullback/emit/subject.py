@@ -23,6 +23,7 @@ from pullback.compose.flow import Flow, flow_of, recorded
 from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
+from pullback.derive.returned import is_derived, record_of
 from pullback.derive.source import readable_parts
 from pullback.derive.tensor_specs import TensorSpec, drawn, tensor_spec_of, tensor_specs_of
 from pullback.errors import ExamplesError, TargetError
@@ -125,7 +126,7 @@ def subject_of(thing: Any, examples: Any = None) -> Subject:
         return _of_program(thing, given)
     if getattr(thing, "composed", "") in ("hybrid", "nested"):
         return _of_flow(thing, given)
-    if getattr(thing, "_pb_derived", None):
+    if is_derived(thing):
         return _of_derived(thing, given)
     return _of_function(thing, given)
 
@@ -134,7 +135,7 @@ def subject_of(thing: Any, examples: Any = None) -> Subject:
 
 
 def _of_derived(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
-    known = cls._pb_derived
+    known = record_of(cls)
     recipe, likes = known.general, known.likes
     if examples is not None:
         recipe, likes = known.recipes.general(examples), tensor_specs_of(examples)

@@ -22,6 +22,7 @@ from pullback.function.foreign import (
     opened_view,
     view,
 )
+from pullback.function.generated import run_text
 from pullback.function.gradients import by_name
 from pullback.function.signature import Signature, codes_of, unwrapped
 from pullback.function.unwritten import leaves_some
@@ -173,7 +174,7 @@ def _same_parameters(
         f"    return {name}\n"
     )
     space: dict[str, Any] = {"__name__": __name__}
-    exec(compile(source, f"<pullback {function.__qualname__}>", "exec"), space)
+    run_text(source, f"pullback {function.__qualname__}", space)
     wrapper = space["make"](function, make_view, finish)
     wrapper.__defaults__ = function.__defaults__
     wrapper.__doc__, wrapper.__qualname__ = function.__doc__, function.__qualname__

@@ -1,7 +1,8 @@
 """What a class leaves unwritten: its whole backward, or the gradients that `backward` leaves out.
 
 Both are derived from `forward`. This layer says when that is asked for, and runs `forward` as a
-plain program; how gradients are derived is known above, by the one who fills the slot (`supply`).
+plain program; how gradients are derived is known above, by whoever says so with
+`register_derivation`.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Derived:
 derived: Final[Any] = Derived()
 
 
-# ---- the slot ----
+# ---- who derives ----
 
 
-class Supplier(Protocol):
-    """Who derives: filled in by `pullback.derive.missing`."""
+class Derivation(Protocol):
+    """How what is unwritten is derived: `pullback.derive.missing` is one."""
 
     def make_call(self, info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any]:
         """The call of a class without `backward`.
@@ -72,20 +73,21 @@ class Supplier(Protocol):
         """The gradients of `forward` for the inputs at `places`, and no others."""
 
 
-_suppliers: list[Supplier] = []
+_derivation: Derivation | None = None
 
 
-def supply(supplier: Supplier) -> None:
-    """Fill the slot."""
-    _suppliers[:] = [supplier]
+def register_derivation(derivation: Derivation) -> None:
+    """Derive by `derivation` from now on: `pullback.derive` says so, once, when it is imported."""
+    global _derivation
+    _derivation = derivation
 
 
 @unseen
-def supplier() -> Supplier:
-    """Who derives."""
-    if not _suppliers:
-        raise InternalError("the slot for derivation must be filled", got="none")
-    return _suppliers[0]
+def derivation() -> Derivation:
+    """The registered derivation."""
+    if _derivation is None:
+        raise InternalError("a derivation must be registered", got="none", fix="import pullback")
+    return _derivation
 
 
 # ---- classes without backward ----
@@ -106,7 +108,7 @@ def make_raw(info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any
         if not lacks_backward(cls) or not _is_differentiated(cls, args):
             return plain(*args)
         if not calls:
-            calls.append(supplier().make_call(info, plain))
+            calls.append(derivation().make_call(info, plain))
         return info.opaque(calls[0])(*args)
 
     return cast("Callable[..., Any]", unseen(raw))
@@ -214,7 +216,7 @@ def pulled(
             raise underivable(info.cls, name, reason)
         row.append(saved[one.place] if isinstance(one, _Kept) else one)
     try:
-        gradients = supplier().pull(info, row, cotangents, wanted)
+        gradients = derivation().pull(info, row, cotangents, wanted)
     except PullbackError:
         raise
     except Exception as error:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pullback.derive.returned import record_of
 from pullback.errors import PullbackWarning
 from pullback.graph.cut_problem import is_factor
 from pullback.plan.build import build
@@ -137,7 +138,7 @@ class Search:
         made = self.functions.get((whole, case.size))
         if made is None:
             return False
-        return any(map(is_factor, made._pb_derived.general.captured.joint.graph.nodes))
+        return any(map(is_factor, record_of(made).general.captured.joint.graph.nodes))
 
     def _refuse(self, what: Candidate | str, reason: str) -> None:
         self.refused.setdefault(str(what), " ".join(reason.split())[:300])

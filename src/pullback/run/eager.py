@@ -13,11 +13,13 @@ from torch import fx
 
 from pullback.derive.recipe import compiled
 from pullback.graph.names import Names
+from pullback.run.backend import Backend
 from pullback.run.node import Compiled
 
 
-def absence() -> None:
+def absence() -> str | None:
     """It is always there."""
+    return None
 
 
 def specialise(
@@ -39,3 +41,16 @@ def specialise(
     if len(returned) == 1:
         return lambda row: (function(*row),)
     return lambda row: function(*row)
+
+
+class _Eager(Backend):
+    compiles = False
+
+    def absence(self) -> str | None:
+        return absence()
+
+    def specialise(self, graph: fx.Graph, row: Sequence[Any], *, name: str, **_: Any) -> Compiled:
+        return specialise(graph, row, name=name)
+
+
+BACKEND = _Eager()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,12 +10,13 @@ from torch import Tensor
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.run import eager
+from pullback.run.backend import Backend
 from pullback.run.minimal import Minimal, whole
 from pullback.run.node import Compiled, Source
 
 
 def compiled(
-    backend: Any,
+    backend: Backend,
     one: Minimal,
     row: Sequence[Any],
     name: str,
@@ -26,10 +27,8 @@ def compiled(
     """A minimal graph, compiled by a backend for arguments like `row`."""
     if not one.made_count:
         return whole(one, lambda row: ())
-    more = {"donated": donated} if donated else {}
-    made: Compiled = backend.specialise(one.graph, row, name=name, free_sizes=is_open, **more)
-    complete: Callable[[Minimal, Compiled], Compiled] = getattr(backend, "whole", whole)
-    found = complete(one, made)
+    made = backend.specialise(one.graph, row, name=name, free_sizes=is_open, donated=donated)
+    found = backend.whole(one, made)
     if is_open and found is not made:
         found = _meeting(found, made)
     return found

@@ -25,12 +25,13 @@ from pullback.errors import CaptureError
 from pullback.graph.cost import base_of, is_opaque
 from pullback.graph.parts import calls
 from pullback.graph.values import narrowed_to
+from pullback.run.backend import Backend
 from pullback.run.cache import Entry, clear, entry
 from pullback.run.fusible import FORMS, fusible, merge_sums
 from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
 from pullback.run.settle import settle
 
-__all__ = ["absence", "clear", "specialise"]
+__all__ = ["BACKEND", "absence", "clear", "specialise"]
 
 NODES = 3000
 """How many ops a graph may have: compiling takes some 20 ms for each."""
@@ -285,3 +286,14 @@ def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
         raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
     call, conditions = _made(graph, row, name, free_sizes=True)
     return _AnySize(realigned(call, row), conditions)
+
+
+class _Inductor(Backend):
+    def absence(self) -> str | None:
+        return absence()
+
+    def specialise(self, graph: fx.Graph, row: Sequence[Any], *, name: str, **options: Any) -> Call:
+        return specialise(graph, row, name=name, **options)
+
+
+BACKEND = _Inductor()

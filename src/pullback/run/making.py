@@ -19,7 +19,8 @@ from torch import Tensor
 
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run import candidates, eager, specs
+from pullback.run import candidates, specs
+from pullback.run.backend import Backend
 from pullback.run.choosing import fastest
 from pullback.run.graphs import text_of
 from pullback.run.node import Layout, make_node
@@ -42,33 +43,59 @@ class Found:
 
 
 @dataclass(eq=False)
+class _Pattern:
+    """What a backend made for one pattern of strides; None where it could not.
+
+    `first` is code for `layouts`, those of the first call; `rest` for all other sizes, compared at
+    sizes of about `compared`, and made when one comes.
+    """
+
+    layouts: tuple[Layout, ...]
+    first: Node | None
+    rest: Node | None = None
+    has_rest: bool = False
+    compared: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _Made:
+    """What was made of one recipe.
+
+    `choices` are the backends chosen, by about how large the tensors are; `patterns` what each
+    backend made for a pattern of strides; `alone` what it made for some layouts to give the outputs
+    without gradients.
+    """
+
+    eager: Node | None = None
+    choices: dict[int, str] = field(default_factory=dict)
+    patterns: dict[tuple[str, Any], _Pattern] = field(default_factory=dict)
+    alone: dict[tuple[str, Any], Node | None] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class Nodes:
     """The light nodes of one derived Function; safe to use from several threads.
 
-    `derived` is what its class knows; `backends` are the modules of the backends, of which the
-    fastest is taken. `reasons` says why something that should be compiled is not, `choices` which
-    backends run it, `paths` how its calls were run, `is_wrong` whether compiled code was seen to
-    compute something else.
+    `derived` is what its class knows; of `backends` the fastest is taken. `reasons` says why
+    something that should be compiled is not, `paths` how its calls were run, `is_wrong` whether
+    compiled code was seen to compute something else.
+
+    Nothing is looked up here for a call that comes again: see `derive.call_table`.
     """
 
     name: str
     module: str
     derived: Any
-    backends: Mapping[str, Any]
+    backends: Mapping[str, Backend]
     verifies: bool = True
     is_wrong: bool = False
     reasons: list[str] = field(default_factory=list)
-    choices: dict[Any, str] = field(default_factory=dict)
-    _eager: dict[Any, Node] = field(default_factory=dict)
-    _open: dict[Any, Node | None] = field(default_factory=dict)
-    _fixed: dict[Any, dict[Any, Node | None]] = field(default_factory=dict)
-    _alone: dict[Any, Node | None] = field(default_factory=dict)
-    _verified: set[Any] = field(default_factory=set)
+    _of: dict[Recipe, _Made] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     _tell: Any = None
 
     def __post_init__(self) -> None:
-        compiles = any(backend is not eager for backend in self.backends.values())
+        compiles = any(backend.compiles for backend in self.backends.values())
         self.paths = Paths(self.name, is_told=compiles)
 
     def find(self, recipe: Recipe, row: Sequence[Tensor]) -> Found | None:
@@ -81,10 +108,10 @@ class Nodes:
         with self._lock:
             if not torch.is_grad_enabled() or not _is_live(recipe):
                 return self._outputs_alone(recipe, row)
-            key = recipe, _bucket(row)
-            if key not in self.choices:
-                self.choices[key] = self._fastest(recipe, row)
-            name = self.choices[key]
+            choices, size = self._made_of(recipe).choices, _bucket(row)
+            if size not in choices:
+                choices[size] = self._fastest(recipe, row)
+            name = choices[size]
             node = self._node(name, recipe, row)
             if node is None:
                 return Found(
@@ -98,10 +125,14 @@ class Nodes:
 
     def _begin_anew(self) -> None:
         with self._lock:
-            self.choices.clear()
+            for made in self._of.values():
+                made.choices.clear()
         tell = self._tell() if self._tell else None
         if tell is not None:
             tell()
+
+    def _made_of(self, recipe: Recipe) -> _Made:
+        return self._of.setdefault(recipe, _Made())
 
     # ---- one backend or another ----
 
@@ -117,43 +148,40 @@ class Nodes:
     def _node(self, name: str, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
         """The node of one backend; None where it cannot compile, or computes something else."""
         backend = self.backends[name]
-        if backend is eager:
+        if not backend.compiles:
             return self._eager_node(recipe, row)
-        pattern = pattern_of(row)
-        fixed = self._fixed.setdefault((name, recipe, pattern), {})
-        key = tuple(Layout.of(x) for x in row)
-        if not fixed and sum(k[:2] == (name, recipe) for k in self._fixed) > PATTERNS:
-            del self._fixed[name, recipe, pattern]
-            self.paths.tell(LAYOUTS)
-            return None
-        if key not in fixed and not fixed:
-            fixed[key] = self._made(name, recipe, row, specs.exact)
-        if key in fixed:
-            return fixed[key]
+        patterns, key = self._made_of(recipe).patterns, (name, pattern_of(row))
+        layouts = tuple(Layout.of(x) for x in row)
+        if key not in patterns:
+            if sum(other == name for other, _ in patterns) >= PATTERNS:
+                self.paths.tell(LAYOUTS)
+                return None
+            patterns[key] = _Pattern(layouts, self._made(name, recipe, row, specs.exact))
+        pattern = patterns[key]
+        if layouts == pattern.layouts:
+            return pattern.first
         return self._shared(name, recipe, row, pattern)
 
     def _shared(
-        self, name: str, recipe: Recipe, row: Sequence[Tensor], pattern: Any
+        self, name: str, recipe: Recipe, row: Sequence[Tensor], pattern: _Pattern
     ) -> Node | None:
         """The node of a backend that serves every size of one pattern."""
-        key = name, recipe, pattern
-        if key not in self._open:
-            self._open[key] = self._made(name, recipe, row, specs.open_sizes)
-        node = self._open[key]
-        if node is not None and (key, _bucket(row)) not in self._verified:
-            if not self._is_right(name, node, recipe, row):
-                node = self._open[key] = None
-            self._verified.add((key, _bucket(row)))
-        return node
+        if not pattern.has_rest:
+            pattern.rest = self._made(name, recipe, row, specs.open_sizes)
+            pattern.has_rest = True
+        size = _bucket(row)
+        if pattern.rest is not None and size not in pattern.compared:
+            if not self._is_right(name, pattern.rest, recipe, row):
+                pattern.rest = None
+            pattern.compared.add(size)
+        return pattern.rest
 
     def _made(
         self, name: str, recipe: Recipe, row: Sequence[Tensor], spec_of: Callable[..., Any]
     ) -> Node | None:
         """A node, compiled and compared."""
         backend = self.backends[name]
-        make: Callable[..., Node] = make_node
-        if spec_of is specs.exact:
-            make = getattr(backend, "make_node", make_node)
+        make = backend.make_node if spec_of is specs.exact else make_node
         try:
             node = make(spec_of(self._maker(name), backend, recipe, row))
             return node if self._is_right(name, node, recipe, row) else None
@@ -162,26 +190,27 @@ class Nodes:
             return None
 
     def _eager_node(self, recipe: Recipe, row: Sequence[Tensor]) -> Node:
-        if recipe not in self._eager:
-            self._eager[recipe] = make_node(specs.eager(self._maker("eager"), recipe, row))
-        return self._eager[recipe]
+        made = self._made_of(recipe)
+        if made.eager is None:
+            made.eager = make_node(specs.eager(self._maker("eager"), recipe, row))
+        return made.eager
 
     def _outputs_alone(self, recipe: Recipe, row: Sequence[Tensor]) -> Found | None:
         """What gives the outputs without gradients, compiled; None where that cannot be had."""
         names = [
             name
             for name in candidates(self.backends, self._begin_anew)
-            if self.backends[name] is not eager
+            if self.backends[name].compiles
         ]
         if not names:
             return None
-        name = names[-1]
-        key = name, recipe, tuple(Layout.of(x, needs=False) for x in row)
-        if key not in self._alone:
-            if sum(k[:2] == key[:2] for k in self._alone) >= PATTERNS:
+        name, alone = names[-1], self._made_of(recipe).alone
+        key = name, tuple(Layout.of(x, needs=False) for x in row)
+        if key not in alone:
+            if sum(other == name for other, _ in alone) >= PATTERNS:
                 return None
-            self._alone[key] = self._alone_of(name, recipe, row)
-        node = self._alone[key]
+            alone[key] = self._alone_of(name, recipe, row)
+        node = alone[key]
         return None if node is None else Found(node, f'without gradients by backend "{name}"')
 
     def _alone_of(self, name: str, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
@@ -246,7 +275,7 @@ class Nodes:
         names = list(self.backends)
         if len(names) == 1:
             return f'backend "{names[0]}"'
-        chosen = dict.fromkeys(self.choices.values())
+        chosen = dict.fromkeys(one for made in self._of.values() for one in made.choices.values())
         return 'backend "auto"' + (f" ({', '.join(chosen)})" if chosen else "")
 
     def lines(self) -> list[str]:

@@ -28,6 +28,7 @@ from torch import Tensor, fx
 
 from pullback.errors import BackendError, BuildError, CaptureError
 from pullback.run import building, inductor, toolchain
+from pullback.run.backend import Backend
 from pullback.run.minimal import Minimal
 from pullback.run.minimal import whole as whole_in_python
 from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
@@ -173,6 +174,33 @@ def _result(source: Any) -> tuple[str, Any]:
     if isinstance(source, Source):
         return ("given" if source.is_input else "made"), source.place
     return ("nothing", 0) if source is None else ("number", source)
+
+
+class _Native(Backend):
+    meanwhile = "inductor"  # whose code it runs, with less around it
+
+    def absence(self) -> str | None:
+        return absence()
+
+    def specialise(
+        self, graph: fx.Graph, row: Sequence[Any], *, name: str, **options: Any
+    ) -> Compiled:
+        return specialise(graph, row, name=name, **options)
+
+    def make_node(self, spec: NodeSpec) -> Callable[..., Any]:
+        return make_node(spec)
+
+    def whole(self, minimal: Minimal, compiled: Compiled) -> Compiled:
+        return whole(minimal, compiled)
+
+    def donates(self, forward: Compiled) -> bool:
+        return donates(forward)
+
+    def is_ready(self, tell: Callable[[], Any]) -> bool:
+        return is_ready(tell)
+
+
+BACKEND = _Native()
 
 
 # ---- the extension ----

@@ -1,9 +1,9 @@
 """A light node: one captured program for calls of one kind, with nothing left to decide.
 
 A `NodeSpec` says all that a node needs to know about such calls; whoever asks for a node makes sure
-that a call fits it (`compose.light`). `make_node` is the node in Python: a Function of PyTorch's
-whose forward and backward are written out for this very spec. `native.make_node` is the same in
-C++, and checks for itself that a call fits.
+that a call fits it: a call finds its node by a key of all this (`derive.call_table`). `make_node`
+is the node in Python: a Function of PyTorch's whose forward and backward are written out for this
+very spec. `native.make_node` is the same in C++, and checks for itself that a call fits.
 
 What backward meets and the spec does not cover goes to `general`: a backward that is to be
 differentiated, an output without cotangent or with a batch of them, a saved tensor that hooks gave
@@ -15,13 +15,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.derive.call_table import MISS as MISS
 from pullback.derive.recipe import laid_out
+from pullback.function.generated import run_text
 from pullback.function.slots import (
     c_apply,
     engine_runs,
@@ -35,9 +37,6 @@ from pullback.function.slots import (
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes the row of its arguments, which it may clear, and checks nothing."""
-
-MISS: Final = object()
-"""What a node that checks its calls returns for one that does not fit; it has then done nothing."""
 
 EXACT, OPEN, ANY = "exact", "open", "any"
 """What a node demands of the layout of its tensors: that of the first call; any that its code
@@ -183,7 +182,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     space["begin"] = _beginning(spec, space["pulls"])
     space |= {f"order{i}": _order(one) for i, one in enumerate(spec.cotangents)}
     text = "\n".join([*_forward(spec), *_backward(spec)])
-    exec(compile(text, f"<node of {spec.name}>", "exec"), space)
+    run_text(text, f"node of {spec.name}", space)
     methods = {
         "forward": staticmethod(space["forward"]),
         "backward": staticmethod(hidden(space["backward"])),

@@ -19,6 +19,7 @@ from pullback.derive.call import Call, Inputs
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.function.slots import is_batched
+from pullback.run.backend import Backend
 from pullback.run.choosing import quickest
 from pullback.run.graphs import compiled, text_of
 from pullback.run.minimal import minimal
@@ -35,7 +36,7 @@ WAYS = 4  # how many layouts of cotangents get code of their own
 class Pulls:
     """The backwards of an exact node, by the layouts of the cotangents that they are given."""
 
-    def __init__(self, spec: Spec, backend: Any, donated: Sequence[int]) -> None:
+    def __init__(self, spec: Spec, backend: Backend, donated: Sequence[int]) -> None:
         self.spec, self.backend, self.donated = spec, backend, donated
         self.minimal = minimal(spec.recipe.parts.backward)
         self.made: dict[Any, Pull] = {}
@@ -119,10 +120,9 @@ def _laid(given: Sequence[Any], first: int, layouts: Sequence[Layout]) -> list[A
     return [*given[:first], *laid]
 
 
-def donated_by(spec: Spec, backend: Any) -> list[int]:
+def donated_by(spec: Spec, backend: Backend) -> list[int]:
     """The places of saved tensors that the compiled backward may write over."""
-    donates: Callable[[Compiled], bool] = getattr(backend, "donates", lambda forward: False)
-    if not donates(spec.forward):
+    if not backend.donates(spec.forward):
         return []
     pull = minimal(spec.recipe.parts.backward)
     places = _unshared(spec.recipe, spec.sources, spec.made or ())

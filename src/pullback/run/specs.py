@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.derive.backward import silent_among
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
+from pullback.run.backend import Backend
 from pullback.run.graphs import compiled, made_by, require_own_memory, text_of
 from pullback.run.minimal import Minimal, minimal, whole
 from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, Source
@@ -64,7 +64,7 @@ def eager(maker: Maker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     return replace(spec.finish(ANY, lambda _: spec.text()), some=some)
 
 
-def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def open_sizes(maker: Maker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled once for tensors of every size."""
     forward = minimal(recipe.parts.forward)
     bare = Minimal(forward.graph, made_by(forward))
@@ -91,7 +91,7 @@ def open_sizes(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]
     return spec.finish(OPEN, backward)
 
 
-def exact(maker: Maker, backend: Any, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def exact(maker: Maker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled for tensors of one layout."""
     count = recipe.captured.joint.output_count + recipe.saved_count
     forward = minimal(recipe.parts.forward, count)
@@ -137,9 +137,7 @@ class Spec:
         saved += [s for i in range(len(row)) if (s := Source(True, i)) not in saved]
         self.saved = saved
         self.places = [saved.index(Source(True, i)) for i in range(len(row))]
-        self.live = tuple(
-            o.index for o in captured.outputs if o.differentiable and o.index is not None
-        )
+        self.live = recipe.live
         with torch.no_grad():
             outputs, _, self.numbers = recipe.run_row([x.detach() for x in row])
         self.cotangents = tuple(
@@ -165,7 +163,7 @@ class Spec:
             saved=tuple(self.saved),
             read=self.recipe.saved_count,
             numbers=tuple(self.sources[self.end :]),
-            silent=tuple(silent_among(self.recipe.captured, range(count))),
+            silent=self.recipe.silent,
             live=self.live,
             cotangents=self.cotangents,
             backward=backward,
@@ -184,7 +182,7 @@ def _dense(output: Tensor, order: Sequence[int]) -> Layout:
 
 
 def forward_only(
-    backend: Any, recipe: Recipe, row: Sequence[Tensor]
+    backend: Backend, recipe: Recipe, row: Sequence[Tensor]
 ) -> tuple[Callable[..., Any], Compiled, Minimal]:
     """A function of the row that gives the outputs: one as it is, several as a tuple.
 

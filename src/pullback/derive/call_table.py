@@ -1,0 +1,261 @@
+"""The one place where a call of a derived or composed Function is looked up.
+
+What a call is (the layouts of its tensors, its plain values, whether gradients are recorded,
+autocast, the default dtype) is one key. The table says what runs such a call, and holds as long as
+all around the program is as it was, which is asked in a microsecond. What is not in the table is
+made: `derive` makes a call of its node, compositions make a node for the backend that they choose.
+
+Every moment that is not ordinary (transforms, forward mode, modes, someone who watches), and every
+call that has no key, takes the general way, which is always right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, get_default_dtype, is_grad_enabled, nn, strided
+from torch.compiler import is_dynamo_compiling
+
+from pullback.capture.environment import State, Surroundings
+from pullback.capture.joint import ONE_AT_A_TIME, Capture
+from pullback.capture.modes import autocast_now
+from pullback.capture.patch import is_watched
+from pullback.capture.trees import tensors_in
+from pullback.function.slots import has_autocast, is_ordinary_moment
+
+CALLS = 1024  # how many are kept in the table
+
+MISS: Final = object()
+"""What an entry that checks its calls returns for one that does not fit; it has done nothing."""
+
+_TENSORS = (Tensor, nn.Parameter)
+_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device)
+
+
+# ---- the key ----
+
+
+def key_of(args: tuple[Any, ...]) -> Any:
+    """What a call is, as something to look it up by; None if it is nothing simple."""
+    key: list[Any] = [get_default_dtype(), is_grad_enabled(), has_autocast() and autocast_now()]
+    return tuple(key) if _extend(key, args) else None
+
+
+def _extend(key: list[Any], args: Any) -> bool:
+    """Add what the arguments are; False if one of them is nothing simple."""
+    for arg in args:
+        kind = arg.__class__
+        if kind in _TENSORS:
+            if arg.layout is not strided:
+                return False
+            try:
+                key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad, arg.device)
+            except RuntimeError:  # nested tensors have no strides
+                return False
+            key += (arg.is_neg(), arg.is_conj())
+        elif kind is float:
+            key += (float, arg, math.copysign(1.0, arg))  # 0.0 and -0.0 are not the same
+        elif kind in _PLAIN:
+            key += (kind, arg)
+        elif kind in (list, tuple):
+            key += (kind, len(arg))
+            if not _extend(key, arg):
+                return False
+        elif kind is dict and all(type(name) is str for name in arg):
+            key += (kind, tuple(arg))
+            if not _extend(key, arg.values()):
+                return False
+        else:
+            return False
+    return True
+
+
+# ---- the table ----
+
+
+class CallEntry(NamedTuple):
+    """What runs the calls of one key, and how often it did.
+
+    A `run` with an attribute `checks_calls` that is True sees for itself whether a call fits, and
+    returns `MISS` for one that does not: it is then tried before a key is computed.
+    """
+
+    run: Callable[..., Any]
+    tally: list[int]
+
+
+class Unlisted(Enum):
+    """Why a call is not looked up."""
+
+    KEYWORD = auto()  # it has arguments for keyword-only parameters
+    MOMENT = auto()  # a transform, forward mode or a mode is active
+    VALUE = auto()  # an argument is nothing simple
+
+
+class CallTable:
+    """What runs each call of one program.
+
+    Arguments:
+        around: what the program reads from around it; Dynamo reads the program itself.
+        make: gives the entry for a call that is not in the table.
+        general: makes any call.
+        unlisted: is told why a call goes the general way without being looked up.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        make: Callable[[tuple[Any, ...]], CallEntry],
+        general: Callable[..., Any],
+        unlisted: Callable[[Unlisted], None] = lambda why: None,
+    ) -> None:
+        self.around = around
+        self.make = make
+        self.general = general
+        self.unlisted = unlisted
+        self._signature = signature_if_known(around.program)
+        self._state: State | None = None
+        # What asks whether all is as it was, and the entries that hold while it is.
+        self._now: tuple[Callable[[], bool], dict[Any, CallEntry]] = _NOTHING
+        # The same for the entry that was used last, if it sees for itself whether a call fits.
+        self._last: tuple[Callable[[], bool], CallEntry, torch.dtype] | None = None
+        # What is made captures programs, which may make calls of their own: one lock for all.
+        self._lock = ONE_AT_A_TIME
+
+    def make_call(self) -> Callable[..., Any]:
+        """A function that makes a call."""
+        program, general = self.around.program, self.general
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return program(*args, **kwargs)
+            if is_watched():
+                return general(*args, **kwargs)
+            if kwargs:
+                placed = self._placed(args, kwargs)
+                if placed is None:
+                    self.unlisted(Unlisted.KEYWORD)
+                    return general(*args, **kwargs)
+                args = placed
+            last = self._last
+            if last is not None and last[2] is get_default_dtype() and last[0]():
+                run, tally = last[1]
+                outputs = run(*args)
+                if outputs is not MISS:
+                    tally[0] += 1
+                    return outputs
+            if not is_ordinary_moment():
+                self.unlisted(Unlisted.MOMENT)
+                return general(*args)
+            key = key_of(args)
+            if key is None:
+                self.unlisted(Unlisted.VALUE)
+                return general(*args)
+            holds, table = self._now
+            found = table.get(key)
+            if found is None or not holds():
+                found = self._look(key, args)
+            outputs = found[0](*args)
+            if outputs is MISS:
+                return general(*args)
+            found[1][0] += 1
+            return outputs
+
+        return call
+
+    def forget(self) -> None:
+        """Make every entry anew."""
+        with self._lock:
+            self._now, self._last = _NOTHING, None
+
+    def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        """A call by positions alone; None if that cannot be."""
+        try:
+            bound = self._signature.bind(*args, **kwargs) if self._signature else None
+        except TypeError:
+            return None  # the general way says what is wrong
+        return None if bound is None or bound.kwargs else bound.args
+
+    def _look(self, key: Any, args: tuple[Any, ...]) -> CallEntry:
+        """The entry for a call that is not in the table, or after a change around the program."""
+        with self._lock:
+            if not self._now[0]():
+                state, holds = self.around.look()
+                table = self._now[1] if state == self._state else {}
+                self._state, self._now = state, (holds, table)
+            holds, table = self._now
+            found = table.get(key)
+            if found is None:
+                found = self.make(args)
+                if len(table) >= CALLS:
+                    table.clear()
+                table[key] = found
+            is_checking = getattr(found.run, "checks_calls", False)
+            self._last = (holds, found, get_default_dtype()) if is_checking else None
+            return found
+
+
+_NOTHING: Any = (lambda: False, {})
+
+
+def signature_if_known(program: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a program, if Python knows one."""
+    try:
+        return inspect.signature(program)
+    except (TypeError, ValueError):
+        return None
+
+
+# ---- from arguments to a node, and from its outputs to a result ----
+
+
+def called_with(
+    node: Callable[..., Any],
+    captured: Capture,
+    args: Sequence[Any],
+    held: Sequence[Tensor],
+    general: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A function of arguments like `args` that calls `node` with their tensors and those `held`.
+
+    The node gives the outputs of the capture: one as it is, several as a tuple.
+    """
+    around: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
+    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
+    give = _giving(captured)
+    given = tensors_in(args)
+    is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
+    if not (held or around or give or is_idle) and len(places) == len(args):
+        return node
+
+    def run(*args: Any) -> Any:
+        for tensor, needs in around:
+            if tensor.requires_grad is not needs:
+                return general(*args)
+        given = tensors_in(args) if is_nested else [args[place] for place in places]
+        outputs = node(*(captured.linked(given) if is_idle else given), *held)
+        return outputs if give is None or outputs is MISS else give(outputs)
+
+    return run
+
+
+def _giving(captured: Capture) -> Callable[[Any], Any] | None:
+    """How a node's outputs become what the program returns; None if they are that already."""
+    spec, outputs = captured.out_spec, captured.outputs
+    is_single = captured.joint.output_count == 1
+    in_order = [o.index for o in outputs if o.returned] == list(range(len(outputs)))
+    if in_order and (spec.is_leaf() if is_single else spec.type is tuple and _is_flat(spec)):
+        return None
+    if is_single:
+        return lambda output: captured.give((output,))
+    return captured.give
+
+
+def _is_flat(spec: Any) -> bool:
+    return all(child.is_leaf() for child in spec.children())

@@ -1,0 +1,74 @@
+"""Code without a file of its own, and how tracebacks find its lines nevertheless.
+
+Tracebacks, `inspect` and debuggers ask `linecache` for the lines of a code object's file. Generated
+code has none, so its text is put there under a name of its own, for as long as the code lives.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import linecache
+import tokenize
+import weakref
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+
+class _Text:
+    """Alive as long as one of the functions of a text is."""
+
+
+_last: dict[str, int] = {}  # the number that a title was given last
+
+
+def run_text(text: str, title: str, space: dict[str, Any]) -> None:
+    """Run the module `text` in `space`; tracebacks show its lines, in a file `<title>`.
+
+    A title that is taken by code that is still alive gets a number: `<title 2>`.
+    """
+    path = _listed(text, title)
+    module = compile(text, path, "exec", dont_inherit=True)
+    alive = _Text()
+    for code in _codes_in(module):
+        _at_the_end(code, id, alive)  # holds `alive`
+    _at_the_end(alive, linecache.cache.pop, path, None)
+    exec(module, space)
+
+
+def _listed(text: str, title: str) -> str:
+    """The path under which `text` is now in `linecache`."""
+    entry = (len(text), None, text.splitlines(keepends=True), title)  # no time: is never checked
+    first = f"<{title}>"
+    if linecache.cache.setdefault(first, entry) is entry:
+        return first
+    for number in itertools.count(_last.get(title, 1) + 1):
+        path = f"<{title} {number}>"
+        if linecache.cache.setdefault(path, entry) is entry:
+            break
+    _last[title] = number
+    return path
+
+
+def list_file(path: str, real: str) -> None:
+    """Let `linecache` have the lines of the file `real` under `path`, too, where there is none."""
+    linecache.cache.setdefault(path, (functools.partial(_text_of, real),))  # read when asked for
+
+
+def _text_of(path: str) -> str:
+    with tokenize.open(path) as file:
+        return file.read()
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code of all functions in `code`."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes_in(constant)
+
+
+def _at_the_end(thing: Any, call: Any, *args: Any) -> None:
+    """Make a call when `thing` is gone; not when the process ends."""
+    weakref.finalize(thing, call, *args).atexit = False
