@@ -155,8 +155,9 @@ class Watch:
 
     def _look(self) -> None:
         work, now = _work_of(self._pid), time.monotonic()
-        if work - self._worked > 0.02 * GLANCE:
-            self._worked, self._rested = work, now
+        family = work + _work_below(self._pid)
+        if abs(family - self._worked) > 0.02 * GLANCE:
+            self._worked, self._rested = family, now
         if self._seen is not None and self._seen.progress.seen[0] != self._calls:
             self._calls, self._called = self._seen.progress.seen[0], work
         if work - self._begun > self._busy or now - self._start > CROWDED * self._busy:
@@ -186,6 +187,15 @@ def _work_of(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return time.monotonic()
+
+
+def _work_below(pid: int) -> float:
+    """The processor time of the processes that it has started, for which it may wait."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return sum(_work_of(int(child)) for child in file.read().split())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _worker(job: Job, pipe: Connection, first: int) -> None:

@@ -26,6 +26,10 @@ SHOWN = {
     "zeros and ones": (((drawn(3, 3) > 0).float(),), (drawn(3, 3),)),
     "rows that sum to one": ((drawn(3, 4).softmax(-1),), (drawn(3, 4),)),
     "rows of norm one": ((F.normalize(drawn(3, 4), dim=-1),), (drawn(3, 4),)),
+    "a positive definite matrix": (
+        (MATRIX @ MATRIX.T + torch.eye(4),),
+        (MATRIX @ MATRIX.T - 9 * torch.eye(4),),
+    ),
     "a symmetric matrix": ((MATRIX + MATRIX.T,), (MATRIX,)),
     "a lower triangular matrix": ((MATRIX.tril(),), (MATRIX,)),
     "an upper triangular matrix": ((MATRIX.triu(),), (MATRIX,)),

@@ -107,6 +107,13 @@ def _is_symmetric(x: Tensor) -> bool:
     return bool(off <= NEAR[x.element_size()] * x.abs().max())
 
 
+def _is_positive_definite(x: Tensor) -> bool:
+    if not _is_symmetric(x):
+        return False
+    least = torch.linalg.eigvalsh(x.double()).amin(-1)
+    return bool((least > 0).all())
+
+
 def _is_lower(x: Tensor) -> bool:
     return _is_square(x) and bool((x.triu(1) == 0).all())
 
@@ -135,6 +142,7 @@ ALONE: dict[str, Callable[[Tensor], bool]] = {
     "zeros and ones": _is_binary,
     "rows that sum to one": _sums_to_one,
     "rows of norm one": _has_unit_rows,
+    "a positive definite matrix": _is_positive_definite,
     "a symmetric matrix": _is_symmetric,
     "a lower triangular matrix": _is_lower,
     "an upper triangular matrix": _is_upper,

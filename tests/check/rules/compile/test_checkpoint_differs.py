@@ -51,7 +51,24 @@ SOUND = {
     "square": (Square, lambda: (normal(5),)),
     "dropout": (Dropout, lambda: (normal(20), 0.5)),
 }
+
+
+class ReadsTwice(Function):
+    """Asks how many tensors were saved before it takes them: a checkpoint gives each once."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x.cos())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        assert len(ctx.saved_tensors) == 2
+        return g * ctx.saved_tensors[1]
+
+
 PLANTED = {
+    "saved tensors read twice": (ReadsTwice, (normal(5),), "use_reentrant=False"),
     "python's generator": (PythonMask, lambda: (normal(20), 0.5), "output 0"),
     "counter": (Alternates, lambda: (normal(5),), "output 0"),
 }

@@ -3,7 +3,8 @@
 What it checks
     The function runs under `torch.utils.checkpoint`, which runs forward once more before backward:
     the second forward gives the outputs of the first, and the gradients are those of an ordinary
-    call. With `use_reentrant` False and True.
+    call. With `use_reentrant` False and True. A backward that raises there, and not in an ordinary
+    call, is told as well.
 
 Why it matters
     Checkpointing replays PyTorch's generators and nothing else. A mask from Python's generator,
@@ -34,7 +35,15 @@ from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, KEEPS_MEMORY,
 from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.facts import At, Number, Words
 from pullback.check.repro.context import ReproContext, compared, indented, text_of
-from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
+from pullback.check.subject import (
+    BackwardFailedError,
+    CallError,
+    Finding,
+    Rule,
+    Severity,
+    Skip,
+    Subject,
+)
 from pullback.judge.example import tensors_in
 
 RULE = Rule("P003", "checkpoint-differs", "compile", Severity.FRAGILE, "quick")
@@ -48,6 +57,17 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         twice = Twice(subject.target.call)
         try:
             got = _checkpointed(subject, twice, reentrant)
+        except BackwardFailedError as failure:
+            yield subject.finding(
+                RULE,
+                example=subject.base,
+                at=f"backward, under checkpoint(use_reentrant={reentrant})",
+                expected="the gradients of an ordinary call",
+                got=failure.raised,
+                detail=Checkpointed(reentrant),
+                fix="read `ctx.saved_tensors` once: a checkpoint gives each tensor once",
+            )
+            return
         except CallError as failure:
             yield Skip.refused(RULE, "torch.utils.checkpoint refuses it", failure.raised)
             continue
