@@ -134,7 +134,7 @@ def command(
     try:
         selected(profile=profile, select=select, allow=allow)
     except PullbackError as mistake:  # told once, and not for each target
-        errors, targets = [("", mistake)], ()
+        errors, targets, recorded = [("", mistake)], (), None
     found = _found(targets, errors) if targets or recorded is None else _of(recorded, errors)
     for name, target in found:
         report = _checked(name, target, options, errors)
