@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.patch import watching
 from pullback.check.naming import load as load_target
@@ -204,17 +205,8 @@ class Recording:
 
     def target_called(self, name: str) -> Target:
         """The Function or op of that name; raises for what is neither, and never calls it."""
-        calls = self.targets[name]
-        thing = calls[0].function or load_target(_found(name, calls[0].file))
-        target = target_of(thing) if callable(thing) else None
-        if target is None or not (is_op(thing) or (target.is_function and target.thing is thing)):
-            raise RecordingError(
-                f"`{name}`, which the recording names, must be a Function or a custom op",
-                expected="a subclass of torch.autograd.Function, or an op of the dispatcher",
-                got=type(thing).__name__,
-                fix="record the program again",
-            )
-        return target
+        call = self.targets[name][0]
+        return target_of(call.function or load_function(_found(name, call.file)))
 
     def check(
         self,
@@ -302,7 +294,7 @@ def load_recording(path: str | Path) -> Recording:
             raise ValueError(f"schema {whole['schema']!r}")
         recorded = Recording()
         for call in whole["calls"]:
-            recorded.calls.append(_read(call))
+            recorded.calls.append(read_call(call))
             recorded.seen[recorded.calls[-1].target] += 1
     except Exception as error:
         raise RecordingError(
@@ -324,7 +316,7 @@ def _wrong_with(path: str | Path, error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _read(call: dict[str, Any]) -> RecordedCall:
+def read_call(call: dict[str, Any]) -> RecordedCall:
     """A call as it stands in a file; raises `ValueError` where it cannot be one."""
     args = tuple(call["args"])
     needs = frozenset(int(i) for i in call["needs"])
@@ -363,6 +355,19 @@ class _Until:
             raise KeyboardInterrupt  # `pb.check` then reports what it has
         if self.progress is not None:
             self.progress(rule, number, total)
+
+
+def load_function(name: str) -> Any:
+    """The Function or op that a recording names; raises for anything else, and calls nothing."""
+    thing = load_target(name)
+    if is_op(thing) or (isinstance(thing, type) and issubclass(thing, TorchFunction)):
+        return thing
+    raise RecordingError(
+        f"`{name}`, which the recording names, must be a Function or a custom op",
+        expected="a subclass of torch.autograd.Function, or an op of the dispatcher",
+        got=type(thing).__name__,
+        fix="record the program again",
+    )
 
 
 def is_op(function: Any) -> bool:
