@@ -22,7 +22,14 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import in_order_of, like_given, near, normal, strided_copy
+from pullback.capture.seeds import (
+    in_memory_order,
+    in_order_of,
+    like_given,
+    near,
+    normal,
+    strided_copy,
+)
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
 from pullback.function.isolation import seed_torch
@@ -48,7 +55,7 @@ def run_joint(captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence
     """
     row = [tensor.detach() for tensor in captured.row(tensors)]
     laid = [
-        _laid_out(cotangent, node)
+        in_memory_order(cotangent, numbers_of(node.meta["val"].stride()))
         for cotangent, node in zip(cotangents, captured.joint.cotangents, strict=True)
     ]
     module = fx.GraphModule({}, captured.joint.graph)
@@ -56,16 +63,6 @@ def run_joint(captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence
         returned = module(*row, *laid)
     count = captured.joint.output_count
     return Run(list(returned[:count]), list(returned[count:]))
-
-
-def _laid_out(cotangent: Tensor, node: fx.Node) -> Tensor:
-    """`cotangent` in the memory order of the placeholder that it is given to."""
-    strides = numbers_of(node.meta["val"].stride())
-    order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
-    empty = torch.empty_permuted(
-        cotangent.shape, order, dtype=cotangent.dtype, device=cotangent.device
-    )
-    return empty.copy_(cotangent)
 
 
 # ---- verify ----

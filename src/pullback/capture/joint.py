@@ -124,6 +124,11 @@ class Capture:
         return tuple((o.changes, o.index) for o in changed)  # type: ignore[misc]
 
     @property
+    def argument_count(self) -> int:
+        """How many of the inputs are arguments, which come first."""
+        return sum(one.kind == ARGUMENT for one in self.inputs)
+
+    @property
     def closures(self) -> tuple[Input, ...]:
         """The inputs from around the program."""
         return tuple(one for one in self.inputs if one.kind == CLOSURE)

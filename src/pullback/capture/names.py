@@ -6,7 +6,7 @@ import functools
 import inspect
 import keyword
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import CodeType, FunctionType, ModuleType
@@ -108,18 +108,6 @@ def identifier(name: str) -> str:
     plain = re.sub(r"\W+", "_", name).strip("_") or "value"
     plain = f"_{plain}" if plain[0].isdigit() else plain
     return f"{plain}_" if keyword.iskeyword(plain) else plain
-
-
-def unused(wish: str, taken: Collection[str]) -> str:
-    """`wish`, with a number if it is taken.
-
-    >>> unused("constant", {"constant", "constant_1"})
-    'constant_2'
-    """
-    name, number = wish, 1
-    while name in taken:
-        name, number = f"{wish}_{number}", number + 1
-    return name
 
 
 # ---- what a function can see around it ----

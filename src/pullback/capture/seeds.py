@@ -100,6 +100,17 @@ def strided_copy(tensor: Tensor) -> Tensor:
     return in_order_of(once, once).expand(tensor.shape)
 
 
+def memory_order(strides: Sequence[int]) -> list[int]:
+    """Dimensions as they lie in memory, the outermost first; of equal strides, the first first."""
+    return sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+
+
+def in_memory_order(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A copy without gaps, its dimensions in the order of `strides` in memory."""
+    order, kind = memory_order(strides), {"dtype": tensor.dtype, "device": tensor.device}
+    return torch.empty_permuted(tensor.shape, order, **kind).copy_(tensor)  # type: ignore[arg-type]
+
+
 def order_of(strides: Sequence[int]) -> list[int]:
     """Dimensions as they lie in memory, the outermost first.
 

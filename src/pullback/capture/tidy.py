@@ -16,9 +16,10 @@ from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
 from pullback.capture.marks import Mark, Marks, is_random
-from pullback.capture.names import identifier, unused
+from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
+from pullback.graph.names import unused
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
 aten = torch.ops.aten

@@ -31,7 +31,7 @@ from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
 from pullback.derive.recipes import Recipes
 from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
-from pullback.run import text_of
+from pullback.run import describe_backend
 from pullback.run.paths import Paths, Reason
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
@@ -212,7 +212,7 @@ class _Flows:
         nodes = len(flow.nodes)
         alone = sum(len(group) for group in flow.groups if group not in flow.nodes)
         first = f"hybrid: {_count(nodes, 'node')} and {_count(alone, 'unit')} as written"
-        rows = [f"{first}, {text_of(self.backend)}"]
+        rows = [f"{first}, {describe_backend(self.backend)}"]
         for group in flow.groups:
             names = ", ".join(f"{n} {flow.program.units[n].name}" for n in group)
             how = "one node" if group in flow.nodes else "as written"

@@ -155,8 +155,7 @@ def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
             got="something around it that has changed since forward",
             fix="call it again, or pass what changes as an argument",
         )
-    count = sum(one.kind == "argument" for one in captured.inputs)
-    return call.recipe.run(row[:count])[1]
+    return call.recipe.run(row[: captured.argument_count])[1]
 
 
 def _gone(captured: Capture) -> DoubleBackwardError:
@@ -182,10 +181,9 @@ def _on_row(
     captured: Capture, program: Callable[..., Any]
 ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """The program on the row of a capture's inputs, giving its differentiable outputs."""
-    own = [i for i, one in enumerate(captured.inputs) if one.kind == "argument"]
 
     def run(row: Sequence[Tensor]) -> list[Tensor]:
-        leaves = flatten(program(*captured.fill([row[i] for i in own])))[0]
+        leaves = flatten(program(*captured.fill(row[: captured.argument_count])))[0]
         returned = [output for output in captured.outputs if output.returned]
         return [leaf for leaf, o in zip(leaves, returned, strict=True) if o.differentiable]
 

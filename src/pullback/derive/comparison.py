@@ -97,8 +97,7 @@ class Comparison:
         captured = self.captured
 
         def call(row: Sequence[Tensor]) -> list[Any]:
-            own = [t for t, one in zip(row, captured.inputs, strict=True) if one.tensor is None]
-            arguments = list(captured.fill(own))
+            arguments = list(captured.fill(row[: captured.argument_count]))
             for place, value in (numbers or {}).items():
                 arguments[place] = value
             seed_torch(SEED)
@@ -139,8 +138,7 @@ class Comparison:
 
         def tried(given: list[Tensor]) -> Sequence[Any]:
             if row.is_resized:
-                pairs = zip(given, self.captured.inputs, strict=True)
-                own = [t for t, one in pairs if one.tensor is None]
+                own = given[: self.captured.argument_count]
                 try_indices(self.program, self.captured.fill(own))
             return call(given)
 

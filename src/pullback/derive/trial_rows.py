@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pullback.capture.fake import is_open, numbers_of, resized
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import near
+from pullback.capture.seeds import in_memory_order, near
 from pullback.derive.tensor_specs import TensorSpec, drawn, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
@@ -129,7 +129,7 @@ def op_rows(
     In double precision but for the first one, if `is_double`.
     """
     shapes = [node.meta["val"].shape for node in captured.joint.inputs]
-    count = _count(captured)
+    count = captured.argument_count
     own = tuple(numbers_of(shape) for shape in shapes)
     grown = resized(shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5)
     others = (*grown, *own[count:])
@@ -256,21 +256,14 @@ def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: s
             made = fitted(like, shapes[place], seed=place)
             if any(new > old <= 1 for old, new in zip(like.shape, shapes[place], strict=True)):
                 made = near(made, seed=place)  # copies of one row hide what depends on the others
-            tensors.append(_laid_out(made, numbers_of(node.meta["val"].stride())))
-    own = [t for t, one in zip(tensors, captured.inputs, strict=True) if one.tensor is None]
+            tensors.append(in_memory_order(made, numbers_of(node.meta["val"].stride())))
+    own = tensors[: captured.argument_count]
     return Row(tuple(tensors), what, is_served=captured.serves(own))
-
-
-def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """`tensor` with its dimensions in memory in the order of `strides`."""
-    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
-    kind = {"dtype": tensor.dtype, "device": tensor.device}
-    return torch.empty_permuted(tensor.shape, order, **kind).copy_(tensor)  # type: ignore[arg-type]
 
 
 def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
     """The shapes of the example's arguments, or of a smaller one that is served, if it is large."""
-    own = tuple(like.shape for like in likes[: _count(captured)])
+    own = tuple(like.shape for like in likes[: captured.argument_count])
     if _elements(own) <= MANY:
         return own
     ways: tuple[Callable[[int], int], ...] = (
@@ -345,7 +338,7 @@ def _fixed(captured: Capture) -> list[list[bool]]:
 
 def _sizes(captured: Capture) -> list[Sequence[int]]:
     """The sizes of each argument: numbers, or symbols."""
-    return [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
+    return [node.meta["val"].shape for node in captured.joint.inputs[: captured.argument_count]]
 
 
 def _replaced(base: Shapes, fixed: Sequence[Sequence[bool]], number: int, new: int) -> Shapes:
@@ -369,16 +362,12 @@ def is_unchecked(captured: Capture) -> bool:
 def _resized(captured: Capture, grow: Callable[[int], int], base: Shapes | None = None) -> Shapes:
     """The shapes of the arguments with other sizes, starting from `base` if that is not the own."""
     shapes = [node.meta["val"].shape for node in captured.joint.inputs]
-    count = _count(captured)
+    count = captured.argument_count
     if base is None:
         return tuple(resized(shapes[:count], shapes[count:], grow))
     own = [numbers_of(shape) for shape in shapes[:count]]
     known = dict(zip(itertools.chain(*own), itertools.chain(*base), strict=True))
     return tuple(resized(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
-
-
-def _count(captured: Capture) -> int:
-    return sum(one.tensor is None for one in captured.inputs)
 
 
 def _elements(shapes: Sequence[Sequence[int]]) -> int:

@@ -18,7 +18,7 @@ from pullback.capture.check import verify
 from pullback.capture.class_names import class_name
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import function_of
-from pullback.capture.trees import flatten, map_leaves
+from pullback.capture.trees import flatten, map_leaves, unflatten
 from pullback.compose.flow import Flow, flow_of, recorded
 from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts, parts_of
@@ -69,6 +69,16 @@ class Subject:
             else:
                 count = place + 1
         return arguments[:count], keywords
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of the capture, with an `Input` in the place of each tensor."""
+        return tuple(unflatten(list(self.captured.leaves), self.captured.in_spec))
+
+    def tensors(self) -> list[Tensor]:
+        """Tensors for its arguments, like those of the examples."""
+        pairs = enumerate(zip(self.likes, self.captured.inputs, strict=True))
+        return [drawn(like, seed) for seed, (like, one) in pairs if one.kind == "argument"]
 
     @functools.cached_property
     def comparison(self) -> Comparison:

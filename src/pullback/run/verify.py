@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 from pullback.capture.closeness import Difference, Measured, compared, is_number
 from pullback.capture.fake import apart, size_with
@@ -27,10 +28,10 @@ from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import normal
 from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, laid_out
-from pullback.graph.cost import op_of
+from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
 from pullback.graph.values import CASTS, flat_leaves, narrowed_to, value_of
-from pullback.run.node import MISS
+from pullback.run.node import MISS, Layout
 
 NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
 MEMORY = 0.5  # the part of the free memory that double precision may take
@@ -62,7 +63,7 @@ def _node_differs(
             return None, True
         outputs = [made] if isinstance(made, Tensor) else list(made)
         needing = [x for x, one in zip(given, captured.inputs, strict=True) if one.needs]
-        names = [*_output_names(len(outputs)), *_gradient_names(recipe)]
+        names = [*_output_names(len(outputs)), *gradient_names(recipe)]
         patterns = _patterns(recipe, [outputs[place].detach() for place in live])
         for number, cotangents in enumerate(patterns):
             gradients = torch.autograd.grad(
@@ -72,7 +73,7 @@ def _node_differs(
                 retain_graph=True,
                 allow_unused=True,
             )
-            trial = Trial(
+            trial = GraphTrial(
                 captured.joint.graph, _run_of(recipe), (*(x.detach() for x in row), *cotangents)
             )
             found = trial.difference([*outputs, *gradients], names)
@@ -95,7 +96,7 @@ def graph_difference(
     def differs(row: Sequence[Any]) -> tuple[Difference | None, bool]:
         with apart(Watcher), autocast_off(), torch.no_grad():
             got = compiled(list(row))
-            trial = Trial(graph, lambda row: text(list(row)), tuple(row))
+            trial = GraphTrial(graph, lambda row: text(list(row)), tuple(row))
             found = trial.difference(got, names)
             return found, found is not None or all(map(_is_telling, trial.values))
 
@@ -136,23 +137,18 @@ def _may_draw(graph: fx.Graph) -> bool:
     for node in calls(graph):
         has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(value_of(node)))  # no sizes
         if has_numbers and not drawn.isdisjoint(node.all_input_nodes):
-            if _is_foreign(node) or (node.target in CASTS and is_index(value_of(node))):
+            is_foreign = op_of(node) is not None and is_opaque(node)
+            if is_foreign or (node.target in CASTS and is_index(value_of(node))):
                 return False
             drawn.add(node)
     return True
 
 
-def _is_foreign(node: fx.Node) -> bool:
-    op = op_of(node)
-    return op is not None and op.namespace not in ("aten", "prims")
-
-
 def _drawn(x: Any, seed: int, draw: Callable[[Tensor], Tensor]) -> Any:
     """Other numbers in the layout of `x`; `x` itself where it holds no such, or repeats some."""
-    if not is_number(x) or _overlaps(x):
+    if not is_number(x) or Layout.of(x).overlaps:
         return x
-    laid = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return laid.copy_(draw(normal(x, seed))).requires_grad_(x.requires_grad)
+    return Layout.of(x).filled(draw(normal(x, seed))).requires_grad_(x.requires_grad)
 
 
 def _any_number(drawn: Tensor) -> Tensor:
@@ -193,7 +189,8 @@ def _output_names(count: int) -> list[str]:
     return ["the output"] if count == 1 else [f"output {place}" for place in range(count)]
 
 
-def _gradient_names(recipe: Recipe) -> list[str]:
+def gradient_names(recipe: Recipe) -> list[str]:
+    """What the gradients of a recipe are called in messages."""
     return [f"the gradient of `{one.name}`" for one in recipe.captured.inputs if one.needs]
 
 
@@ -201,7 +198,7 @@ def _gradient_names(recipe: Recipe) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class GraphTrial:
     """A graph on one row of arguments: by eager ops (`run`), in double precision, and nearby."""
 
     graph: fx.Graph
@@ -327,17 +324,13 @@ def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
     """
     moved = []
     for seed, x in enumerate(row):
-        if is_number(x) and x.numel() and not _overlaps(x):
+        if is_number(x) and x.numel() and not Layout.of(x).overlaps:
             eps = torch.finfo(x.dtype).eps
             sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
-            near = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-            x = near.copy_(x.detach() + x.detach() * (sides * (NUDGE * eps)).to(x.dtype))
+            step = (sides * (NUDGE * eps)).to(x.dtype)
+            x = Layout.of(x).filled(x.detach() + x.detach() * step)
         moved.append(x)
     return moved
-
-
-def _overlaps(x: Tensor) -> bool:
-    return any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
 
 
 # ---- double precision ----
@@ -354,16 +347,13 @@ class _Doubled(fx.Interpreter):
         if n.op != "call_function":
             return fx.Interpreter.run_node(self, n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        made = n.target(*_widened(args), **_widened(kwargs))  # type: ignore[operator]
+        args, kwargs = map_aggregate((args, kwargs), _widened)
+        made = n.target(*args, **kwargs)  # type: ignore[operator]
         narrowed = narrowed_to(n)
         return made if narrowed is None else made.to(narrowed).to(made.dtype)
 
 
 def _widened(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _widened(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_widened(item) for item in value)
     if isinstance(value, torch.dtype) and value.is_complex:
         return torch.complex128
     if isinstance(value, torch.dtype) and value.is_floating_point:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pullback.errors import UnsupportedOpError
-from pullback.graph.spelling.expressions import Writer
+from pullback.graph.spelling.expressions import PythonWriter
 from pullback.graph.text import function_text, text_of
 from tests.graph.graphs import assert_same_bits, graph_of, listed, randn, run
 
@@ -252,7 +252,7 @@ def test_size_is_read_from_a_tensor(name):
 
 def writer_for(x):
     """A writer that knows one argument, `x`."""
-    return Writer((x,), {x: "x"}, {})
+    return PythonWriter((x,), {x: "x"}, {})
 
 
 def test_symbolic_size_is_found_in_an_argument():

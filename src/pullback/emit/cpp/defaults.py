@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pullback.capture.trees import flatten, tensors_in, unflatten
+from pullback.capture.trees import flatten, tensors_in
 from pullback.derive.plain import forward_of
-from pullback.derive.tensor_specs import drawn
 from pullback.emit.subject import Subject, subject_of
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -26,7 +25,7 @@ EMPTY = inspect.Parameter.empty
 
 def parameters_of(subject: Subject) -> list[inspect.Parameter | None]:
     """For each argument of the capture its parameter; None where it has no name of its own."""
-    count = _count(subject) - len(subject.left)
+    count = len(subject.arguments) - len(subject.left)
     named: list[inspect.Parameter | None] = list(_positional(_signature(subject)))
     return [*(named + [None] * count)[:count], *subject.left]
 
@@ -34,24 +33,15 @@ def parameters_of(subject: Subject) -> list[inspect.Parameter | None]:
 def with_defaults(subject: Subject) -> Subject:
     """`subject` with the arguments that its examples leave at their defaults."""
     signature, captured = _signature(subject), subject.captured
-    count = _count(subject)
-    left = [p for p in _positional(signature)[count:] if p.default is not EMPTY]
+    left = [p for p in _positional(signature)[len(subject.arguments) :] if p.default is not EMPTY]
     if subject.function is None:
         left += [p for p in signature if p.kind is KEYWORD and p.default is not EMPTY]
     left = list(itertools.takewhile(lambda p: not tensors_in(p.default), left))
     if subject.left or not left:
         return subject
-    arguments = unflatten(list(captured.leaves), captured.in_spec)
-    leaves, spec = flatten((*arguments, *(p.default for p in left)))
+    leaves, spec = flatten((*subject.arguments, *(p.default for p in left)))
     whole = replace(captured, leaves=tuple(leaves), in_spec=spec)
     return replace(subject, captured=whole, left=tuple(left))
-
-
-def arguments_of(subject: Subject) -> tuple[Any, ...]:
-    """Arguments like those of the examples."""
-    pairs = zip(subject.likes, subject.captured.inputs, strict=True)
-    tensors = [drawn(like, i) for i, (like, one) in enumerate(pairs) if one.kind == "argument"]
-    return subject.captured.fill(tensors)
 
 
 def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | None:
@@ -63,11 +53,6 @@ def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | Non
         return with_defaults(replace(made, save=subject.save))
     except Exception:  # whatever it is: the program does not do with these
         return None
-
-
-def _count(subject: Subject) -> int:
-    captured = subject.captured
-    return len(unflatten(list(captured.leaves), captured.in_spec))
 
 
 def _signature(subject: Subject) -> list[inspect.Parameter]:

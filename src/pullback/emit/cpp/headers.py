@@ -71,10 +71,10 @@ def rivals(callee: Callee, base: str, *, is_method: bool) -> list[tuple[str, ...
 
 
 def split_types(text: str) -> list[str]:
-    """The parameters in a list of them: commas inside of brackets are no ends."""
+    """The parts of a list in C++ or in a schema: commas inside of brackets are no ends."""
     found, depth = [""], 0
     for character in text:
-        depth += (character in "<(") - (character in ">)")
+        depth += (character in "<([") - (character in ">)]")
         if character == "," and depth == 0:
             found.append("")
         else:

@@ -20,13 +20,13 @@ import torch
 
 from pullback.capture.decided import decided
 from pullback.capture.joint import Input
-from pullback.capture.trees import flatten, unflatten
+from pullback.capture.trees import flatten
 from pullback.derive.recipe import Parts
-from pullback.emit.cpp.alike import Place, number_at, numbers_apart, put
-from pullback.emit.cpp.body import legal
-from pullback.emit.cpp.defaults import EMPTY, KEYWORD, arguments_of, captured_with, parameters_of
+from pullback.emit.cpp.alike import Place, number_at, numbers_apart, put_number
+from pullback.emit.cpp.body import cpp_identifier
+from pullback.emit.cpp.defaults import EMPTY, KEYWORD, captured_with, parameters_of
 from pullback.emit.cpp.reach import runs_alike
-from pullback.emit.cpp.values import named
+from pullback.emit.cpp.values import named_number
 from pullback.emit.cpp.watched import Listening, Notes, Watched, value_at
 from pullback.emit.subject import Subject
 
@@ -175,8 +175,8 @@ def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainAr
     captured = subject.captured
     closures = [one for one in captured.inputs if one.kind == "closure"]
     inputs = {one.position: one for one in captured.inputs if one.kind == "argument"}
-    taken = {legal(one.name) for one in captured.inputs}
-    arguments = unflatten(list(captured.leaves), captured.in_spec)
+    taken = {cpp_identifier(one.name) for one in captured.inputs}
+    arguments = subject.arguments
     start = len(arguments) - len(subject.left)
     row: list[Input | PlainArgument] = []
     named: list[PlainArgument] = []
@@ -186,7 +186,7 @@ def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainAr
     for place, (argument, parameter) in enumerate(pairs):
         leaves = flatten(argument)[0]
         own = [inputs[leaf.position] for leaf in leaves if isinstance(leaf, Input)]
-        name = "" if parameter is None else legal(parameter.name)
+        name = "" if parameter is None else cpp_identifier(parameter.name)
         if parameter is not None and parameter.name in absent:
             continue
         if parameter is None or own or name in taken or not _is_plain(argument):
@@ -225,11 +225,10 @@ def _is_plain(value: Any) -> bool:
 
 def _is_watched(subject: Subject, numbers: Sequence[PlainArgument], notes: Notes) -> bool:
     """Whether the program runs with watched numbers as it does with plain ones."""
-    captured = subject.captured
-    arguments = list(unflatten(list(captured.leaves), captured.in_spec))
+    arguments = list(subject.arguments)
     for one in numbers:
         arguments[one.place] = Watched(one.value, one.name, frozenset({one.name}), notes)
-    watched = replace(captured, leaves=tuple(flatten(tuple(arguments))[0]))
+    watched = replace(subject.captured, leaves=tuple(flatten(tuple(arguments))[0]))
     with Listening():
         return runs_alike(subject, replace(subject, captured=watched))
 
@@ -260,7 +259,7 @@ def _opened(
     for place, formula in formulas.items():
         assert formula is not None
         names = frozenset(name for name in own if _mentions(formula, name))
-        put(graphs, place, named(number_at(graphs, place), formula, names))
+        put_number(graphs, place, named_number(number_at(graphs, place), formula, names))
     return set(seen)
 
 
@@ -270,7 +269,7 @@ def _seen(
     """For two other values of `one`, the numbers in which the graphs differ."""
     found = []
     for value in _others(one, own, notes):
-        arguments = list(arguments_of(subject))
+        arguments = list(subject.captured.fill(subject.tensors()))
         arguments[one.place] = value
         other = captured_with(subject, tuple(arguments))
         if other is None or _fixed(other) != _fixed(subject):

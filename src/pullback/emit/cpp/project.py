@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,12 +15,15 @@ from torch import Tensor
 from pullback.derive.comparison import aside
 from pullback.derive.observed import given_to
 from pullback.derive.tensor_specs import TensorSpec, drawn
-from pullback.emit.cpp.body import wrapped
+from pullback.emit.cpp.body import wrapped_statement
 from pullback.emit.cpp.library import NAMESPACE
 from pullback.emit.cpp.plain_text import written
 from pullback.emit.cpp.signature import CppFunction
 from pullback.emit.cpp.values import DTYPES, literal
 from pullback.graph.cost import is_random
+
+Sums = tuple[float, float, float]
+"""Two sums over a tensor, and how far both together may be off."""
 
 CMAKE = """\
 # {name}, and a program that uses it from C++ alone:
@@ -119,7 +121,9 @@ def _main(function: CppFunction) -> Iterator[str]:
     changed = {function.parameters[place] for place in function.changed}
     for (one, like), name in zip(given, function.tensors, strict=True):
         needs = one.needs and name not in changed
-        yield from wrapped(f"  auto {name} = {_made(like)}{'.requires_grad_()' * needs};", "")
+        yield from wrapped_statement(
+            f"  auto {name} = {_made(like)}{'.requires_grad_()' * needs};", ""
+        )
         if one.needs and name in changed:
             yield f"  {name} = {name}.requires_grad_().clone();  // a leaf must not be changed"
     yield ""
@@ -146,7 +150,7 @@ def _names(function: CppFunction) -> list[str]:
 def _shown(name: str, text: str, sums: dict[str, Sums]) -> str:
     if name not in sums:
         return f'  show("{name}", {text});'
-    return f'  compare("{name}", {text}, {", ".join(map(literal, sums[name].row))});'
+    return f'  compare("{name}", {text}, {", ".join(map(literal, sums[name]))});'
 
 
 def _pulled(function: CppFunction, names: list[str], sums: dict[str, Sums]) -> Iterator[str]:
@@ -183,13 +187,6 @@ def _differentiated(function: CppFunction) -> list[tuple[int, str]]:
 # ---- what the program gives ----
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Two sums over a tensor, and how far both together may be off."""
-
-    row: tuple[float, float, float]
-
-
 def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
     """The sums over each result, by its name; or why there are none."""
     captured, likes = function.subject.captured, function.subject.likes
@@ -203,7 +200,7 @@ def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
             found = _results(function)
     except Exception:  # whatever it is: the program does not do with these inputs
         return {}, "the program does not run with these inputs"
-    if not all(math.isfinite(number) for sums in found.values() for number in sums.row):
+    if not all(math.isfinite(number) for row in found.values() for number in row):
         return {}, "the program gives numbers that are not finite"
     return found, ""
 
@@ -232,7 +229,7 @@ def _sums(tensor: Tensor) -> Sums:
     flat = real.detach().to("cpu", torch.float64).flatten()
     weighted = flat * _spread(flat.shape, 0.5, 1.5)
     bound = BOUNDS.get(tensor.dtype, 1e-9) * (float(flat.abs().sum()) + 1e-3)
-    return Sums((float(flat.sum()), float(weighted.sum()), bound))
+    return float(flat.sum()), float(weighted.sum()), bound
 
 
 # ---- inputs, here and there ----

@@ -24,6 +24,7 @@ from pullback.derive.trial_rows import Row, drawn_row
 from pullback.emit.cpp.shadow import shadow_of, with_dtype
 from pullback.emit.subject import Subject
 from pullback.graph.cost import is_random
+from pullback.graph.cut_problem import ancestors
 from pullback.graph.values import is_smooth
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -194,14 +195,7 @@ class _Trial:
 
     def _behind(self, index: int | None) -> set[int]:
         """The places of the inputs that an output of the graph is made of."""
-        if index is None:
-            return set()
-        pending = [self.captured.joint.outputs[index]]
-        found = set(pending)
-        while pending:
-            fresh = set(pending.pop().all_input_nodes) - found
-            found |= fresh
-            pending += fresh
+        found = ancestors([] if index is None else [self.captured.joint.outputs[index]])
         return {place for place, node in enumerate(self.nodes) if node in found}
 
     # ---- second order ----

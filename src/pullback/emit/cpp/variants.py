@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from pullback.emit.cpp.defaults import arguments_of, captured_with, parameters_of
+from pullback.emit.cpp.defaults import captured_with, parameters_of
 from pullback.emit.subject import Subject
 
 MOST = 2
@@ -24,7 +25,7 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
 
     A parameter without which the program cannot be captured is none.
     """
-    arguments = arguments_of(subject)
+    arguments = subject.captured.fill(subject.tensors())
     optional = _optional(subject, arguments)[:MOST]
     working: set[str] = set()
     for count in range(1, len(optional) + 1):
@@ -40,8 +41,7 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
                 continue
             working |= names
             label = "".join(part.capitalize() for name in sorted(names) for part in name.split("_"))
-            object.__setattr__(variant, "name", f"{subject.name}Without{label}")
-            yield names, variant
+            yield names, replace(variant, name=f"{subject.name}Without{label}")
 
 
 def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.trees import tensors_in
-from pullback.derive.tensor_specs import drawn
+from pullback.derive.source import loaded
 from pullback.emit.python.own_source import OwnSource, own_source
 from pullback.emit.subject import Subject
 from pullback.function.listening import ListeningContext
@@ -41,13 +41,10 @@ def own_text(subject: Subject) -> OwnSource | None:
 
 def _loaded(own: OwnSource, name: str) -> Any:
     """The class that the text makes, or None."""
-    text = "\n\n".join([*own.imports, "import torch", *own.statements])
-    space: dict[str, Any] = {"__name__": "emitted"}
     try:
-        exec(compile(text, f"<{name}>", "exec", dont_inherit=True), space)
+        return loaded("\n\n".join([*own.imports, "import torch", *own.statements])).get(name)
     except Exception:  # it needs something that is not there
         return None
-    return space.get(name)
 
 
 def _agree(subject: Subject, cls: Any) -> bool:
@@ -75,13 +72,8 @@ def _saved(subject: Subject, own: OwnSource) -> list[str]:
 
 def _kinds(subject: Subject) -> list[str] | None:
     """For each tensor that the class saves, what it is; None where that cannot be seen."""
-    cls, captured = subject.function, subject.captured
-    inputs = [
-        drawn(like, seed)
-        for seed, (like, one) in enumerate(zip(subject.likes, captured.inputs, strict=True))
-        if one.kind == "argument"
-    ]
-    args = captured.fill(inputs)
+    cls, inputs = subject.function, subject.tensors()
+    args = subject.captured.fill(inputs)
     flags = tuple(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args)
     plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
     ctx = ListeningContext(flags, plain)

@@ -19,7 +19,7 @@ Record = dict[str, Tensor]
 
 def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """Outputs and gradients, by what they are; raises what the program raises."""
-    count = sum(one.kind == "argument" for one in subject.captured.inputs)
+    count = subject.captured.argument_count
     # Large tensors from around the program are no part of the file: others stand for them.
     is_own = all(like.values is not None for like in test.likes[count:])
     return (_of_program if is_own else _of_graph)(subject, test, given)
@@ -28,7 +28,7 @@ def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Recor
 def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """What the program gives. It reads the tensors around it, which have the values given."""
     captured = subject.captured
-    count = sum(one.kind == "argument" for one in captured.inputs)
+    count = captured.argument_count
     own = [x.detach().requires_grad_(x.requires_grad) for x in given[:count]]
     around = [one.tensor for one in captured.closures if one.tensor is not None]
     changed = {place for place, _ in captured.mutated}
@@ -53,7 +53,7 @@ def _of_graph(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Reco
     That is read from its graph, which was compared with the program when it was captured.
     """
     captured = subject.captured
-    count = sum(one.kind == "argument" for one in captured.inputs)
+    count = captured.argument_count
     around = iter([x.detach() for x in given[count:]])
     inputs = tuple(
         replace(one, tensor=next(around)) if one.kind == "closure" else one

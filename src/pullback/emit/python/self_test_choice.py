@@ -172,7 +172,7 @@ def _without_cut(subject: Subject, test: SelfTest, space: dict[str, Any]) -> Sel
 
 def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int) -> bool:
     captured = subject.captured
-    count = sum(one.kind == "argument" for one in captured.inputs)
+    count = captured.argument_count
     if place >= count:
         return False  # a tensor from around the program, which cannot be moved here
 

@@ -15,19 +15,18 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.joint import Capture, capture
-from pullback.capture.names import identifier, unused
+from pullback.capture.names import identifier
 from pullback.capture.trees import flatten, literal_of, map_leaves, tensors_in
 from pullback.capture.units import Ref, Unit, part_of
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
 from pullback.derive.recipe import parts_of
 from pullback.derive.source import returning
-from pullback.derive.tensor_specs import drawn
 from pullback.emit.python.module import RESERVED, Pieces, Shown, graph_pieces, snake
 from pullback.emit.python.own_text import own_text
 from pullback.emit.subject import Subject, subject_of
 from pullback.graph.copies import copy_of
-from pullback.graph.names import Local
+from pullback.graph.names import Local, unused
 from pullback.graph.parts import FORWARD, phase_of
 from pullback.graph.text import Text, text_of
 from pullback.graph.text_lines import wrapped
@@ -259,12 +258,8 @@ def _local_names(subject: Subject, flow: Flow) -> dict[int, str]:
 
 def _inputs(subject: Subject) -> list[Tensor]:
     """Tensors for the arguments of a subject, like those of its examples."""
-    rows = enumerate(zip(subject.captured.inputs, subject.likes, strict=True))
-    return [
-        drawn(like, seed).requires_grad_(one.needs)
-        for seed, (one, like) in rows
-        if one.kind == "argument"
-    ]
+    pairs = zip(subject.tensors(), subject.captured.inputs, strict=False)
+    return [tensor.requires_grad_(one.needs) for tensor, one in pairs]
 
 
 def _refs(tree: Any) -> list[int]:

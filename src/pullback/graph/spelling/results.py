@@ -11,12 +11,12 @@ from torch import fx
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.spelling.calls import FUNCTIONAL, last_as_minus_one
 from pullback.graph.spelling.convolutions import gradient, uniform
-from pullback.graph.spelling.expressions import Expression, Spellings, Writer
+from pullback.graph.spelling.expressions import Expression, PythonWriter, Spellings
 from pullback.graph.spelling.views import element
 from pullback.graph.values import aten, same, tensor_of, value_of
 
 
-def split(writer: Writer, node: fx.Node) -> Expression | None:
+def split(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.split(4, -1)`, with one size or with all of them."""
     source, sizes, *dims = node.args
     along = [last_as_minus_one(node, dim) for dim in dims]  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def is_chunk(node: fx.Node) -> bool:
     return same(size, (whole + count - 1) // count) or same(size * count, whole)
 
 
-def pooled(writer: Writer, node: fx.Node) -> Expression | None:
+def pooled(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.max_pool2d(x, 2, return_indices=True)`."""
     args: list[Any] = list(node.args)
     defaults: list[Any] = [[], [0], [1], False]
@@ -54,7 +54,7 @@ def pooled(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.call(f"{FUNCTIONAL}.max_pool2d", source, uniform(size), **given)
 
 
-def one_of(writer: Writer, node: fx.Node) -> Expression | None:
+def one_of(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.max(-1).values`, `torch.nn.functional.max_pool2d(x, 2)`, or `results[0]`."""
     source: Any = node.args[0]
     index: Any = node.args[1]
