@@ -14,7 +14,7 @@ from pullback.capture.fake import (
     resized,
 )
 from pullback.capture.joint import capture
-from pullback.capture.watch import Watcher, watched
+from pullback.capture.watch import watched
 from tests.capture.cases import normal
 
 LAYOUTS = {
@@ -167,7 +167,7 @@ def test_modes_around_are_out_of_sight():
     seen = []
 
     def run(x):
-        with apart(Watcher):
+        with apart():
             seen.append(torch.ones(2).tolist())
         return x * 2
 
@@ -179,7 +179,7 @@ def test_modes_around_are_out_of_sight():
 
 
 def test_default_device_stays_in_sight():
-    with torch.device("meta"), watched(lambda call: pytest.fail(call.name)), apart(Watcher):
+    with torch.device("meta"), watched(lambda call: pytest.fail(call.name)), apart():
         x = torch.ones(2)
 
     assert x.device.type == "meta"
@@ -194,7 +194,7 @@ def test_hooks_around_are_off_and_come_back():
 
     x = torch.ones(2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        with apart(Watcher):
+        with apart():
             x.sin()
         before = len(packed)
         x.sin()

@@ -5,7 +5,7 @@ import torch
 
 import pullback as pb
 from pullback.capture.joint import capture
-from pullback.capture.marks import is_random
+from pullback.graph.cost import is_random
 from pullback.capture.tidy import is_mutable
 from pullback.graph.parts import FORWARD, calls, phase_of
 from tests.capture.cases import normal

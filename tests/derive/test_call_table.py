@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pullback as pb
-from pullback.capture.environment import Surroundings
+from pullback.capture.environment import Environment
 from pullback.derive.call_table import MISS, CallEntry, CallTable, Unlisted, key_of
 from pullback.derive.recipes import KINDS
 from pullback.derive.returned import record_of
@@ -99,7 +99,7 @@ def counting():
         general.append(args)
         return "general"
 
-    return CallTable(Surroundings(program), make, run).make_call(), made, general
+    return CallTable(Environment(program), make, run).make_call(), made, general
 
 
 SCALE = 2.0
@@ -213,7 +213,7 @@ def test_who_is_told_learns_why_a_call_is_not_looked_up():
         return x * scale
 
     table = CallTable(
-        Surroundings(keyword_only),
+        Environment(keyword_only),
         lambda args: CallEntry(keyword_only, [0]),
         keyword_only,
         told.append,
@@ -230,7 +230,7 @@ def test_who_is_told_learns_why_a_call_is_not_looked_up():
 
 def test_entry_that_misses_sends_its_call_the_general_way():
     call = CallTable(
-        Surroundings(program),
+        Environment(program),
         lambda args: CallEntry(lambda *args: MISS, [0]),
         lambda *args: "general",
     ).make_call()
@@ -240,7 +240,7 @@ def test_entry_that_misses_sends_its_call_the_general_way():
 
 def test_entry_counts_its_calls():
     entry = CallEntry(program, [0])
-    call = CallTable(Surroundings(program), lambda args: entry, program).make_call()
+    call = CallTable(Environment(program), lambda args: entry, program).make_call()
     for _ in range(3):
         call(x)
 

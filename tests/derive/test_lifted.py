@@ -162,7 +162,7 @@ def test_unknown_tensor_from_around_is_refused():
 
     assert str(caught.value) == (
         "E301 capture: a derived program with Functions that a transform does not know must use "
-        "the tensors from around it that it used in its examples\n"
+        "the tensors from outside it that it used in its examples\n"
         "  got:      another one, of shape [3]\n"
         "  fix:      pass it as an argument"
     )

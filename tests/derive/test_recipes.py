@@ -367,7 +367,7 @@ def test_tensor_kept_for_later_is_refused():
 
     assert str(caught.value) == (
         "E301 capture: `Watched` must not keep the tensors of a call for later to be derived\n"
-        "  got:      a tensor from inside it that can be reached from around it after the call\n"
+        "  got:      a tensor from inside it that can be reached from outside it after the call\n"
         "  fix:      return it as one more output"
     )
 
@@ -394,7 +394,7 @@ def test_strict_recipes_refuse_what_changes_unseen():
         Recipes(program, "auto", is_strict=True).general((x,))
 
     assert str(caught.value) == (
-        "E301 capture: `program` must read from around it only what can be looked at\n"
+        "E301 capture: `program` must read from outside it only what can be looked at\n"
         "  got:      something that can change unseen\n"
         "  fix:      pass it as an argument; many numbers as a tensor"
     )
@@ -424,7 +424,7 @@ def test_what_no_look_can_compare_is_refused(program, got):
         derive(program, torch.randn(3, requires_grad=True))
 
     assert str(caught.value) == (
-        f"E301 capture: `{program.__name__}` must read from around it only what can be looked at\n"
+        f"E301 capture: `{program.__name__}` must read from outside it only what can be looked at\n"
         f"  got:      {got}\n"
         "  fix:      pass it as an argument; many numbers as a tensor"
     )

@@ -32,7 +32,7 @@ from pullback.capture.seeds import (
 )
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
-from pullback.function.isolation import seed_torch
+from pullback.function.isolation import seeded
 
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _DOUBLE |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
@@ -152,7 +152,7 @@ class _Check:
             return False
         self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
         self.tensors = tensors
-        with _unchanged(self.captured), _seeded(seed):
+        with _unchanged(self.captured), seeded(seed):
             try:
                 expected, cotangents = self._run_program(tensors, seed)
             except DifferingCaptureError:
@@ -161,7 +161,7 @@ class _Check:
                 if must_run:
                     raise
                 return False
-        with _seeded(seed):
+        with seeded(seed):
             got = run_joint(self.captured, list(map(strided_copy, tensors)), cotangents)
         self._require_same(expected, got)
         return True
@@ -328,17 +328,8 @@ def _few_of_many(size: int) -> int:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A random state of our own, on every device in use."""
-    cuda: Any = torch.cuda
-    with torch.random.fork_rng(range(cuda.device_count()) if cuda.is_initialized() else ()):
-        seed_torch(seed)
-        yield
-
-
-@contextmanager
 def _unchanged(captured: Capture) -> Iterator[None]:
-    """Put back what the program changes in tensors from around it."""
+    """Put back what the program changes in tensors from outside it."""
     tensors = [captured.inputs[place].tensor for place, _ in captured.mutated]
     before = [(t, t.detach().clone()) for t in tensors if t is not None]
     try:

@@ -28,7 +28,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _python_dispatch
 from torch.utils._sympy.printers import PythonPrinter
 
+from pullback.capture.patch import watching
 from pullback.capture.places import place_at
+from pullback.capture.watch import Watcher
 from pullback.function.modes import DispatchMode
 from pullback.function.slots import no_torch_function
 
@@ -318,15 +320,22 @@ def untraced() -> Any:
 
 
 @contextmanager
-def apart(hidden: type) -> Iterator[None]:
+def shielded() -> Iterator[None]:
+    """As `apart`; no call of a Function is announced, and gradients are recorded."""
+    with apart(), watching(None), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def apart() -> Iterator[None]:
     """Out of sight of every trace around: a capture may happen inside another.
 
-    Of the modes that act on torch functions, those of the class `hidden` are off; the others stay,
+    Of the modes that act on torch functions, those that watch for us are off; the others stay,
     among them the default device. Hooks of saved tensors (those of `checkpoint` too) are off.
     """
     stack: Any = overrides
     modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())][::-1]
-    kept = [mode for mode in modes if not isinstance(mode, hidden)]
+    kept = [mode for mode in modes if not isinstance(mode, Watcher)]
     for mode in kept:
         stack._push_mode(mode)
     try:
@@ -341,14 +350,14 @@ def apart(hidden: type) -> Iterator[None]:
 
 @contextmanager
 def _hooks_off() -> Iterator[None]:
-    """No hook of saved tensors that is around is called inside."""
+    """No hook of saved tensors from outside is called inside."""
     hooks: Any = torch._C._autograd
-    around = []
+    outer = []
     while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
-        around.append(top)
+        outer.append(top)
         hooks._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        for pack, unpack in reversed(around):
+        for pack, unpack in reversed(outer):
             hooks._push_saved_tensors_default_hooks(pack, unpack)

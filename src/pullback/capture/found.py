@@ -1,4 +1,4 @@
-"""What is found around a program: what names mean, whose things are, and values to compare."""
+"""What a program reads: what names mean, who wrote a thing, and values to compare."""
 
 from __future__ import annotations
 

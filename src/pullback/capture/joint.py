@@ -22,7 +22,6 @@ from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
 from pullback.capture.trees import Spec, literal_of, unflatten
-from pullback.capture.watch import Watcher
 from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
 
@@ -35,7 +34,7 @@ class Input:
     """One input of a joint graph.
 
     `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
-    tensor from around the program: `tensor`) or "constant" (a tensor that the program makes from
+    tensor from outside the program: `tensor`) or "constant" (a tensor that the program makes from
     numbers: `tensor`). `needs` says whether it needs a gradient, and one can reach it; `free`,
     whether it is a leaf, which is alive anyway and costs nothing to save. `offset` says where it
     must begin in its memory, None if the program does not see that.
@@ -83,9 +82,9 @@ class Output:
 class Capture:
     """A program as one joint graph, with all that is needed to call it like the program.
 
-    Law: for every row of tensors that it `serves`, the graph computes what the program computes:
-    outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw the same
-    numbers from the same state. A cotangent is given with the strides of its placeholder.
+    Guarantee: for every row of tensors that it `serves`, the graph computes what the program
+    computes: outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw
+    the same numbers from the same state. A cotangent is given with the strides of its placeholder.
 
     `leaves` are those of the arguments, an `Input` in the place of each tensor. `units` are the
     names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
@@ -130,7 +129,7 @@ class Capture:
 
     @property
     def closures(self) -> tuple[Input, ...]:
-        """The inputs from around the program."""
+        """The inputs from outside the program."""
         return tuple(one for one in self.inputs if one.kind == CLOSURE)
 
     def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -217,7 +216,7 @@ def capture(
         if sees_offsets and any(each.real.storage_offset() for each in traced.held):
             stage = Stage(dynamic=dynamic, keeps_offsets=True)
             traced, joint = trace(stage)
-        _settle_idle(traced, joint)
+        _drop_idle(traced, joint)
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
@@ -227,7 +226,7 @@ def capture(
 @contextmanager
 def _alone(program: Callable[..., Any], place: Callable[[], str]) -> Iterator[None]:
     """Out of sight of all modes around, nothing compiled; what stops a capture is worded."""
-    with apart(Watcher), uncompiled(), refusing(program, place), torch.inference_mode(False):
+    with apart(), uncompiled(), refusing(program, place), torch.inference_mode(False):
         yield
 
 
@@ -243,7 +242,7 @@ def source_of(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_pb_source", tensor)
 
 
-def _settle_idle(traced: Traced, joint: JointGraph) -> None:
+def _drop_idle(traced: Traced, joint: JointGraph) -> None:
     """Let an argument that no gradient reaches be one that needs none.
 
     A node would send it nothing, and PyTorch calls the hooks of a tensor with that. A hand-written

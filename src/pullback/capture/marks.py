@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 
@@ -33,12 +32,6 @@ class Mark:
 
     unit: int | None = None
     place: str = ""
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether `node` draws random numbers, so that every run gives others."""
-    tags = getattr(node.target, "tags", ())
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
 
 
 class Marks:
@@ -64,7 +57,7 @@ class Marks:
 
     # ---- units and places ----
 
-    def settle(self, mark: Mark) -> list[fx.Node]:
+    def mark_added(self, mark: Mark) -> list[fx.Node]:
         """Give `mark` to every call that was added since the last time; these, newest first."""
         added = []
         for node in reversed(self.graph().nodes):
@@ -114,7 +107,7 @@ class Marks:
     def followed(self, outputs: Sequence[Tensor]) -> Iterator[None]:
         """While backward runs from `outputs`, know at each moment what it is differentiating."""
         with no_torch_function():
-            self.settle(self.now)
+            self.mark_added(self.now)
         self.phase = BACKWARD
         hooks = [
             maker.register_prehook(self._make_hook(maker, self._makers.get(maker, Mark())))
@@ -128,7 +121,7 @@ class Marks:
 
     def _make_hook(self, maker: Any, mark: Mark) -> Callable[[Any], None]:
         def hook(cotangents: Sequence[Tensor | None]) -> None:
-            self.settle(self.now)
+            self.mark_added(self.now)
             self.now = mark
             for position, cotangent in enumerate(cotangents):
                 head = self._heads.get((maker, position))

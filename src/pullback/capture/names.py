@@ -1,4 +1,4 @@
-"""The user's own names: of a program, of its arguments, and of tensors from around it."""
+"""The user's own names: of a program, of its arguments, and of tensors from outside it."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def parameter_names(program: Any, count: int) -> list[str]:
     return (names + [f"arg{i}" for i in range(len(names), count)])[:count]
 
 
-def names_around(program: Any) -> dict[int, str]:
+def closure_names(program: Any) -> dict[int, str]:
     """How `program` refers to the tensors that are not among its arguments, by their `id`."""
     names: dict[int, str] = {}
-    for name, value in islice(_surroundings(program, _DEPTH), _LIMIT):
+    for name, value in islice(_visible(program, _DEPTH), _LIMIT):
         if isinstance(value, Tensor):
             names.setdefault(id(value), name)
     return names
@@ -110,10 +110,10 @@ def identifier(name: str) -> str:
     return f"{plain}_" if keyword.iskeyword(plain) else plain
 
 
-# ---- what a function can see around it ----
+# ---- what a function can see from outside ----
 
 
-def _surroundings(program: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _visible(program: Any, depth: int) -> Iterator[tuple[str, Any]]:
     """Names and values that `program` sees, itself a function, method, module or partial."""
     if isinstance(program, nn.Module):
         yield from _inside("self", program, depth)
@@ -153,7 +153,7 @@ def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     for path, inner in _members(value):
         yield from _inside(f"{name}{path}", inner, depth - 1)
     if isinstance(value, FunctionType) or inspect.ismethod(value):
-        yield from _surroundings(value, depth - 1)
+        yield from _visible(value, depth - 1)
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:

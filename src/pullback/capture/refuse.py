@@ -336,9 +336,9 @@ def require_memory_apart(
 
 
 def changed_late(name: str, place: str) -> CaptureError:
-    """The error for an input, or a tensor around the program, that backward changes."""
+    """The error for an input, or a tensor outside the program, that backward changes."""
     return CaptureError(
-        f"`{name}` must not change its inputs or tensors from around it in backward",
+        f"`{name}` must not change its inputs or tensors from outside it in backward",
         at=place,
         got="a change in place, made by backward",
         fix="let backward work on a clone, and return what it finds as a gradient",

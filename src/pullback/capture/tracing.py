@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, is_dense, run_backward
-from pullback.capture.marks import Mark, Marks, is_random
+from pullback.capture.marks import Mark, Marks
 from pullback.capture.modes import autocast_off
 from pullback.capture.names import (
     argument_names,
+    closure_names,
     identifier,
     late_bound,
-    names_around,
     program_name,
 )
 from pullback.capture.offsets import READS
@@ -38,6 +38,7 @@ from pullback.capture.refuse import (
 from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
 from pullback.capture.watch import FUNCTION, OP, Call, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
+from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD
 
 ARGUMENT, CLOSURE, CONSTANT = "argument", "closure", "constant"
@@ -58,8 +59,8 @@ class Held:
     node: fx.Node | None = None
     version: int = 0
 
-    def is_around(self, tensor: Tensor) -> bool:
-        """Whether it stands for `tensor` from around the program; an argument may be any other."""
+    def is_closure(self, tensor: Tensor) -> bool:
+        """Whether it stands for `tensor` from outside the program; an argument may be any other."""
         return self.real is tensor and self.kind != ARGUMENT
 
 
@@ -79,7 +80,7 @@ class Traced:
     """What came of one run."""
 
     name: str
-    name_around: Callable[[Tensor], str]
+    closure_name: Callable[[Tensor], str]
     module: fx.GraphModule
     held: list[Held]
     results: list[Result]
@@ -113,7 +114,7 @@ class Tracing:
         self.name = program_name(self.program)
         self.marks = Marks(lambda: self.stage.graph, self.stage.node_of)
         self.leaves, self.in_spec = flatten(self.examples)
-        self.around: dict[int, str] | None = None
+        self._closure_names: dict[int, str] | None = None
         self.used: Sequence[bool] | None = None
         self.out_spec: Spec | None = None
 
@@ -132,7 +133,7 @@ class Tracing:
         assert self.out_spec is not None
         return Traced(
             self.name,
-            self.name_around,
+            self.closure_name,
             module,
             self.held,
             self.results,
@@ -174,23 +175,23 @@ class Tracing:
         return held.given
 
     def _ours(self, value: Any) -> Any:
-        """`value`, or what stands in for it when it is a tensor from around the program."""
+        """`value`, or what stands in for it when it is a tensor from outside the program."""
         if not is_tensor(value) or not self.stage.is_foreign(value):
             return value
         for held in self.held:
-            if held.is_around(value):
+            if held.is_closure(value):
                 return held.given
-        name = self.name_around(value) or f"closure_{len(self.held)}"
+        name = self.closure_name(value) or f"closure_{len(self.held)}"
         held = self._hold(name, CLOSURE, value, value.requires_grad)
         held.node = self.stage.add_placeholder(held.leaf)
         with torch.set_grad_enabled(self.marks.phase == FORWARD):
             return self._give(held)
 
-    def name_around(self, tensor: Tensor) -> str:
-        """The user's name of a tensor from around the program, or ""."""
-        if self.around is None:
-            self.around = names_around(self.program)
-        return self.around.get(id(tensor), "")
+    def closure_name(self, tensor: Tensor) -> str:
+        """The user's name of a tensor from outside the program, or ""."""
+        if self._closure_names is None:
+            self._closure_names = closure_names(self.program)
+        return self._closure_names.get(id(tensor), "")
 
     # ---- the run ----
 
@@ -199,30 +200,30 @@ class Tracing:
             with watched(self._listen):
                 self._forward()
                 gradients = self._backward()
-        self.marks.settle(self.marks.now)
+        self.marks.mark_added(self.marks.now)
         return [*(r.value for r in self.results if is_traced(r.value)), *gradients]
 
     def _listen(self, call: Call) -> Any:
         if not self.stage.is_recording:
             return call.make(*call.args, **call.kwargs)
-        marks, around = self.marks, self.marks.now
+        marks, outer = self.marks, self.marks.now
         outermost = marks.phase == FORWARD and not call.inner
         with no_torch_function():
-            marks.settle(around)
+            marks.mark_added(outer)
             marks.read(call.frame)
             require_own_generator_free(self.name, call)
             if outermost:
                 require_backward_free(self.name, call)
-            unit = len(self.units) if outermost else around.unit
-            marks.now = mark = Mark(unit, call.place or around.place)
+            unit = len(self.units) if outermost else outer.unit
+            marks.now = mark = Mark(unit, call.place or outer.place)
             args, kwargs = self._replaced(call)
             touched = tensors_in((args, kwargs))
             before = versions_of(touched)
         try:
             result = call.make(*args, **kwargs)
         finally:
-            added = marks.settle(mark)
-            marks.now = around
+            added = marks.mark_added(mark)
+            marks.now = outer
         with no_torch_function():
             if marks.phase == BACKWARD and any(is_random(node) for node in added):
                 require_drawn_once(self.name, call)
@@ -237,7 +238,7 @@ class Tracing:
         return result
 
     def _replaced(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What `call` is made with: tensors from around the program replaced."""
+        """What `call` is made with: tensors from outside the program replaced."""
         given = (call.args, call.kwargs)
         if any(self.stage.is_foreign(tensor) for tensor in tensors_in(given)):
             args, kwargs = map_leaves(self._ours, given)

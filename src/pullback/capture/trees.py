@@ -47,6 +47,11 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return pytree.tree_map(function, tree)
 
 
+def is_row(spec: Spec) -> bool:
+    """Whether a form is a container of leaves, one level deep."""
+    return not spec.is_leaf() and all(child.is_leaf() for child in spec.children())
+
+
 def paths_of(tree: Any) -> list[str]:
     """How each leaf is reached, as Python writes it: `[0]`, `['w']`, `.scale`."""
     return [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(tree)]

@@ -22,7 +22,7 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.fake import Overhearing, apart
 from pullback.capture.modes import Modes, modes_now
-from pullback.capture.names import argument_names, late_bound, names_around, program_name
+from pullback.capture.names import argument_names, closure_names, late_bound, program_name
 from pullback.capture.places import call_user, frames_above
 from pullback.capture.refuse import (
     hidden_call,
@@ -36,7 +36,7 @@ from pullback.capture.refuse import (
     unseen_apply,
 )
 from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import FUNCTION, Call, Watcher, is_unit, versions_of, watched
+from pullback.capture.watch import FUNCTION, Call, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 
 
@@ -97,7 +97,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """A tensor from around the program, that it uses without being given it."""
+    """A tensor from outside the program, that it uses without being given it."""
 
     number: int
     name: str
@@ -120,7 +120,7 @@ class Program:
     out_spec: Spec
 
     def run(self, *args: Any) -> Any:
-        """Make every call again. Law: it gives what the program gave on the same arguments."""
+        """Make every call again: it gives what the program gave on the same arguments."""
         values = self.values(*args)
         leaves = [values[o.number] if isinstance(o, Ref) else o for o in self.outputs]
         return unflatten(leaves, self.out_spec)
@@ -172,7 +172,7 @@ def record(program: Callable[..., Any], *examples: Any) -> Program:
     The program really runs, once: what it changes outside itself is changed. Other threads are not
     recorded.
     """
-    with apart(Watcher), refusing(program):
+    with apart(), refusing(program):
         return _Recording(program, examples).run()
 
 
@@ -187,7 +187,7 @@ class _Recording:
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
-        self.around: dict[int, str] | None = None
+        self._closure_names: dict[int, str] | None = None
         # Tensors by number; a tensor that was changed stands under several.
         self.tensors: list[Tensor] = []
         self.versions: list[int] = []
@@ -282,12 +282,12 @@ class _Recording:
         return Ref(self._number(leaf)) if is_tensor(leaf) else leaf
 
     def _number(self, tensor: Tensor) -> int:
-        """The number of `tensor`; one that was never seen comes from around the program."""
+        """The number of `tensor`; one that was never seen comes from outside the program."""
         if id(tensor) not in self.numbers:
             number = self._add(tensor)
-            if self.around is None:
-                self.around = names_around(self.program)
-            name = self.around.get(id(tensor)) or f"closure_{len(self.closures)}"
+            if self._closure_names is None:
+                self._closure_names = closure_names(self.program)
+            name = self._closure_names.get(id(tensor)) or f"closure_{len(self.closures)}"
             self.closures.append(Closure(number, name, tensor))
         return self.numbers[id(tensor)]
 

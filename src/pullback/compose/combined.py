@@ -49,9 +49,9 @@ def combine(
     What cannot be captured runs as written, and `explain()` says why: the whole program if its
     examples cannot, otherwise the calls that cannot.
 
-    Law: the same outputs and the same gradients, first and second order, as the program as written.
-    A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch gets
-    wrong; here it is right, as if it were a `pb.Function`.
+    Guarantee: the same outputs and the same gradients, first and second order, as the program as
+    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
+    gets wrong; here it is right, as if it were a `pb.Function`.
 
     >>> import torch
     >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
@@ -71,7 +71,7 @@ def combine(
         if not is_refusal(error):
             raise
         reason = reason_of(error)
-        Paths(name_of(program), is_told=compiles(backend)).tell(Reason(reason, AS_WRITTEN))
+        Paths(name_of(program), warns=compiles(backend)).warn(Reason(reason, AS_WRITTEN))
         return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
@@ -126,7 +126,7 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
     def refuse(args: Any, kwargs: Any, error: Exception) -> None:
         key = _key(known.recipes, args, kwargs)
         reasons.add(key, call_text((args, kwargs)), reason_of(error))
-        nodes.paths.tell(Reason(reason_of(error), AS_WRITTEN))
+        nodes.paths.warn(Reason(reason_of(error), AS_WRITTEN))
 
     def refused(args: Any, error: Exception) -> bool:
         if is_refusal(error):  # others are raised by the general way

@@ -19,12 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import apart
+from pullback.capture.fake import shielded
 from pullback.capture.names import identifier
-from pullback.capture.patch import watching
 from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
-from pullback.capture.watch import Watcher
 from pullback.compose.fast_path import with_nodes
 from pullback.compose.grouping import (
     Groups,
@@ -73,7 +71,7 @@ class Flow:
         return self.program.out_spec.is_leaf() and isinstance(self.program.outputs[0], Ref)
 
     def is_as_it_was(self) -> bool:
-        """Whether the tensors from around the program need gradients as when it was recorded."""
+        """Whether the tensors from outside the program need gradients as when it was recorded."""
         return self.needs == _needs(self.program)
 
 
@@ -99,8 +97,8 @@ def recorded(program: Callable[..., Any], args: Sequence[Any]) -> Program:
             program(*copies_of(args))  # a recording is real: what it would change, is seen here
         except ChangeInPlaceError:
             raise CaptureError(
-                f"`{getattr(program, '__name__', 'program')}` must leave tensors from around it as "
-                "they are",
+                f"`{getattr(program, '__name__', 'program')}` must leave tensors from outside it "
+                "as they are",
                 got="a change in place",
             ) from None
         return record(program, *copies_of(args))
@@ -122,9 +120,8 @@ def copies_of(args: Sequence[Any]) -> tuple[Any, ...]:
 @contextmanager
 def _alone(args: Sequence[Any]) -> Iterator[None]:
     """Whoever watches or hooks around a call is not told; random numbers stay undrawn."""
-    with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
-        with isolated(tuple(args), 0):
-            yield
+    with shielded(), isolated(tuple(args), 0):
+        yield
 
 
 # ---- making ----

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from pullback.capture.environment import Given
+from pullback.capture.guards import Guards
 from pullback.capture.names import identifier
-from pullback.capture.steady import Places
 from pullback.capture.trees import kept, map_leaves
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated
@@ -104,20 +104,20 @@ def _ties(module: nn.Module) -> list[tuple[Slot, Slot]]:
 
 def _question(module: nn.Module) -> Callable[[], bool]:
     """A function that says whether a module is still built, and hooked, as it is now."""
-    places = Places()
+    guards = Guards()
     for each in module.modules():
         state = vars(each)
-        places.items(state[MODULES])
+        guards.items(state[MODULES])
         for kind in (PARAMETERS, BUFFERS):
-            places.size(state[kind])
+            guards.size(state[kind])
             for key, tensor in state[kind].items():
                 if tensor is None:
-                    places.item(state[kind], key)
+                    guards.item(state[kind], key)
         for name in _HOOKS if each is not module else ():
-            places.size(state[name])
+            guards.size(state[name])
         if each is module:
-            places.item(state, "forward")
-    return places.question()
+            guards.item(state, "forward")
+    return guards.check()
 
 
 def _reason(module: nn.Module) -> str:

@@ -62,9 +62,9 @@ def hybrid(
     program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
     gradient recording and inside a capture the program itself runs.
 
-    Law: the same outputs and the same gradients, first and second order, as the program as written.
-    A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch gets
-    wrong; inside a node it is right, as if it were a `pb.Function`.
+    Guarantee: the same outputs and the same gradients, first and second order, as the program as
+    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
+    gets wrong; inside a node it is right, as if it were a `pb.Function`.
 
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)
@@ -80,14 +80,14 @@ def hybrid(
     save = policy_of(save, backend)
     require_examples(program, examples)
     chosen = tuple(tuple(group) for group in groups)
-    paths = Paths(name_of(program), is_told=compiles(backend))
+    paths = Paths(name_of(program), warns=compiles(backend))
     flows = _Flows(program, chosen, save, backend, paths, verify=verify)
     try:
         flows.begin(examples)
     except REFUSALS as error:
-        paths.tell(Reason(reason_of(error), AS_WRITTEN))
+        paths.warn(Reason(reason_of(error), AS_WRITTEN))
         return as_written(program, reason_of(error), name)
-    table = table_of(flows.kinds.around, flows.entry, flows.run, paths)
+    table = table_of(flows.kinds.environment, flows.entry, flows.run, paths)
     made = composition(program, "hybrid", table.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
@@ -182,7 +182,7 @@ class _Flows:
 
     def _refuse(self, key: Any, call: tuple[Any, Any], reason: str) -> None:
         self.reasons.add(key, call_text(call), reason)
-        self.paths.tell(Reason(reason, AS_WRITTEN))
+        self.paths.warn(Reason(reason, AS_WRITTEN))
 
     def _make(self, call: tuple[Any, Any]) -> Flow:
         program = self.program

@@ -78,8 +78,8 @@ def combine_module(
         examples: arguments of `forward` to capture it with.
         backend, save, name, verify: as for a program.
 
-    Law: the same outputs and gradients as the module as written, the same changes of its buffers,
-    and the same random numbers.
+    Guarantee: the same outputs and gradients as the module as written, the same changes of its
+    buffers, and the same random numbers.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
@@ -97,7 +97,7 @@ def combine_module(
 
 def _recombined(module: nn.Module, options: Options) -> Any:
     """A combined module that captures at its first call: how one is copied and unpickled."""
-    paths = Paths(type(module).__name__, is_told=compiles(options.backend))
+    paths = Paths(type(module).__name__, warns=compiles(options.backend))
     return served(module, ModuleNodes(module, options.make, paths), options)
 
 
@@ -171,7 +171,7 @@ class ModuleNodes:
     def __init__(self, module: nn.Module, make: Make, paths: Paths | None = None) -> None:
         self.module = module
         self.make = make
-        self.paths = paths or Paths(type(module).__name__, is_told=False)
+        self.paths = paths or Paths(type(module).__name__, warns=False)
         self.written: Any = type(module).forward
         self.reasons: dict[Any, str] = {}
         self._signature = inspect.signature(module.forward)
@@ -237,7 +237,7 @@ class ModuleNodes:
 
     def _refuse(self, key: Any, reason: str) -> None:
         self.reasons[key] = reason
-        self.paths.tell(Reason(reason, AS_WRITTEN))
+        self.paths.warn(Reason(reason, AS_WRITTEN))
 
     def _function(
         self, layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any

@@ -47,8 +47,8 @@ class Writer:
             return
         indent = ""
         if step.modes is not None:
-            inside, around = map(self.name, step.modes)
-            self.lines.append(f"with {inside}.entered({around}):")
+            inside, outside = map(self.name, step.modes)
+            self.lines.append(f"with {inside}.entered({outside}):")
             indent = "    "
         if step.changed:
             self.lines.append(indent + self._changing(step))

@@ -17,7 +17,6 @@ from pullback.graph.copies import copy_of
 from pullback.graph.cost import is_opaque, is_random
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.text import text_of
-from pullback.graph.values import is_smooth
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Again:
 
 def again_of(parts: Parts, name: str) -> Again:
     """What the Function `name` needs to be differentiated again."""
-    places = between(parts)
+    places = parts.between
     if not places:
         return Again()
     graph, _ = copy_of(parts.forward)
@@ -43,7 +42,7 @@ def again_of(parts: Parts, name: str) -> Again:
     wanted = tuple(returned[count + place] for place in places)
     taken = ancestors(wanted)
     if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
-        return refusing(name, "it keeps what it drew or what others computed")
+        return refused_again(name, "it keeps what it drew or what others computed")
     graph.output_node().args = (wanted,)
     text = text_of(graph, parts.names)
     inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
@@ -60,17 +59,10 @@ def again_of(parts: Parts, name: str) -> Again:
     )
 
 
-def refusing(name: str, why: str) -> Again:
+def refused_again(name: str, why: str) -> Again:
     """The lines with which the Function `name` refuses to be differentiated again."""
     said = f"`{name}` is differentiable once: {why}"
     raised = f'    raise RuntimeError("{said}")'
     long = ("    raise RuntimeError(", f'        "{said}"', "    )")
     lines = ("if torch.is_grad_enabled():", *([raised] if len(raised) <= 80 else long))
     return Again(lines=lines, is_refusing=True)
-
-
-def between(parts: Parts) -> list[int]:
-    """The places of what is saved and is neither input nor output: PyTorch loses its history."""
-    known = (*parts.joint.inputs, *parts.joint.outputs)
-    saved = enumerate(parts.cut.saved)
-    return [place for place, node in saved if node not in known and is_smooth(node)]

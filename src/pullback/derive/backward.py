@@ -77,8 +77,8 @@ def derive(
 
     Returns a subclass of `Function` that is called like the program, with `source()`, the text of a
     module that needs only torch, and `frontier(*args)`, what other amounts of saved bytes would
-    cost.
-    Law: `apply` gives what `program` gives, and every derivative that autograd gives through it.
+    cost. Guarantee: `apply` gives what `program` gives, and every derivative that autograd gives
+    through it.
 
     >>> import torch
     >>> D = derive(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
@@ -134,7 +134,7 @@ def make_derived(
         "__module__": getattr(program, "__module__", __name__),
     }
     cls = new_class(called, Function, space)
-    table = CallTable(recipes.around, derived.make_entry(cls), partial(derived.call, cls))
+    table = CallTable(recipes.environment, derived.make_entry(cls), partial(derived.call, cls))
     recipes.when_forgotten(table.forget)
     return traceable(cls, table.make_call())
 
@@ -189,20 +189,20 @@ class DerivedRecord:
             if recipe.captured.sees_offsets or isinstance(self.recipes.save, int):
                 return CallEntry(general, [0])
             run = partial(node, recipe)
-            return CallEntry(called_with(run, recipe.captured, args, recipe.around, general), [0])
+            return CallEntry(called_with(run, recipe.captured, args, recipe.closures, general), [0])
 
         return make
 
     def call(self, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Any call, without the table: the tensors are inputs, and behind them those from around.
+        """Any call, without the table: the tensors are inputs, and behind them those from outside.
 
         One that is watched is announced.
         """
         placed, keywords = _placed(self.signature, args, kwargs)
         tensors = tensors_in(placed)
         if transforms_active() or in_forward_mode():
-            around = [one.tensor for one in self.general.captured.closures]
-            tangents = has_tangent([*tensors, *around])
+            closures = [one.tensor for one in self.general.captured.closures]
+            tangents = has_tangent([*tensors, *closures])
             return self.transformed(placed, keywords, tangents=tangents)
         program = self.recipes.program_with(keywords, len(placed))
         if not torch.is_grad_enabled():
@@ -213,7 +213,7 @@ class DerivedRecord:
         def node(*args: Any, **kwargs: Any) -> Any:
             recipe, tensors = self.recipes.find(*_placed(self.signature, args, kwargs))
             row = recipe.captured.linked(tensors)
-            outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *recipe.around)
+            outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *recipe.closures)
             is_single = recipe.captured.joint.output_count == 1
             return recipe.captured.give((outputs,) if is_single else outputs)
 
@@ -224,8 +224,8 @@ class DerivedRecord:
         program = self.recipes.program_with(keywords, len(args))
         if not is_kept_out(self.general.captured.functions, tangents=tangents):
             return program(*args)
-        around = [one.tensor for one in self.general.captured.closures if one.needs]
-        return run_lifted(program, args, [tensor for tensor in around if tensor is not None])
+        closures = [one.tensor for one in self.general.captured.closures if one.needs]
+        return run_lifted(program, args, [tensor for tensor in closures if tensor is not None])
 
     def make_forward(self) -> Any:
         """`forward`: the text, and what it saves."""

@@ -151,8 +151,8 @@ def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
     if row is None or captured.is_handwritten:
         raise CaptureError(
             f"`{captured.name}`, which holds hand-written backwards, must be differentiated twice "
-            "while all that it reads from around it is as it was",
-            got="something around it that has changed since forward",
+            "while all that it reads from outside it is as it was",
+            got="something outside it that has changed since forward",
             fix="call it again, or pass what changes as an argument",
         )
     return call.recipe.run(row[: captured.argument_count])[1]
@@ -162,7 +162,7 @@ def _gone(captured: Capture) -> DoubleBackwardError:
     return DoubleBackwardError(
         f"`{captured.name}`, which detaches, must be run again to be differentiated twice: its ops "
         "do not tell what was detached",
-        got="an argument, or something that it reads from around it, that is gone or changed",
+        got="an argument, or something that it reads from outside it, that is gone or changed",
         fix="hold its arguments until then, or derive it with save='everything'",
     )
 
@@ -172,7 +172,7 @@ def _partial(captured: Capture) -> CaptureError:
         f"`{captured.name}`, which holds hand-written backwards, must have a gradient for each of "
         "its outputs",
         got="an output that nobody uses, and no way to run it again: an input, or what it reads "
-        "from around it, has changed",
+        "from outside it, has changed",
         fix="add the unused output, times zero, to what is differentiated",
     )
 

@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 
 from pullback.capture.closeness import SMALL, HalfTheDigits, all_close, largest
-from pullback.capture.fake import apart
+from pullback.capture.fake import shielded
 from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_as, autocast_off
-from pullback.capture.patch import watching
 from pullback.capture.trees import flatten
-from pullback.capture.watch import Watcher
 from pullback.derive.difference import Difference, difference
 from pullback.derive.observed import (
     SEED,
@@ -39,14 +37,14 @@ from pullback.derive.observed import (
 )
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.derive.trial_rows import Row, size_rows, value_rows
-from pullback.function.isolation import RandomState, seed_torch
+from pullback.function.isolation import drawing_from, seed_torch
 
 
 class Comparison:
     """A program with rows of inputs, to compare others with it.
 
-    Law: a comparison that finds nothing has run the program and the other side on every row on
-    which the program itself runs.
+    Guarantee: a comparison that finds nothing has run the program and the other side on every row
+    on which the program itself runs.
     """
 
     def __init__(
@@ -222,7 +220,7 @@ class Comparison:
         """For each output, the places of the inputs that give it a history, each by itself.
 
         By running the program with one input at a time that requires grad: ops alone do not tell,
-        since a capture drops `detach`. Empty where a tensor from around brings a history along.
+        since a capture drops `detach`. Empty where a tensor from outside brings a history along.
         """
         places = [place for place, need in enumerate(self.wanted.needs) if need]
         rows = [self.live_alone(place) for place in places]
@@ -297,15 +295,9 @@ def _turned_round(tensor: Tensor) -> Tensor:
 @contextmanager
 def aside() -> Iterator[None]:
     """Gradients are recorded; nobody around sees it, is warned, or finds other random numbers."""
-    before = RandomState(())
-    try:
-        with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
-            with autocast_off(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                before.seed(SEED)
-                yield
-    finally:
-        before.restore()
+    with drawing_from(SEED), shielded(), autocast_off(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

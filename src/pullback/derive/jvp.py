@@ -20,7 +20,8 @@ def jvp_of(target: Any) -> Push:
 
     `target` is a Function class or any callable on tensors. Its own forward-mode rules are used
     where it has them; otherwise the rule is derived from its backward, by transposing it twice.
-    Law: `outputs` is what `target(*primals)` gives, and the tangents are linear in those given.
+    Guarantee: `outputs` is what `target(*primals)` gives, and the tangents are linear in those
+    given.
 
     A tangent is a tensor like its primal, or None for a primal that does not move.
     """

@@ -2,7 +2,7 @@
 
 - A class without `backward` runs as the Function that `derive` makes of its `forward`: one node
   that saves as little as it can. What cannot be captured (a branch on values, a size that depends
-  on them), or reads things from around it that can change, runs as plain ops with recording on, so
+  on them), or reads things from outside it that can change, runs as plain ops with recording on, so
   that autograd derives it as it goes.
 - A `backward` that returns `pb.derived` in the place of a gradient has that one derived, by running
   `forward` once more on the inputs, which such a class keeps.
@@ -31,7 +31,7 @@ from pullback.errors import PullbackError
 from pullback.function.forward import LIST
 from pullback.function.info import FunctionInfo
 from pullback.function.isolation import RandomState
-from pullback.function.slots import has_tangent, is_traced, no_jvp, version_of
+from pullback.function.slots import has_no_values, has_tangent, no_jvp, version_of
 from pullback.function.unwritten import NoDraws, run_plainly
 
 # ---- a class without backward ----
@@ -60,7 +60,7 @@ class _Calls:
             return self.plain(*args)
         if has_tangent(args):
             return self.program(*args) if self.info.cls.jvp is no_jvp else self.plain(*args)
-        if is_traced(_tensors(args)):
+        if has_no_values(_tensors(args)):
             return self.program(*args)
         if not self.is_started:
             output = self._start(args)
@@ -195,7 +195,7 @@ def _require_seen(
 ) -> None:
     """Raise unless autograd sees how `forward` uses the inputs at `places`; asked once."""
     known = _seen.setdefault(info.cls, set())
-    if tuple(places) in known or is_traced(_tensors(row)):
+    if tuple(places) in known or has_no_values(_tensors(row)):
         return
     alone = [_input(arg, i in places, False) for i, arg in enumerate(row)]
     reason = unseen_in(info.cls, alone, outputs)

@@ -108,7 +108,7 @@ def _live(outputs: Sequence[Any]) -> list[bool]:
 
 
 def _alone(call: Call, row: Sequence[Tensor], wanted: Wanted) -> dict[int, list[bool]]:
-    """That, for each input; nothing where a tensor from around brings a history along."""
+    """That, for each input; nothing where a tensor from outside brings a history along."""
     if any(wanted.needs[place] for place in wanted.held):
         return {}
     places = [place for place, need in enumerate(wanted.needs) if need]

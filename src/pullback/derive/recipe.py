@@ -50,12 +50,19 @@ class Parts:
     backward: fx.Graph
     names: Names
 
+    @property
+    def between(self) -> list[int]:
+        """The places of what is saved between inputs and outputs: PyTorch loses its history."""
+        known = (*self.joint.inputs, *self.joint.outputs)
+        saved = enumerate(self.cut.saved)
+        return [place for place, node in saved if node not in known and is_smooth(node)]
+
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """A capture, compiled.
 
-    `program` is what was captured, `state` what it read from around it then, and `autocast` how
+    `program` is what was captured, `state` what it read from outside it then, and `autocast` how
     that stood. `served` are layouts of arguments that it was found to serve.
     """
 
@@ -90,8 +97,8 @@ class Recipe:
         return self.captured.argument_count
 
     @functools.cached_property
-    def around(self) -> list[Tensor]:
-        """The tensors from around the program that need a gradient."""
+    def closures(self) -> list[Tensor]:
+        """The tensors from outside the program that need a gradient."""
         found = [one.tensor for one in self.captured.closures if one.needs]
         return [tensor for tensor in found if tensor is not None]
 
@@ -109,9 +116,8 @@ class Recipe:
 
     @functools.cached_property
     def saves_between(self) -> bool:
-        """Whether something is saved between inputs and outputs: PyTorch loses its history."""
-        known = (*self.parts.joint.inputs, *self.parts.joint.outputs)
-        return any(node not in known and is_smooth(node) for node in self.parts.cut.saved)
+        """Whether something is saved between inputs and outputs."""
+        return bool(self.parts.between)
 
     @functools.cached_property
     def is_random(self) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, Input
-from pullback.capture.trees import Spec, literal_of, paths_of, unflatten
-from pullback.derive.again import Again, again_of, refusing
+from pullback.capture.trees import Spec, is_row, literal_of, paths_of, unflatten
+from pullback.derive.again import Again, again_of, refused_again
 from pullback.derive.comparison import Comparison
 from pullback.derive.difference import Difference
 from pullback.derive.forward_lines import (
@@ -141,7 +141,7 @@ def _written(comparison: Comparison, save: str | int, name: str, said: Any, part
     checks = gathered(checks, captured, names)
     goes_by_layout = reads_memory(captured) or not comparison.is_same_strided(call(made(more)))
     if not more.is_refusing and not comparison.is_same_twice(call(made(more))):
-        more = refusing(name, "its ops do not tell its second derivative")
+        more = refused_again(name, "its ops do not tell its second derivative")
     return made(more)
 
 
@@ -346,9 +346,7 @@ def returned_form(captured: Capture) -> str:
 
 def _is_flat(captured: Capture) -> bool:
     spec = captured.out_spec
-    return spec.is_leaf() or (
-        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
-    )
+    return spec.is_leaf() or (spec.type in (tuple, list) and is_row(spec))
 
 
 def require_flat(captured: Capture, *, to: str) -> None:

@@ -71,7 +71,7 @@ class Row:
     may_refuse: bool = False
 
     def widened(self, captured: Capture) -> Row:
-        """The row in double precision; tensors from around the program stay as they are."""
+        """The row in double precision; tensors from outside the program stay as they are."""
         pairs = zip(self.tensors, captured.inputs, strict=True)
         wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
         return replace(self, tensors=tuple(wide))

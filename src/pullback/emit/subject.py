@@ -176,7 +176,7 @@ def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
 
 
 def _named(captured: Capture, cls: Any) -> Capture:
-    """A capture with the names that the module of a class has for tensors from around it."""
+    """A capture with the names that the module of a class has for tensors from outside it."""
     module = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     known = {id(value): name for name, value in module.items() if isinstance(value, Tensor)}
     taken = {one.name for one in captured.inputs}

@@ -66,10 +66,10 @@ class Function(TorchFunction):
             setattr(cls, name, method)
         if not cls.is_traceable or cls.traverse_lists or leaves_some(cls):
             _hide(cls)
-        cls._pb_settle()
+        cls._pb_choose_apply()
 
     @classmethod
-    def _pb_settle(cls) -> None:
+    def _pb_choose_apply(cls) -> None:
         """Take the `apply` that fits: without `backward`, Dynamo is to trace `forward` itself."""
         if getattr(cls.apply, "__func__", None) not in dispatch.OURS:
             return  # the user's own

@@ -1,8 +1,8 @@
 """What `backward` returned, made into what the engine wants: one gradient per input, or an error.
 
-A user's backward returns one value, a tuple, or a mapping from input name to gradient. `settle`
-turns it into the tuple, and checks what the engine would refuse later in words that do not know the
-user's names: the number of gradients, their types, shapes and dtypes.
+A user's backward returns one value, a tuple, or a mapping from input name to gradient.
+`gradient_row` turns it into the tuple, and checks what the engine would refuse later in words that
+do not know the user's names: the number of gradients, their types, shapes and dtypes.
 
 What an input looks like is asked of the next node in the graph, which is slow. So shapes and dtypes
 are looked at once per class and cotangent shape; the engine still looks every time.
@@ -62,13 +62,13 @@ def user_backward(info: FunctionInfo) -> Callable[..., Any]:
     return info.opaque(vjp) if info.is_opaque else vjp
 
 
-def settle(
+def gradient_row(
     ctx: AutogradContext, result: Any, cotangents: tuple[Any, ...] | None = None
 ) -> tuple[Any, ...]:
     """One gradient per input from what the user's backward returned.
 
-    Law: for a result that PyTorch accepts, the engine computes from `settle(ctx, result)` what it
-    computes from `result`.
+    Guarantee: for a result that PyTorch accepts, the engine computes from `gradient_row(ctx,
+    result)` what it computes from `result`.
     """
     if result.__class__ is not tuple:
         if isinstance(result, Mapping):
@@ -85,7 +85,7 @@ def settle(
         if gradient is not None:
             if gradient.__class__ is not Tensor:
                 if gradient is derived:
-                    return settle(ctx, complete(ctx, result, cotangents), cotangents)
+                    return gradient_row(ctx, complete(ctx, result, cotangents), cotangents)
                 _require_tensor(ctx, position, gradient)
             if not flags[position] and position in ctx._pb_plain:
                 _refuse(ctx, position, gradient)

@@ -1,8 +1,8 @@
 """`FunctionInfo`: one Function class as the eager path sees it.
 
 It is made at the first call of a class and holds what every later call needs: the signature, and a
-second class, the twin, whose `forward` wraps the user's and whose context is `AutogradContext`.
-Eager calls go through the twin. `torch.func` and `torch.compile` see the user's class itself.
+second class, its shadow, whose `forward` wraps the user's and whose context is `AutogradContext`.
+Eager calls go through the shadow. `torch.func` and `torch.compile` see the user's class itself.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FunctionInfo:
         self.warned: set[type] = set()
         self.layouts: dict[Any, int] = {}
         self.why = ""  # why no backward can be derived, once that is known
-        plain = _twin(self)
+        plain = _shadow_class(self)
         self.raw = make_raw(self, plain) if lacks_backward(cls) else plain
 
     def group(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -141,7 +141,7 @@ def current(info: FunctionInfo) -> FunctionInfo:
     return cast(FunctionInfo, info.cls._pb_info)
 
 
-def _twin(info: FunctionInfo) -> Callable[..., Any]:
+def _shadow_class(info: FunctionInfo) -> Callable[..., Any]:
     """PyTorch's C `apply`, bound to a class that runs the user's methods with our context."""
     cls = info.cls
     space = _attributes(cls) | {
@@ -156,7 +156,7 @@ def _twin(info: FunctionInfo) -> Callable[..., Any]:
     # PyTorch looks these up at every call, and a failed look-up costs more than a False.
     for name in ("boxed_grads_call", "clear_saved_tensors_on_access"):
         space[name] = getattr(cls, name, False)
-    twin: Any = new_class(cls.__name__, TorchFunction, space)
+    shadow: Any = new_class(cls.__name__, TorchFunction, space)
     # The context PyTorch made for the class stays a base: who has it at hand still knows ours.
     made = getattr(cls._backward_cls, "_pb_made", cls._backward_cls)
     plain: Any = type(
@@ -165,18 +165,18 @@ def _twin(info: FunctionInfo) -> Callable[..., Any]:
         {
             "_pb_info": info,
             "_pb_made": made,
-            "_forward_cls": twin if info.is_opaque else cls,
+            "_forward_cls": shadow if info.is_opaque else cls,
             "__module__": cls.__module__,
         },
     )
-    info.plain = twin._backward_cls = cls._backward_cls = plain
+    info.plain = shadow._backward_cls = cls._backward_cls = plain
     # What keeps more than PyTorch knows of is not for compiled autograd to read by itself.
     info.keeping = type(
         made.__name__,
         (KeepingContext, plain),
-        {"_forward_cls": twin, "__module__": cls.__module__},
+        {"_forward_cls": shadow, "__module__": cls.__module__},
     )
-    return c_apply(twin)
+    return c_apply(shadow)
 
 
 def _attributes(cls: type) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from pullback.function.gradients import is_differentiable
 from pullback.function.isolation import isolated
 from pullback.function.listening import ListeningContext
 from pullback.function.signature import place_of
-from pullback.function.slots import get_needs, is_traced, transforms_active, version_of
+from pullback.function.slots import get_needs, has_no_values, transforms_active, version_of
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
@@ -312,7 +312,7 @@ class _Replay:
         linked: Sequence[int],
     ) -> None:
         """Raise unless the second run gave what was saved, with all of its history."""
-        if transforms_active() or is_traced((*inputs, *middles)):
+        if transforms_active() or has_no_values((*inputs, *middles)):
             return  # there are no numbers to look at
         for i in linked:
             if not _close(again[i].detach(), middles[i].detach()):

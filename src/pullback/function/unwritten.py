@@ -60,7 +60,8 @@ class Derivation(Protocol):
     def make_call(self, info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any]:
         """The call of a class without `backward`.
 
-        Law: it gives what `plain`, PyTorch's own call, gives, with the derivatives of `forward`.
+        Guarantee: it gives what `plain`, PyTorch's own call, gives, with the derivatives of
+        `forward`.
         """
 
     def pull(

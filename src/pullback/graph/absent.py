@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from pullback.graph.copies import copy_of
 from pullback.graph.cost import op_name
 from pullback.graph.dead import erase_dead
-from pullback.graph.values import flat_leaves, same_kind, value_of
-
-aten = torch.ops.aten
+from pullback.graph.values import aten, flat_leaves, same_kind, value_of
 
 FRESH = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
 """Ops that read of a tensor what it is, and not its numbers."""

@@ -21,14 +21,14 @@ def copy_of(
 
     Nodes keep their names and a copy of their `meta`. `names` renames some of them.
     """
-    new, twins = fx.Graph(), dict[fx.Node, fx.Node]()
+    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     wanted = names or {}
     for node in graph.nodes:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda old: twins[old])
-        twin = new.create_node(node.op, node.target, args, kwargs, name=wanted.get(node, node.name))
-        twin.meta = dict(node.meta)
-        twins[node] = twin
-    return new, twins
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda old: copies[old])
+        copy = new.create_node(node.op, node.target, args, kwargs, name=wanted.get(node, node.name))
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    return new, copies
 
 
 def graph_of(source: fx.Graph | JointGraph) -> fx.Graph:

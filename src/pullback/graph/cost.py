@@ -50,12 +50,13 @@ def is_random(node: fx.Node) -> bool:
     op = op_of(node)
     if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    return bool(_argument(node, "dropout_p") != 0)  # attention draws for its dropout alone
+    return bool(argument_of(node, "dropout_p") != 0)  # attention draws for its dropout alone
 
 
-def _argument(node: fx.Node, name: str) -> Any:
+def argument_of(node: fx.Node, name: str) -> Any:
     """What `node` gives its op for the parameter `name`; None if there is no such."""
-    for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    op = op_of(node)
+    for position, parameter in enumerate(() if op is None else op._schema.arguments):
         if parameter.name == name:
             given = node.args[position] if position < len(node.args) else parameter.default_value
             return node.kwargs.get(name, given)

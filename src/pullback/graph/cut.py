@@ -66,11 +66,11 @@ def cut(
     require_policy(policy)
     problem = pose(joint, policy, free, needed)
     if isinstance(policy, str):
-        return problem.settle(sure(problem, FEWEST_BYTES).saved)
+        return problem.cut_saving(sure(problem, FEWEST_BYTES).saved)
     best, _ = search(problem, policy)
     if best is None:
         raise _out_of_reach(policy, sure(problem, FEWEST_BYTES).bytes)
-    return problem.settle(polished(problem, best).saved)
+    return problem.cut_saving(polished(problem, best).saved)
 
 
 def frontier(
@@ -92,7 +92,7 @@ def frontier(
     """
     problem = pose(joint, 0, free, needed)
     choices = (polished(problem, choice) for choice in pareto(problem))
-    cuts = [problem.settle(choice.saved) for choice in choices]
+    cuts = [problem.cut_saving(choice.saved) for choice in choices]
     best = [each for each in cuts if not any(_beats(other, each) for other in cuts)]
     return tuple(Point(each, time(each) if time else None) for each in best)
 

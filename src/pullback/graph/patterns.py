@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
-import torch
 from torch import fx
 
-from pullback.graph.values import is_scalar, tensor_of
-
-aten = torch.ops.aten
+from pullback.graph.values import aten, is_scalar, tensor_of
 
 Binding = dict[str, Any]
 

@@ -8,9 +8,9 @@ formulas, or as a function of the node:
     @rule("whole-slice", aten.slice.Tensor, why="the slice takes everything")
     def whole_slice(node: Value) -> Value | None: ...
 
-The engine keeps the laws, so that rules need not: what replaces a node has its shape, dtype, device
-and strides; a new node goes on under the name of the node it replaces, in its phase, unit and
-place; no output of the program turns into one of its inputs or into another output; memory that
+The engine keeps the invariants, so that rules need not: what replaces a node has its shape, dtype,
+device and strides; a new node goes on under the name of the node it replaces, in its phase, unit
+and place; no output of the program turns into one of its inputs or into another output; memory that
 `as_strided` reads past the strides of a tensor stays as it is. A rule that would break one of them
 does not apply. A node says in `meta["rules"]` which rules made it what it is, and in
 `meta["stands_for"]` the names of the nodes whose place it took.

@@ -46,7 +46,7 @@ class Case:
 
     @cached_property
     def around(self) -> list[Tensor]:
-        """The tensors from around the program."""
+        """The tensors from outside the program."""
         return [closure.tensor for closure in self.units.closures] if self.units else []
 
     def task(self, function: Callable[..., Any]) -> Task:

@@ -30,16 +30,16 @@ def backends_of(name: str) -> dict[str, Backend]:
     return {one: backend_of(one) for one in given or available()}
 
 
-def candidates_now(backends: Mapping[str, Backend], tell: Callable[[], Any]) -> list[str]:
+def candidates_now(backends: Mapping[str, Backend], notify: Callable[[], Any]) -> list[str]:
     """Those of several backends to choose from now.
 
     While one is being built, which this begins in the background, another serves (`meanwhile`), and
-    the method `tell` is called when it is there; from then on the other is not needed.
+    the method `notify` is called when it is there; from then on the other is not needed.
     """
     names = list(backends)
     for name, backend in backends.items():
         if backend.meanwhile in names:
-            names.remove(backend.meanwhile if backend.is_ready(tell) else name)
+            names.remove(backend.meanwhile if backend.is_ready(notify) else name)
     return names
 
 

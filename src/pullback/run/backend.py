@@ -91,9 +91,9 @@ class Backend(Protocol):
         """Whether the node may give away what `forward` saved, for backward to write over."""
         return False
 
-    def is_ready(self, tell: Callable[[], Any]) -> bool:
+    def is_ready(self, notify: Callable[[], Any]) -> bool:
         """Whether it can compile at once; asked only of one that has another `meanwhile`.
 
-        If not, its building begins, and the method `tell` is called when that is done.
+        If not, its building begins, and the method `notify` is called when that is done.
         """
         return True

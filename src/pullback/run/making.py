@@ -91,18 +91,18 @@ class Nodes:
     reasons: list[str] = field(default_factory=list)
     _of: dict[Recipe, _Made] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
-    _tell: Any = None
+    _notify: Any = None
 
     def __post_init__(self) -> None:
         compiles = any(backend.compiles for backend in self.backends.values())
-        self.paths = Paths(self.name, is_told=compiles)
+        self.paths = Paths(self.name, warns=compiles)
 
     def find(self, recipe: Recipe, row: Sequence[Tensor]) -> Found | None:
         """The node for a row of tensors; None where only the general way is right."""
         reason = _reason(recipe, row)
         if reason is not None:
-            if self.paths.is_told:
-                self.paths.tell(reason)
+            if self.paths.warns:
+                self.paths.warn(reason)
             return None
         with self._lock:
             if not torch.is_grad_enabled() or not _is_live(recipe):
@@ -118,17 +118,17 @@ class Nodes:
                 )
             return Found(node, f'run by backend "{name}"')
 
-    def await_backends(self, tell: Callable[[], Any]) -> None:
-        """Call the method `tell`, and choose anew, when a backend that is being built is there."""
-        self._tell = weakref.WeakMethod(tell)
+    def await_backends(self, notify: Callable[[], Any]) -> None:
+        """Call the method `notify`, and choose again, when a backend is built that was not."""
+        self._notify = weakref.WeakMethod(notify)
 
     def _begin_anew(self) -> None:
         with self._lock:
             for made in self._of.values():
                 made.choices.clear()
-        tell = self._tell() if self._tell else None
-        if tell is not None:
-            tell()
+        notify = self._notify() if self._notify else None
+        if notify is not None:
+            notify()
 
     def _made_of(self, recipe: Recipe) -> _Made:
         return self._of.setdefault(recipe, _Made())
@@ -153,7 +153,7 @@ class Nodes:
         layouts = tuple(Layout.of(x) for x in row)
         if key not in patterns:
             if sum(other == name for other, _ in patterns) >= PATTERNS:
-                self.paths.tell(LAYOUTS)
+                self.paths.warn(LAYOUTS)
                 return None
             patterns[key] = _Pattern(layouts, self._made(name, recipe, row, specs.exact))
         pattern = patterns[key]
@@ -286,7 +286,7 @@ class Nodes:
         got = error.facts["got"]
         reason = " ".join((error.rule + (f": {got}" if got else "")).split())
         self._note(reason)
-        self.paths.tell(Reason(reason, error.facts["fix"] or 'use backend="eager" to say so'))
+        self.paths.warn(Reason(reason, error.facts["fix"] or 'use backend="eager" to say so'))
 
     def _note(self, reason: str) -> None:
         if reason not in self.reasons:

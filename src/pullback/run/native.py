@@ -117,10 +117,10 @@ class NativeBackend(Backend):
         """
         return isinstance(forward, native_extension().Library)
 
-    def is_ready(self, tell: Callable[[], Any]) -> bool:
+    def is_ready(self, notify: Callable[[], Any]) -> bool:
         """Whether a native node can be had at once.
 
-        If not, it is built in the background, and the method `tell` of an object that is still
+        If not, it is built in the background, and the method `notify` of an object that is still
         alive then is called when that is done.
         """
         with _lock:
@@ -137,7 +137,7 @@ class NativeBackend(Backend):
                 _state.thread.name, _state.thread.daemon = "pullback-build", True
                 _state.thread.start()
             if not _state.is_ready:
-                _state.waiting.append(weakref.WeakMethod(tell))
+                _state.waiting.append(weakref.WeakMethod(notify))
             return _state.is_ready
 
 
@@ -154,9 +154,9 @@ def _build() -> None:
         _state.is_ready = True
         waiting, _state.waiting = _state.waiting, []
     for one in waiting:
-        tell = one()
-        if tell is not None:
-            tell()
+        notify = one()
+        if notify is not None:
+            notify()
 
 
 def _run_once(code: Compiled, row: Sequence[Any], donated: Sequence[int]) -> None:

@@ -73,11 +73,11 @@ LAYOUTS = Reason(
 class Paths:
     """The paths of one composition called `name`; safe to use from several threads.
 
-    `is_told` says whether compiled code was asked for, so that its absence is worth a warning.
+    `warns` says whether compiled code was asked for, so that its absence is worth a warning.
     """
 
     name: str
-    is_told: bool = True
+    warns: bool = True
     _counts: dict[str, list[int]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -90,11 +90,11 @@ class Paths:
     def uncompiled(self, reason: Reason) -> None:
         """Count a call that runs without compiled code, and say so if that was not said."""
         self.tally(f"uncompiled: {reason.what}")[0] += 1
-        self.tell(reason)
+        self.warn(reason)
 
-    def tell(self, reason: Reason) -> None:
+    def warn(self, reason: Reason) -> None:
         """Warn of a reason, once."""
-        if self.is_told and self._is_new(reason.what):
+        if self.warns and self._is_new(reason.what):
             warnings.warn(
                 UncompiledWarning(
                     f"`{self.name}` must run compiled code", got=reason.what, fix=reason.fix
@@ -124,7 +124,7 @@ class Paths:
 
     def lines(self) -> Iterator[str]:
         """How often each path was taken, where there is more than the eager one."""
-        if not self.is_told:
+        if not self.warns:
             return iter(())
         with self._lock:
             counts = {path: count[0] for path, count in self._counts.items()}

@@ -17,8 +17,7 @@ from torch import Tensor, fx
 from pullback.capture.fake import Stage, apart
 from pullback.capture.joint import ONE_AT_A_TIME
 from pullback.capture.modes import autocast_off
-from pullback.capture.tidy import is_mutable
-from pullback.capture.watch import Watcher
+from pullback.graph.cost import is_mutating
 from pullback.graph.parts import calls
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -45,7 +44,7 @@ def retrace(
     On such arguments it returns what `graph` returns, with the same strides. Its placeholders are
     those of `graph`, in their order; it changes nothing in place.
     """
-    with ONE_AT_A_TIME, apart(Watcher), torch.inference_mode(False), torch.no_grad():
+    with ONE_AT_A_TIME, apart(), torch.inference_mode(False), torch.no_grad():
         with autocast_off():
             stage = Stage(dynamic=free_sizes)
             arguments = [_stand_in(stage, value) for value in row]
@@ -64,7 +63,7 @@ def _traced(
 ) -> fx.GraphModule:
     run = _interpreted(fx.GraphModule({}, graph))
     module = stage.trace(run, arguments, decompositions=decompositions)
-    if any(is_mutable(node) for node in calls(module.graph)):
+    if any(is_mutating(node) for node in calls(module.graph)):
         # Some decompositions fill a buffer step by step.
         module = stage.trace(torch.func.functionalize(_interpreted(module)), arguments)
     module.graph.eliminate_dead_code()

@@ -26,7 +26,6 @@ from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import normal
-from pullback.capture.watch import Watcher
 from pullback.derive.recipe import Recipe, laid_out
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
@@ -56,7 +55,7 @@ def _node_differs(
     """The difference on one row, and whether the row would show one in every value."""
     captured, is_telling = recipe.captured, True
     live = [o.index for o in captured.outputs if o.differentiable and o.index is not None]
-    with apart(Watcher), autocast_off(), torch.enable_grad():
+    with apart(), autocast_off(), torch.enable_grad():
         given = [x.detach().requires_grad_(x.requires_grad) for x in row]
         made = node(*given)
         if made is MISS:
@@ -94,7 +93,7 @@ def graph_difference(
     """How a compiled graph differs from its text on one row of arguments."""
 
     def differs(row: Sequence[Any]) -> tuple[Difference | None, bool]:
-        with apart(Watcher), autocast_off(), torch.no_grad():
+        with apart(), autocast_off(), torch.no_grad():
             got = compiled(list(row))
             trial = GraphTrial(graph, lambda row: text(list(row)), tuple(row))
             found = trial.difference(got, names)

@@ -169,7 +169,7 @@ def opened(subject: Subject, parts: Parts, absent: frozenset[str] = frozenset())
 def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainArgument], list[Any]]:
     """The arguments of the op in order, and the plain values that are none.
 
-    Tensors from around the program come behind its arguments; those that the examples left at
+    Tensors from outside the program come behind its arguments; those that the examples left at
     their defaults come behind these, by name alone, as do all that are so in the program.
     """
     captured = subject.captured

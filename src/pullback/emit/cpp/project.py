@@ -194,7 +194,7 @@ def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
         return {}, "the op draws random numbers"
     held = [like for one, like in zip(captured.inputs, likes, strict=True) if one.kind == "closure"]
     if any(like.values is None for like in held):
-        return {}, "it depends on a large tensor from around the program"
+        return {}, "it depends on a large tensor from outside the program"
     try:
         with aside():
             found = _results(function)

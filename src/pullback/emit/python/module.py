@@ -174,8 +174,8 @@ def _pieces(subject: Subject) -> Iterator[Pieces]:
 def function_pieces(subject: Subject) -> Pieces:
     """The Function: the user's own text if it can stand alone, else that of its graphs."""
     own = own_text(subject) if subject.function is not None else None
-    around = {one.name for one in subject.captured.closures}
-    if own is not None and not own.names & RESERVED and around <= own.names:
+    closures = {one.name for one in subject.captured.closures}
+    if own is not None and not own.names & RESERVED and closures <= own.names:
         return _own_pieces(subject, own)
     if subject.captured.mutated:
         names = ", ".join(

@@ -13,8 +13,8 @@ from pullback.capture.trees import tensors_in
 from pullback.derive.source import loaded
 from pullback.emit.python.own_source import OwnSource, own_source
 from pullback.emit.subject import Subject
-from pullback.function.listening import ListeningContext
-from pullback.function.signature import has_setup_context
+from pullback.function.isolation import keeping_random_state
+from pullback.function.unwritten import listen
 
 WHY = {
     "input": "an input, which costs nothing to keep",
@@ -72,18 +72,10 @@ def _saved(subject: Subject, own: OwnSource) -> list[str]:
 
 def _kinds(subject: Subject) -> list[str] | None:
     """For each tensor that the class saves, what it is; None where that cannot be seen."""
-    cls, inputs = subject.function, subject.tensors()
-    args = subject.captured.fill(inputs)
-    flags = tuple(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args)
-    plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
-    ctx = ListeningContext(flags, plain)
+    inputs = [x.requires_grad_(x.is_floating_point()) for x in subject.tensors()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(()):
-            if has_setup_context(cls):
-                output = cls.forward(*args)
-                cls.setup_context(ctx, args, output)
-            else:
-                output = cls.forward(ctx, *args)
+        with torch.no_grad(), keeping_random_state():
+            output, ctx = listen(subject.function, subject.captured.fill(inputs))
     except Exception:  # a class that looks closely at its context
         return None
     return [_kind(one, inputs, tensors_in(output)) for one in ctx._pb_saved if one is not None]

@@ -20,17 +20,17 @@ Record = dict[str, Tensor]
 def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """Outputs and gradients, by what they are; raises what the program raises."""
     count = subject.captured.argument_count
-    # Large tensors from around the program are no part of the file: others stand for them.
+    # Large tensors from outside the program are no part of the file: others stand for them.
     is_own = all(like.values is not None for like in test.likes[count:])
     return (_of_program if is_own else _of_graph)(subject, test, given)
 
 
 def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
-    """What the program gives. It reads the tensors around it, which have the values given."""
+    """What the program gives. It reads the tensors outside it, which have the values given."""
     captured = subject.captured
     count = captured.argument_count
     own = [x.detach().requires_grad_(x.requires_grad) for x in given[:count]]
-    around = [one.tensor for one in captured.closures if one.tensor is not None]
+    outside = [one.tensor for one in captured.closures if one.tensor is not None]
     changed = {place for place, _ in captured.mutated}
     passed = [x.clone() if place in changed else x for place, x in enumerate(own)]
     held = [one.tensor for one in captured.inputs if one.tensor is not None]
@@ -38,7 +38,7 @@ def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Re
     pairs = zip(leaves, (o for o in captured.outputs if o.is_written), strict=True)
     outputs = [y for y, o in pairs if o.index is not None and isinstance(y, Tensor)]
     live = [y for y in outputs if y.requires_grad]
-    wanted = [x for x, need in zip([*own, *around], test.needs, strict=False) if need]
+    wanted = [x for x, need in zip([*own, *outside], test.needs, strict=False) if need]
     pulled: Sequence[Tensor] = ()
     if wanted:
         cotangents = [cotangent(y, i) for i, y in enumerate(live)]
@@ -48,15 +48,15 @@ def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Re
 
 
 def _of_graph(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
-    """What the program would give with other tensors around it.
+    """What the program would give with other tensors outside it.
 
     That is read from its graph, which was compared with the program when it was captured.
     """
     captured = subject.captured
     count = captured.argument_count
-    around = iter([x.detach() for x in given[count:]])
+    outside = iter([x.detach() for x in given[count:]])
     inputs = tuple(
-        replace(one, tensor=next(around)) if one.kind == "closure" else one
+        replace(one, tensor=next(outside)) if one.kind == "closure" else one
         for one in captured.inputs
     )
     cotangents = [

@@ -55,7 +55,7 @@ _TEXT = '''
 
 
 def self_test():
-    """Raise unless {law}."""
+    """Raise unless {holds}."""
     given = inputs()
     outputs = called({call}, given)
 {compared}{gradients}
@@ -149,10 +149,10 @@ class SelfTest:
     def text(self, name: str, file: str) -> str:
         """The text of the self-test of `name`, in the file `file`."""
         what = "outputs and gradients" if self.is_differentiated else "outputs"
-        law = f"{what} are as recorded"
+        holds = f"{what} are as recorded"
         if self.recorded is None:
-            law = "outputs are those of `reference`"
-        law += ", and gradients as differences say" if self.is_differentiated else ""
+            holds = "outputs are those of `reference`"
+        holds += ", and gradients as differences say" if self.is_differentiated else ""
         said = "" if self.is_differentiated or not self.names else "; no gradient is compared"
         return _TEXT.format(
             name=name,
@@ -160,7 +160,7 @@ class SelfTest:
             inputs=self.inputs(),
             expected=self._expected(),
             call=self.call,
-            law=law,
+            holds=holds,
             compared=_AGAINST_REFERENCE if self.recorded is None else self._compared(),
             gradients=self._checked(),
             passed=f"{what} are right{said}",

@@ -91,7 +91,7 @@ def _first(subject: Subject, call: str, held: frozenset[str]) -> SelfTest:
             needs.append(one.needs and not why)
             likes.append(like)
             silent += [(one.name, why)] if one.needs and why else []
-    around = [
+    held_texts = [
         text for one, text in zip(captured.inputs, texts, strict=True) if one.tensor is not None
     ]
     return SelfTest(
@@ -100,7 +100,7 @@ def _first(subject: Subject, call: str, held: frozenset[str]) -> SelfTest:
         tuple(needs),
         tuple(likes),
         program=captured.name.removesuffix(".apply"),
-        fixed=frozenset(around),
+        fixed=frozenset(held_texts),
         silent=tuple(silent),
     )
 
@@ -174,7 +174,7 @@ def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int)
     captured = subject.captured
     count = captured.argument_count
     if place >= count:
-        return False  # a tensor from around the program, which cannot be moved here
+        return False  # a tensor from outside the program, which cannot be moved here
 
     def plain(moved: Tensor) -> Any:
         row = [moved if i == place else x for i, x in enumerate(given)]
@@ -188,7 +188,7 @@ def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int)
         for given, how in ((made, test), (own, replace(test, is_double=False))):
             try:
                 plain(given[place])
-            except Exception:  # a tensor from around it is in another dtype
+            except Exception:  # a tensor from outside it is in another dtype
                 continue
             try:
                 _gradcheck(plain, (given[place],), how)

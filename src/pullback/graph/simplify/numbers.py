@@ -92,15 +92,15 @@ def constant_operand(node: Value) -> Any:
         return None
     left, right = node.args
     if (fill := constant_of(right)) is not None and isinstance(left, Value):
-        return node.maker.call(node.target, left, fill) if is_told(node, right, fill) else None
+        return node.maker.call(node.target, left, fill) if says_as_much(node, right, fill) else None
     if not isinstance(right, Value):
         return None
-    if (fill := constant_of(left)) is None or not is_told(node, left, fill):
+    if (fill := constant_of(left)) is None or not says_as_much(node, left, fill):
         return None
     return fill - right if node.target == aten.sub.Tensor else right.made(node.target, fill)
 
 
-def is_told(node: Value, constant: Value, fill: float) -> bool:
+def says_as_much(node: Value, constant: Value, fill: float) -> bool:
     """Whether a number says as much as the tensor that holds it.
 
     A product with zeros is left as it is: it is zero but for infinities, and `0 * x` tells less

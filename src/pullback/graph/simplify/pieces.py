@@ -109,8 +109,8 @@ def slices_split(node: Value) -> Any:
     dim: Any = node.node.args[1]
     if phase_of(node.node) != BACKWARD or tensor_of(source) is None:
         return None
-    twins = [user for user in source.users if _is_slice_along(user, dim)]
-    slots = slots_of(twins, 2)
+    slices = [user for user in source.users if _is_slice_along(user, dim)]
+    slots = slots_of(slices, 2)
     size = source.meta["val"].shape[dim]
     order = tiled(slots, size, dim)
     if order is None or len(order) < 2:

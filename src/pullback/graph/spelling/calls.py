@@ -91,7 +91,7 @@ def arguments(writer: PythonWriter, node: fx.Node) -> tuple[list[Any], dict[str,
             args.append(dims(node, arg) if slot.name in DIMS else _alone(slot, arg))
     for key, arg in node.kwargs.items():
         if arg not in NOISE.get(key, ()) and not is_default(schema, key, arg):
-            kwargs[key] = _told(writer, key, arg)
+            kwargs[key] = _keyword_value(writer, key, arg)
     for place, slot in enumerate(schema):
         # `torch.binary_cross_entropy_with_logits` and its like have another default than the op.
         if slot.name == "reduction" and place >= len(args) and "reduction" not in kwargs:
@@ -100,9 +100,9 @@ def arguments(writer: PythonWriter, node: fx.Node) -> tuple[list[Any], dict[str,
     return args, kwargs
 
 
-def _told(writer: PythonWriter, key: str, arg: Any) -> Any:
+def _keyword_value(writer: PythonWriter, key: str, arg: Any) -> Any:
     """A keyword, read from an argument where it is a property of one."""
-    return {"device": writer.device, "dtype": writer.dtype}.get(key, lambda told: told)(arg)
+    return {"device": writer.device, "dtype": writer.dtype}.get(key, lambda value: value)(arg)
 
 
 SETTINGS = ("shifts", "kernel_size", "stride", "padding", "dilation", "output_size")
