@@ -11,7 +11,7 @@ from pullback.capture.fake import (
     is_dense,
     is_fake,
     numbers_of,
-    resized,
+    with_other_sizes,
 )
 from pullback.capture.joint import capture
 from pullback.capture.watch import watched
@@ -138,25 +138,25 @@ def shapes_of(program, *shapes):
 def test_tied_sizes_grow_together():
     shapes = shapes_of(lambda x, y: x @ y, (4, 3), (3, 5))
 
-    assert resized(shapes, [], lambda n: n + 1) == [(5, 4), (4, 6)]
+    assert with_other_sizes(shapes, [], lambda n: n + 1) == [(5, 4), (4, 6)]
 
 
 def test_equal_sizes_grow_alike():
     shapes = shapes_of(lambda x, y: (x * 2, y * 2), (4, 3), (4, 5))
 
-    assert resized(shapes, [], lambda n: 2 * n) == [(8, 6), (8, 10)]
+    assert with_other_sizes(shapes, [], lambda n: 2 * n) == [(8, 6), (8, 10)]
 
 
 def test_fixed_sizes_do_not_grow():
     one, two = shapes_of(lambda x, y: x @ y, (4, 3), (3, 5))
 
-    assert resized([one], [two], lambda n: n + 1) == [(5, 3)]
+    assert with_other_sizes([one], [two], lambda n: n + 1) == [(5, 3)]
 
 
 def test_plain_sizes_hold_their_equals():
     shapes = shapes_of(lambda x, y: (x + torch.ones(3), y * 2), (4, 3), (3, 5))
 
-    assert resized(shapes, [], lambda n: n + 1) == [(5, 3), (3, 6)]
+    assert with_other_sizes(shapes, [], lambda n: n + 1) == [(5, 3), (3, 6)]
 
 
 # ---- around ----

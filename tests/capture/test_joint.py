@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 import pullback as pb
 from pullback.capture.joint import capture
-from pullback.capture.marks import Marks
+from pullback.capture.marks import NodeMarks
 from pullback.graph.parts import BACKWARD, FORWARD, calls
 from tests.capture.cases import SCALE, normal, programs
 from tests.capture.compare import assert_same, eager, graph
@@ -512,7 +512,7 @@ def test_history_around_keeps_no_hooks():
     capture(lambda x: hidden(x, weight, bias), (normal(4, 3),))
 
     gc.collect()
-    assert [thing for thing in gc.get_objects() if type(thing) is Marks] == []
+    assert [thing for thing in gc.get_objects() if type(thing) is NodeMarks] == []
 
 
 def test_random_state_is_left_alone():

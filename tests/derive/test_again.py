@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.derive.again import again_of, between
+from pullback.derive.again import again_of
 from pullback.derive.backward import derive
 from pullback.derive.comparison import Comparison
 from pullback.derive.source import function_source, readable_parts
@@ -50,7 +50,7 @@ def test_missing_inputs_are_saved_besides(inputs):
     parts = readable_parts(captured, "everything")
     saved = {parts.names[node] for node in parts.cut.saved}
 
-    assert between(parts)
+    assert parts.between
     assert not saved & set(again_of(parts, "Printed").extra)
     assert {"x", "y"} <= saved | set(again_of(parts, "Printed").extra)
 

@@ -15,7 +15,7 @@ from pullback.emit import emit
 from pullback.errors import DifferingTextError
 from pullback.graph import simplify as simplifying
 from pullback.graph.patterns import call, tensors
-from pullback.graph.rewrite import Rule
+from pullback.graph.rewrite import RewriteRule
 from pullback.graph.values import aten
 
 
@@ -456,7 +456,9 @@ def sine(x):
 
 
 (a,) = tensors("a")
-SPOILED = Rule.of("spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose")
+SPOILED = RewriteRule.of(
+    "spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose"
+)
 
 
 def test_wrong_readable_rule_is_left_out(monkeypatch):
@@ -471,7 +473,7 @@ def test_wrong_readable_rule_is_left_out(monkeypatch):
 
 def test_rule_that_hides_nan_is_left_out(monkeypatch):
     """Right for every number, and for NaN it is not."""
-    hiding = Rule.of(
+    hiding = RewriteRule.of(
         "hiding", call(aten.cos.default, a), lambda a: a.clamp(-99.0, 99.0).nan_to_num(0.0).cos(),
         why="wrong, on purpose",
     )  # fmt: skip
@@ -486,7 +488,7 @@ def test_rule_that_raises_is_left_out(monkeypatch):
     def raising(a):
         raise IndexError("a rule that does not know this")
 
-    broken = Rule.of("broken", call(aten.cos.default, a), raising, why="wrong, on purpose")
+    broken = RewriteRule.of("broken", call(aten.cos.default, a), raising, why="wrong, on purpose")
     monkeypatch.setattr(recipe, "READABLE", (broken, *simplifying.READABLE))
     function, _ = printed(sine, leaf(4))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.graph.values import Maker, Value, named, outcome_of, same, same_sizes
+from pullback.graph.values import Maker, Value, named_value, outcome_of, same, same_sizes
 from tests.graph.graphs import assert_same_bits, graph_of, randn, run
 
 X, Y = randn(3, 4), randn(3, 4, seed=1)
@@ -79,8 +79,8 @@ def test_named_value_carries_a_hint():
     graph = graph_of(lambda x: x.exp(), X)
     value = Value(next(iter(graph.nodes)), Maker(graph.output_node()))
 
-    assert named("s", value.exp()).node.meta["hint"] == "s"
-    assert named("s", X) is X
+    assert named_value("s", value.exp()).node.meta["hint"] == "s"
+    assert named_value("s", X) is X
 
 
 # ---- symbolic sizes ----

@@ -38,23 +38,23 @@ from pullback.capture.found import (
     ATOMS,
     PURE,
     Same,
+    array_bytes,
+    array_digest,
     atom,
     buffer_of,
-    bytes_of,
+    class_module,
     contents,
+    dict_key,
     globals_in,
     home_of,
     is_elsewhere,
     is_pure,
     is_text,
     is_users_module,
-    key_of,
-    kind_of,
-    module_of,
-    named,
+    meaning_of,
     names_in,
-    slots_of,
-    values_of,
+    slot_names,
+    tensor_kind,
 )
 from pullback.capture.guards import Guards
 from pullback.capture.places import is_users_file
@@ -186,7 +186,7 @@ class _Walk:
             self.guards.is_complete = False  # changed in place, it is still the same thing
             yield bytearray, bytes(value)
         elif isinstance(value, Tensor):
-            self.tensors.append(kind_of(value))
+            self.tensors.append(tensor_kind(value))
             self.guards.tensor(value)
             yield self.tensors[-1]
             yield from self._of_attributes(value, depth)
@@ -229,7 +229,7 @@ class _Walk:
             yield from self._of_values(value, list(value), depth)
             yield from self._of_attributes(value, depth)
         elif isinstance(value, dict):
-            yield tuple(map(key_of, list(value)[: self._length(depth)]))
+            yield tuple(map(dict_key, list(value)[: self._length(depth)]))
             yield from self._of_values(value, list(value.values()), depth)
             yield from self._of_attributes(value, depth)
         elif isinstance(value, (type, ModuleType)):
@@ -292,9 +292,9 @@ class _Walk:
         elif isinstance(value, threading.local):  # each thread has attributes of its own
             self.guards.is_complete = False
             yield from self._of_own(vars(value), depth)
-        elif (size := bytes_of(value)) is not None and size <= _BYTES:
+        elif (size := array_bytes(value)) is not None and size <= _BYTES:
             self.guards.array(value)
-            yield values_of(value)
+            yield array_digest(value)
         elif size is not None:
             self._miss(f"an array of {size >> 20} MiB (`{kind.__name__}`)", depth)
         elif isinstance(value, weakref.ReferenceType):
@@ -310,12 +310,12 @@ class _Walk:
 
     def _of_plain_object(self, value: Any, depth: int) -> Iterator[Any]:
         kind = type(value)
-        is_python = all(is_text(module_of(base)) for base in kind.__mro__[:-1])
+        is_python = all(is_text(class_module(base)) for base in kind.__mro__[:-1])
         if not is_python and hasattr(kind, "__next__"):
             self._miss(f"an iterator, which every read changes (`{kind.__name__}`)", depth)
         self.guards.attribute(value, "__class__")
         yield from self._of_own(getattr(value, "__dict__", {}), depth)
-        for name in slots_of(kind):
+        for name in slot_names(kind):
             self.guards.attribute(value, name)
             self._add_attribute(name, getattr(value, name, None), depth)
         self._note(kind)
@@ -364,10 +364,10 @@ class _Walk:
         """Remember a class of the user's; of other libraries, only some are known to be pure."""
         if isinstance(value, type):
             for base in value.__mro__:
-                if is_users_module(module_of(base)):
+                if is_users_module(class_module(base)):
                     self.classes.setdefault(base, set())
             self.guards.attribute(value, "__mro__")
-            name, module = value.__module__, module_of(value)
+            name, module = value.__module__, class_module(value)
         else:
             name, module = value.__name__, value
             if is_users_module(value):
@@ -377,7 +377,7 @@ class _Walk:
     def _of_classes(self, queue: deque[tuple[Any, int]]) -> Iterator[Any]:
         """The attributes that the code mentions: of the user's classes and modules, and others."""
         for cls, met in list(self.classes.items()):
-            module = cls if isinstance(cls, ModuleType) else module_of(cls)
+            module = cls if isinstance(cls, ModuleType) else class_module(cls)
             file = getattr(module, "__file__", None) or ""
             name = getattr(module, "__name__", "")  # code that was run as text is of no module
             is_far = queue is self.far or is_elsewhere(name, file, self.home)
@@ -418,7 +418,7 @@ class _Walk:
                 self._miss(f"whatever `{name}` reads", depth)
         (self.names if depth > _DEPTH else self.far_names).update(names)
         for name in names:
-            value = named(name, function.__globals__)
+            value = meaning_of(name, function.__globals__)
             if name in function.__globals__ or name in globals_in(function.__code__):
                 self.guards.item(function.__globals__, name)
             if name in sys.modules and value is sys.modules[name]:

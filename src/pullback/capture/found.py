@@ -42,7 +42,7 @@ def globals_in(code: CodeType) -> frozenset[str]:
     return frozenset(read).union(*map(globals_in, inner))
 
 
-def named(name: str, space: dict[str, Any]) -> Any:
+def meaning_of(name: str, space: dict[str, Any]) -> Any:
     """What a name means: a global, or a module that is imported on the spot; None for others."""
     if name in space or hasattr(builtins, name):
         return space.get(name)
@@ -87,19 +87,19 @@ def is_text(module: Any) -> bool:
     return str(getattr(module, "__file__", None)).endswith(".py")
 
 
-def module_of(cls: type) -> Any:
+def class_module(cls: type) -> Any:
     """The module of a class."""
     return sys.modules.get(cls.__module__)
 
 
-def slots_of(kind: type) -> list[str]:
+def slot_names(kind: type) -> list[str]:
     """The attributes of an object that are not in its `__dict__`."""
     rows = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for row in rows for name in ((row,) if isinstance(row, str) else row)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def bytes_of(value: Any) -> int | None:
+def array_bytes(value: Any) -> int | None:
     """How large an array of another library is; None for other things."""
     try:
         size = getattr(value, "nbytes", None)
@@ -116,7 +116,7 @@ def buffer_of(value: Any) -> memoryview | None:
         return None
 
 
-def values_of(value: Any) -> tuple[Any, bytes]:
+def array_digest(value: Any) -> tuple[Any, bytes]:
     """The shape of an array, and its values as a digest."""
     return getattr(value, "shape", None), hashlib.sha256(value.tobytes()).digest()
 
@@ -145,16 +145,16 @@ def atom(value: Any) -> tuple[type, Any]:
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
-def key_of(key: Any) -> Any:
+def dict_key(key: Any) -> Any:
     """A key of a dict."""
     if isinstance(key, tuple):
-        return tuple(map(key_of, key))
+        return tuple(map(dict_key, key))
     if isinstance(key, ATOMS):
         return type(key), repr(key)
     return id(key) if isinstance(key, Tensor) else Same(key)
 
 
-def kind_of(tensor: Tensor) -> tuple[Any, ...]:
+def tensor_kind(tensor: Tensor) -> tuple[Any, ...]:
     """What a tensor is; not its values, and nothing that would keep it alive."""
     if tensor.layout is not torch.strided:
         return id(tensor), tensor.dtype, tensor.device, tensor.requires_grad

@@ -15,12 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import Stage, apart, joined
+from pullback.capture.fake import Stage, apart, joined_clauses
 from pullback.capture.modes import autocast_now
 from pullback.capture.offsets import counts_from_memory
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
-from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
+from pullback.capture.tracing import (
+    ARGUMENT,
+    CLOSURE,
+    Traced,
+    TracedInput,
+    TracedOutput,
+    Tracing,
+    is_traced,
+)
 from pullback.capture.trees import Spec, literal_of, unflatten
 from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
@@ -30,7 +38,7 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class CaptureInput:
     """One input of a joint graph.
 
     `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
@@ -55,7 +63,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CaptureOutput:
     """One leaf of what the program returns, or an input that it changes in place.
 
     `kind` is "tensor", "number" (a symbolic size) or "constant" (`value`, which is no part of the
@@ -86,21 +94,21 @@ class Capture:
     computes: outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw
     the same numbers from the same state. A cotangent is given with the strides of its placeholder.
 
-    `leaves` are those of the arguments, an `Input` in the place of each tensor. `units` are the
-    names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
-    Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
-    not be linear in the cotangents. `sees_offsets` says whether the graph holds only for arguments
-    that begin where those did in their memory, and `cuts_history` whether the program took numbers
-    out of their history (`detach`), which the graph does not tell. `local_names` gives the user's
-    name for what a node computes, by the name of the node. `conditions` is what was assumed of
-    sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are those that
-    it was captured under.
+    `leaves` are those of the arguments, a `CaptureInput` in the place of each tensor. `units` are
+    the names of the units, whose numbers the nodes carry, and `functions` the classes of those that
+    are Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then
+    need not be linear in the cotangents. `sees_offsets` says whether the graph holds only for
+    arguments that begin where those did in their memory, and `cuts_history` whether the program
+    took numbers out of their history (`detach`), which the graph does not tell. `local_names` gives
+    the user's name for what a node computes, by the name of the node. `conditions` is what was
+    assumed of sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are
+    those that it was captured under.
     """
 
     name: str
     joint: JointGraph
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
+    inputs: tuple[CaptureInput, ...]
+    outputs: tuple[CaptureOutput, ...]
     in_spec: Spec
     out_spec: Spec
     leaves: tuple[Any, ...]
@@ -128,14 +136,14 @@ class Capture:
         return sum(one.kind == ARGUMENT for one in self.inputs)
 
     @property
-    def closures(self) -> tuple[Input, ...]:
+    def closures(self) -> tuple[CaptureInput, ...]:
         """The inputs from outside the program."""
         return tuple(one for one in self.inputs if one.kind == CLOSURE)
 
     def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The arguments that the program is called with, for these tensors in them."""
         rest = iter(tensors)
-        leaves = [next(rest) if isinstance(leaf, Input) else leaf for leaf in self.leaves]
+        leaves = [next(rest) if isinstance(leaf, CaptureInput) else leaf for leaf in self.leaves]
         return tuple(unflatten(leaves, self.in_spec))
 
     def give(self, values: Sequence[Any]) -> Any:
@@ -282,7 +290,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
         functions=tuple(traced.functions),
         is_handwritten=traced.is_handwritten,
         local_names=names,
-        conditions=joined(clauses),
+        conditions=joined_clauses(clauses),
         stage=stage,
         sees_offsets=sees_offsets,
         cuts_history=traced.cuts_history,
@@ -292,14 +300,14 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
     )
 
 
-def _input(held: Held, position: int, *, sees_offsets: bool) -> Input:
+def _input(held: TracedInput, position: int, *, sees_offsets: bool) -> CaptureInput:
     if held.kind == ARGUMENT:
         offset = int(held.real.storage_offset()) if sees_offsets else None
-        return Input(held.name, held.kind, position, None, held.needs, held.free, offset)
-    return Input(held.name, held.kind, None, held.real, held.needs, held.free)
+        return CaptureInput(held.name, held.kind, position, None, held.needs, held.free, offset)
+    return CaptureInput(held.name, held.kind, None, held.real, held.needs, held.free)
 
 
-def _outputs(traced: Traced) -> tuple[Output, ...]:
+def _outputs(traced: Traced) -> tuple[CaptureOutput, ...]:
     outputs, index = [], 0
     for place, result in enumerate(traced.results):
         inside = is_traced(result.value)
@@ -308,8 +316,10 @@ def _outputs(traced: Traced) -> tuple[Output, ...]:
     return tuple(outputs)
 
 
-def _output(result: Result, index: int | None, returned: bool) -> Output:
+def _output(result: TracedOutput, index: int | None, returned: bool) -> CaptureOutput:
     value = result.value if index is None else None
     kind = "constant" if index is None else "number"
     kind = "tensor" if isinstance(result.value, Tensor) else kind
-    return Output(kind, index, value, result.differentiable, result.used, result.changes, returned)
+    return CaptureOutput(
+        kind, index, value, result.differentiable, result.used, result.changes, returned
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import paths_of
-from pullback.function.signature import place_of, signature_of
+from pullback.function.signature import forward_signature, source_place
 
 # How far into containers, objects and helper functions names are looked for, and how long.
 _DEPTH, _LIMIT = 3, 10_000
@@ -24,7 +24,7 @@ _DEPTH, _LIMIT = 3, 10_000
 
 def program_name(program: Any) -> str:
     """What the user calls `program`: `Square.apply`, `loss`, `MyModule`."""
-    cls = function_of(program)
+    cls = function_class(program)
     if cls is not None:
         return f"{cls.__name__}.apply"
     inner = getattr(program, "func", program)  # functools.partial
@@ -33,11 +33,11 @@ def program_name(program: Any) -> str:
 
 def program_place(program: Any) -> str:
     """Where `program` was written, or ""."""
-    cls: Any = function_of(program)
+    cls: Any = function_class(program)
     if cls is not None:
-        return place_of(cls.forward)
+        return source_place(cls.forward)
     inner = getattr(program, "func", program)
-    return place_of(inner.forward if isinstance(inner, nn.Module) else inner)
+    return source_place(inner.forward if isinstance(inner, nn.Module) else inner)
 
 
 def late_bound(program: Any) -> Any:
@@ -47,11 +47,11 @@ def late_bound(program: Any) -> Any:
     """
     if isinstance(program, functools.partial):
         return functools.partial(late_bound(program.func), *program.args, **program.keywords)
-    cls: Any = function_of(program)
+    cls: Any = function_class(program)
     return program if cls is None else lambda *args, **kwargs: cls.apply(*args, **kwargs)
 
 
-def function_of(program: Any) -> type | None:
+def function_class(program: Any) -> type | None:
     """The Function class whose `apply` `program` is, or None."""
     owner = getattr(program, "__self__", None)
     is_apply = getattr(program, "__name__", "") == "apply"
@@ -72,9 +72,9 @@ def argument_names(program: Any, examples: Sequence[Any]) -> list[str]:
 
 def parameter_names(program: Any, count: int) -> list[str]:
     """The user's name of each of the first `count` positional arguments."""
-    cls = function_of(program)
+    cls = function_class(program)
     if cls is not None:
-        signature = signature_of(cls)
+        signature = forward_signature(cls)
         return [signature.name(i) for i in range(count)]
     call = program.forward if isinstance(program, nn.Module) else program
     try:

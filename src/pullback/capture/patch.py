@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.function.dispatch import Watch, watch_calls
+from pullback.function.dispatch import CallWatch, watch_calls
 
 # What a watcher is given: the class, the call to make, and what it is called with.
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -89,7 +89,7 @@ def _enter() -> None:
         _count += 1
         if _count == 1:
             _site.apply = classmethod(_apply)
-            watch_calls(Watch(is_watched, announce))
+            watch_calls(CallWatch(is_watched, announce))
 
 
 def _leave() -> None:

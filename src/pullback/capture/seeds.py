@@ -30,7 +30,7 @@ def normal(like: Tensor, seed: int) -> Tensor:
     return drawn.to(like.dtype)
 
 
-def uniform(like: Tensor, seed: int, low: float, high: float) -> Tensor:
+def uniform_like(like: Tensor, seed: int, low: float, high: float) -> Tensor:
     """Numbers between `low` and `high` in the shape of `like`, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     shape = (*like.shape, 2) if like.is_complex() else like.shape
@@ -39,7 +39,7 @@ def uniform(like: Tensor, seed: int, low: float, high: float) -> Tensor:
     return row.to(device=like.device, dtype=like.dtype)
 
 
-def near(tensor: Tensor, seed: int) -> Tensor:
+def moved_a_little(tensor: Tensor, seed: int) -> Tensor:
     """`tensor` with each element moved by up to a tenth of itself: what was valid stays valid."""
     if not tensor.is_floating_point() and not tensor.is_complex():
         return tensor

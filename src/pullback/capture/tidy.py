@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
-from pullback.capture.marks import Mark, Marks
+from pullback.capture.marks import NodeMark, NodeMarks
 from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
-from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
+from pullback.capture.tracing import CLOSURE, CONSTANT, Traced, TracedInput, TracedOutput, is_traced
 from pullback.graph.cost import is_mutating, is_random
 from pullback.graph.names import unused
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
@@ -107,10 +107,10 @@ class _Forming:
         placeholder.meta = dict(node.meta)
         self.copies[node] = placeholder
 
-    def _loose_tensors(self) -> dict[fx.Node, Held]:
+    def _loose_tensors(self) -> dict[fx.Node, TracedInput]:
         """New inputs for the tensors that the raw graph holds itself."""
-        found: dict[int, Held] = {}
-        loose: dict[fx.Node, Held] = {}
+        found: dict[int, TracedInput] = {}
+        loose: dict[fx.Node, TracedInput] = {}
         for node in self.old.nodes:
             if node.op != "get_attr" or not isinstance(tensor := self._value(node), Tensor):
                 continue
@@ -122,13 +122,13 @@ class _Forming:
             loose[node] = held
         return loose
 
-    def _held(self, node: fx.Node, tensor: Tensor) -> Held:
+    def _held(self, node: fx.Node, tensor: Tensor) -> TracedInput:
         if _is_fresh(node):
             name, kind = self._unused("constant"), CONSTANT
         else:
             name, kind = self.traced.closure_name(tensor) or self._unused("closure"), CLOSURE
         leaf = self.stage.stand_in(tensor)
-        return Held(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
+        return TracedInput(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
 
     def _unused(self, wish: str) -> str:
         """`wish`, with a number if an input is called so."""
@@ -181,14 +181,14 @@ class _Carrying(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, stage: Stage) -> None:
         fx.Interpreter.__init__(self, module, garbage_collect_values=False)
-        self.marks = Marks(lambda: stage.graph, stage.node_of)
+        self.marks = NodeMarks(lambda: stage.graph, stage.node_of)
 
     def run_node(self, n: fx.Node) -> Any:
         """The value of `n`; the nodes that it took are marked."""
-        self.marks.mark_added(Mark())
+        self.marks.mark_added(NodeMark())
         value = fx.Interpreter.run_node(self, n)
         self.marks.phase = phase_of(n)
-        added = self.marks.mark_added(Mark(n.meta.get("unit"), n.meta.get("place", "")))
+        added = self.marks.mark_added(NodeMark(n.meta.get("unit"), n.meta.get("place", "")))
         for node in added[:1]:
             node.meta.update({key: n.meta[key] for key in ("local", "given") if key in n.meta})
         return value
@@ -229,7 +229,7 @@ def _report_changes(traced: Traced, graph: fx.Graph) -> None:
         returned, new = list(end.args[0]), node.args[1]  # type: ignore[arg-type]
         returned.insert(_count(traced), new)
         end.args = (tuple(returned),)
-        traced.results.append(Result(new.meta["val"], changes=position))  # type: ignore[union-attr]
+        traced.results.append(TracedOutput(new.meta["val"], changes=position))  # type: ignore[union-attr]
 
 
 def _keep_checks(graph: fx.Graph) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, is_dense, run_backward
-from pullback.capture.marks import Mark, Marks
+from pullback.capture.marks import NodeMark, NodeMarks
 from pullback.capture.modes import autocast_off
 from pullback.capture.names import (
     argument_names,
@@ -35,8 +35,8 @@ from pullback.capture.refuse import (
     require_own_generator_free,
     require_strided,
 )
-from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import FUNCTION, OP, Call, is_unit, versions_of, watched
+from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensor_leaves, unflatten
+from pullback.capture.watch import FUNCTION, OP, WatchedCall, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD
@@ -46,7 +46,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(slots=True)
-class Held:
+class TracedInput:
     """An input of the trace: the real tensor, and the fake ones that stand in for it."""
 
     name: str
@@ -65,7 +65,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Result:
+class TracedOutput:
     """One output of the trace: a leaf of what the program returned, or a changed input."""
 
     value: Any
@@ -82,8 +82,8 @@ class Traced:
     name: str
     closure_name: Callable[[Tensor], str]
     module: fx.GraphModule
-    held: list[Held]
-    results: list[Result]
+    held: list[TracedInput]
+    results: list[TracedOutput]
     returned: int  # how many of the results the program returned
     units: list[str]
     functions: list[type]  # the Functions among the units
@@ -102,8 +102,8 @@ class Tracing:
     program: Callable[..., Any]
     examples: tuple[Any, ...]
     stage: Stage
-    held: list[Held] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
+    held: list[TracedInput] = field(default_factory=list)
+    results: list[TracedOutput] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
     functions: list[type] = field(default_factory=list)
     is_handwritten: bool = False
@@ -112,7 +112,7 @@ class Tracing:
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
-        self.marks = Marks(lambda: self.stage.graph, self.stage.node_of)
+        self.marks = NodeMarks(lambda: self.stage.graph, self.stage.node_of)
         self.leaves, self.in_spec = flatten(self.examples)
         self._closure_names: dict[int, str] | None = None
         self.used: Sequence[bool] | None = None
@@ -150,15 +150,15 @@ class Tracing:
 
     # ---- inputs ----
 
-    def _hold(self, name: str, kind: str, tensor: Tensor, needs: bool) -> Held:
+    def _hold(self, name: str, kind: str, tensor: Tensor, needs: bool) -> TracedInput:
         require_strided(self.name, name, tensor)
         leaf = self.stage.stand_in(tensor).requires_grad_(needs)
-        held = Held(name, kind, tensor, needs, tensor.is_leaf, leaf, leaf)
+        held = TracedInput(name, kind, tensor, needs, tensor.is_leaf, leaf, leaf)
         self.held.append(held)
         self.marks.taken |= {identifier(name), f"grad_{identifier(name)}"}
         return held
 
-    def _give(self, held: Held) -> Tensor:
+    def _give(self, held: TracedInput) -> Tensor:
         """What the program gets for an input.
 
         A leaf that needs a gradient cannot be changed in place. A tensor that is no leaf can, so
@@ -203,7 +203,7 @@ class Tracing:
         self.marks.mark_added(self.marks.now)
         return [*(r.value for r in self.results if is_traced(r.value)), *gradients]
 
-    def _listen(self, call: Call) -> Any:
+    def _listen(self, call: WatchedCall) -> Any:
         if not self.stage.is_recording:
             return call.make(*call.args, **call.kwargs)
         marks, outer = self.marks, self.marks.now
@@ -215,9 +215,9 @@ class Tracing:
             if outermost:
                 require_backward_free(self.name, call)
             unit = len(self.units) if outermost else outer.unit
-            marks.now = mark = Mark(unit, call.place or outer.place)
+            marks.now = mark = NodeMark(unit, call.place or outer.place)
             args, kwargs = self._replaced(call)
-            touched = tensors_in((args, kwargs))
+            touched = tensor_leaves((args, kwargs))
             before = versions_of(touched)
         try:
             result = call.make(*args, **kwargs)
@@ -234,13 +234,13 @@ class Tracing:
             if outermost and is_unit(result, before, versions_of(touched)):
                 self.units.append(call.name)
                 self.functions += [call.owner] if call.kind == FUNCTION else []
-                marks.own([*tensors_in(result), *touched], mark, is_op=call.kind == OP)
+                marks.own([*tensor_leaves(result), *touched], mark, is_op=call.kind == OP)
         return result
 
-    def _replaced(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _replaced(self, call: WatchedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What `call` is made with: tensors from outside the program replaced."""
         given = (call.args, call.kwargs)
-        if any(self.stage.is_foreign(tensor) for tensor in tensors_in(given)):
+        if any(self.stage.is_foreign(tensor) for tensor in tensor_leaves(given)):
             args, kwargs = map_leaves(self._ours, given)
             return args, kwargs
         return given
@@ -258,12 +258,12 @@ class Tracing:
         require_no_graphs(self.name, self.stage.graph)
         self.used = require_mask(self.name, sum(r.differentiable for r in self.results), self.used)
 
-    def _result(self, leaf: Any) -> Result:
+    def _result(self, leaf: Any) -> TracedOutput:
         if not is_tensor(leaf):
             require_kept(self.name, leaf)
-            return Result(leaf)
+            return TracedOutput(leaf)
         leaf = self._ours(leaf)
-        return Result(leaf, differentiable=leaf.requires_grad)
+        return TracedOutput(leaf, differentiable=leaf.requires_grad)
 
     def _add_changed(self) -> None:
         """Make each input that was changed in place an output, if it is none yet."""
@@ -297,10 +297,10 @@ class Tracing:
                 gradients[id(held)] = _sum(gradients[id(held)], next(found))
             return [self._gradient(held, gradients.get(id(held))) for held in self._needing()]
 
-    def _needing(self) -> list[Held]:
+    def _needing(self) -> list[TracedInput]:
         return [held for held in self.held if held.needs]
 
-    def _gradient(self, held: Held, gradient: Tensor | None) -> Tensor | None:
+    def _gradient(self, held: TracedInput, gradient: Tensor | None) -> Tensor | None:
         if gradient is not None:
             self.marks.name(gradient, f"grad_{identifier(held.name)}")
         return gradient
@@ -349,5 +349,5 @@ def _cuts(name: str, given: Sequence[Tensor], result: Any) -> bool:
         return False
     return any(
         (tensor.is_floating_point() or tensor.is_complex()) and not tensor.requires_grad
-        for tensor in tensors_in(result)
+        for tensor in tensor_leaves(result)
     )

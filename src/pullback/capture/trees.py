@@ -37,7 +37,7 @@ def kept(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad) if is_tensor(leaf) else leaf
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
+def tensor_leaves(tree: Any) -> list[Tensor]:
     """The leaves of `tree` that are tensors."""
     return [leaf for leaf in pytree.tree_leaves(tree) if is_tensor(leaf)]
 

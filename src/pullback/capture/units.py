@@ -35,8 +35,8 @@ from pullback.capture.refuse import (
     unreadable,
     unseen_apply,
 )
-from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import FUNCTION, Call, is_unit, versions_of, watched
+from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensor_leaves, unflatten
+from pullback.capture.watch import FUNCTION, WatchedCall, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 
 
@@ -89,7 +89,7 @@ class Unit:
         args, kwargs = map_leaves(value, (self.args, self.kwargs))
         call = self.target.apply if self.kind == FUNCTION else self.target
         with nullcontext() if self.modes is None else self.modes[0].entered(self.modes[1]):
-            result = tensors_in(call(*args, **kwargs))
+            result = tensor_leaves(call(*args, **kwargs))
         fresh = self.outputs[: len(result)]
         values.update(zip(fresh, result, strict=True))
         values.update({new: values[old] for old, new in self.changed})
@@ -127,7 +127,7 @@ class Program:
 
     def values(self, *args: Any) -> dict[int, Tensor]:
         """Every value, for these arguments."""
-        values = dict(zip((n for n, _ in self.inputs), tensors_in(args), strict=True))
+        values = dict(zip((n for n, _ in self.inputs), tensor_leaves(args), strict=True))
         values |= {closure.number: closure.tensor for closure in self.closures}
         for unit in self.units:
             unit.run(values)
@@ -193,7 +193,7 @@ class _Recording:
         self.versions: list[int] = []
         self.numbers: dict[int, int] = {}
         self.forwards = dict(_forwards(TorchFunction))
-        self.devices = frozenset({"cpu"} | {t.device.type for t in tensors_in(self.examples)})
+        self.devices = frozenset({"cpu"} | {t.device.type for t in tensor_leaves(self.examples)})
         self.modes = modes_now(self.devices)
         self.is_busy = False
 
@@ -217,14 +217,14 @@ class _Recording:
 
     # ---- calls ----
 
-    def _listen(self, call: Call) -> Any:
+    def _listen(self, call: WatchedCall) -> Any:
         if call.inner or call.name == "_set_grad_enabled":
             return call.make(*call.args, **call.kwargs)
         with no_torch_function():
             self._require_visible(call)
             _require_plain_slices(self.name, call)
             args, kwargs = map_leaves(self._ref, (call.args, call.kwargs))
-            given = tensors_in((call.args, call.kwargs))
+            given = tensor_leaves((call.args, call.kwargs))
             before = versions_of(given)
         self.is_busy = True
         try:
@@ -239,11 +239,11 @@ class _Recording:
         return result
 
     def _add_unit(
-        self, call: Call, args: Any, kwargs: Any, given: list[Tensor], result: Any
+        self, call: WatchedCall, args: Any, kwargs: Any, given: list[Tensor], result: Any
     ) -> None:
         inputs = tuple(dict.fromkeys(self.numbers[id(tensor)] for tensor in given))
         changed = tuple(self._changed())
-        made = tuple(self._made(tensor) for tensor in tensors_in(result))
+        made = tuple(self._made(tensor) for tensor in tensor_leaves(result))
         outputs = (*made, *(new for _, new in changed if new not in made))
         modes = modes_now(self.devices)
         self.units.append(
@@ -262,7 +262,7 @@ class _Recording:
             )
         )
 
-    def _require_visible(self, call: Call) -> None:
+    def _require_visible(self, call: WatchedCall) -> None:
         """Raise for a call that a list of units could not repeat."""
         require_transform_free(self.name, call)
         require_backward_free(self.name, call)
@@ -310,7 +310,7 @@ class _Recording:
                 yield old, self._add(tensor)
 
 
-def _require_plain_slices(name: str, call: Call) -> None:
+def _require_plain_slices(name: str, call: WatchedCall) -> None:
     """Raise for a tensor as the bound of a slice: it is read, and nothing else tells of it."""
     leaves, _ = flatten((call.args, call.kwargs))
     for leaf in leaves:

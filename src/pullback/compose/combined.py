@@ -13,7 +13,7 @@ from typing import Any
 
 from pullback.compose.fast_path import with_nodes
 from pullback.compose.nested import as_written, callable_of
-from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
+from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_text
 from pullback.derive.backward import make_derived
 from pullback.derive.returned import record_of
 from pullback.derive.traced import traceable
@@ -21,7 +21,7 @@ from pullback.errors import CaptureError
 from pullback.function.slots import transforms_active
 from pullback.graph.cut import require_policy
 from pullback.run import backends_of
-from pullback.run.paths import Paths, Reason
+from pullback.run.paths import Paths, UncompiledReason
 
 
 def combine(
@@ -70,8 +70,8 @@ def combine(
     except Exception as error:
         if not is_refusal(error):
             raise
-        reason = reason_of(error)
-        Paths(name_of(program), warns=compiles(backend)).warn(Reason(reason, AS_WRITTEN))
+        reason = reason_text(error)
+        Paths(name_of(program), warns=compiles(backend)).warn(UncompiledReason(reason, AS_WRITTEN))
         return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
@@ -125,8 +125,8 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
 
     def refuse(args: Any, kwargs: Any, error: Exception) -> None:
         key = _key(known.recipes, args, kwargs)
-        reasons.add(key, call_text((args, kwargs)), reason_of(error))
-        nodes.paths.warn(Reason(reason_of(error), AS_WRITTEN))
+        reasons.add(key, call_text((args, kwargs)), reason_text(error))
+        nodes.paths.warn(UncompiledReason(reason_text(error), AS_WRITTEN))
 
     def refused(args: Any, error: Exception) -> bool:
         if is_refusal(error):  # others are raised by the general way

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_odd
-from pullback.capture.trees import map_leaves, tensors_in
+from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.compose.combined import (
     AS_WRITTEN,
     compiles,
@@ -25,14 +25,14 @@ from pullback.compose.combined import (
     require_examples,
 )
 from pullback.compose.fast_path import table_of
-from pullback.compose.flow import Flow, flow_of, recorded, skeleton
+from pullback.compose.flow import Flow, flow_of, recorded_units, skeleton
 from pullback.compose.nested import as_written, callable_of, composition
-from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
+from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_text
 from pullback.derive.recipes import Recipes
 from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
 from pullback.run import describe_backend
-from pullback.run.paths import Paths, Reason
+from pullback.run.paths import Paths, UncompiledReason
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
 
@@ -85,8 +85,8 @@ def hybrid(
     try:
         flows.begin(examples)
     except REFUSALS as error:
-        paths.warn(Reason(reason_of(error), AS_WRITTEN))
-        return as_written(program, reason_of(error), name)
+        paths.warn(UncompiledReason(reason_text(error), AS_WRITTEN))
+        return as_written(program, reason_text(error), name)
     table = table_of(flows.kinds.environment, flows.entry, flows.run, paths)
     made = composition(program, "hybrid", table.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
@@ -128,7 +128,7 @@ class _Flows:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One call."""
-        tensors = tensors_in((args, kwargs))
+        tensors = tensor_leaves((args, kwargs))
         if (
             not torch.is_grad_enabled()
             or transforms_active()
@@ -170,7 +170,7 @@ class _Flows:
             try:
                 flow = self._flows[key] = self._make((args, kwargs))
             except REFUSALS as error:
-                self._refuse(key, (args, kwargs), reason_of(error))
+                self._refuse(key, (args, kwargs), reason_text(error))
                 return None
             if skeleton(flow.program) != skeleton(self.first.program):
                 del self._flows[key]
@@ -182,7 +182,7 @@ class _Flows:
 
     def _refuse(self, key: Any, call: tuple[Any, Any], reason: str) -> None:
         self.reasons.add(key, call_text(call), reason)
-        self.paths.warn(Reason(reason, AS_WRITTEN))
+        self.paths.warn(UncompiledReason(reason, AS_WRITTEN))
 
     def _make(self, call: tuple[Any, Any]) -> Flow:
         program = self.program
@@ -192,7 +192,7 @@ class _Flows:
             return program(*args, **kwargs)
 
         whole.__name__ = getattr(program, "__name__", type(program).__name__)
-        units = recorded(whole, call)
+        units = recorded_units(whole, call)
         module = getattr(program, "__module__", None) or "__main__"
         return flow_of(
             units,

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.capture.trees import map_leaves, tensors_in
+from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.capture.units import Ref, Unit
 from pullback.capture.watch import FUNCTION
 from pullback.function.generated import run_text
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeCall:
     """A call of `function` with the values numbered `inputs`; it gives those of `outputs`."""
 
     function: Callable[..., Any]
@@ -24,11 +24,11 @@ class Node:
 
 
 @dataclass
-class Writer:
+class UnitWriter:
     """The text of one function, growing, and the things that it calls by name."""
 
     lines: list[str] = field(default_factory=list)
-    space: dict[str, Any] = field(default_factory=lambda: {"_one": _one, "_all": tensors_in})
+    space: dict[str, Any] = field(default_factory=lambda: {"_one": _one, "_all": tensor_leaves})
 
     def name(self, thing: Any) -> str:
         """A name for a constant of the text."""
@@ -38,9 +38,9 @@ class Writer:
 
     # ---- calls ----
 
-    def add(self, step: Unit | Node) -> None:
+    def add(self, step: Unit | NodeCall) -> None:
         """One call."""
-        if isinstance(step, Node):
+        if isinstance(step, NodeCall):
             given = ", ".join(_row(step.inputs))
             line = f"{self.name(step.function)}({given})"
             self.lines.append(f"{''.join(f'{v}, ' for v in _row(step.outputs))}= {line}")
@@ -107,9 +107,9 @@ class Writer:
         return self.space[name]
 
 
-def function_of(
+def units_function(
     name: str,
-    steps: Sequence[Unit | Node],
+    steps: Sequence[Unit | NodeCall],
     inputs: Sequence[int],
     outputs: Sequence[int],
     constants: dict[int, Tensor] | None = None,
@@ -119,7 +119,7 @@ def function_of(
 
     `constants` are values that it has by itself; `module` is where it is said to be written.
     """
-    writer = Writer()
+    writer = UnitWriter()
     writer.space["__name__"] = module
     writer.space |= {f"v{number}": tensor for number, tensor in (constants or {}).items()}
     kept = {*outputs, *(constants or {})}
@@ -132,7 +132,7 @@ def function_of(
     return writer.function(name, inputs, outputs)
 
 
-def _touched(step: Unit | Node) -> list[int]:
+def _touched(step: Unit | NodeCall) -> list[int]:
     needs = step.needs if isinstance(step, Unit) else step.inputs
     return list(dict.fromkeys((*needs, *step.outputs)))
 
@@ -148,4 +148,4 @@ def _has_ref(value: Any) -> bool:
 
 
 def _one(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else tensors_in(result)[0]
+    return result if isinstance(result, Tensor) else tensor_leaves(result)[0]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.derive.recipe import Parts
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.graph.cost import is_opaque, is_random
 from pullback.graph.cut_problem import ancestors
-from pullback.graph.text import text_of
+from pullback.graph.text import graph_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def again_of(parts: Parts, name: str) -> Again:
     places = parts.between
     if not places:
         return Again()
-    graph, _ = copy_of(parts.forward)
+    graph, _ = copied_graph(parts.forward)
     count = parts.joint.output_count
     returned: Any = graph.output_node().args[0]
     wanted = tuple(returned[count + place] for place in places)
@@ -44,7 +44,7 @@ def again_of(parts: Parts, name: str) -> Again:
     if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
         return refused_again(name, "it keeps what it drew or what others computed")
     graph.output_node().args = (wanted,)
-    text = text_of(graph, parts.names)
+    text = graph_text(graph, parts.names)
     inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
     needed = [parameter for node, parameter in inputs if node in taken]
     saved = {parts.names[node] for node in parts.cut.saved}

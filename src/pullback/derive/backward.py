@@ -33,8 +33,8 @@ from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_off
 from pullback.capture.names import program_name
 from pullback.capture.patch import announce
-from pullback.capture.trees import tensors_in
-from pullback.derive.call import Call, Inputs, pull
+from pullback.capture.trees import tensor_leaves
+from pullback.derive.call import DerivedCall, Inputs, pulled_gradients
 from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
@@ -55,7 +55,7 @@ from pullback.function.slots import (
     new_class,
     transforms_active,
 )
-from pullback.graph.cut import Point, require_policy
+from pullback.graph.cut import TradePoint, require_policy
 
 
 def derive(
@@ -164,9 +164,9 @@ class DerivedRecord:
         likes = [*self.likes, *held]
         return module_source(captured, self.recipes.save, name, self.program, likes)
 
-    def frontier(self, *args: Any) -> tuple[Point, ...]:
+    def frontier(self, *args: Any) -> tuple[TradePoint, ...]:
         """The best trades of memory against work for a call with `args`: see `derive.trade`."""
-        return trade_of(self.recipes.fresh(args).captured, tensors_in(args))
+        return trade_of(self.recipes.fresh(args).captured, tensor_leaves(args))
 
     def explain(self) -> str:
         """What it is, in a line."""
@@ -182,7 +182,7 @@ class DerivedRecord:
         def make(args: tuple[Any, ...]) -> CallEntry:
             if not torch.is_grad_enabled():
                 return CallEntry(self.program, [0])
-            if any(map(is_odd, tensors_in(args))):
+            if any(map(is_odd, tensor_leaves(args))):
                 return CallEntry(general, [0])
             recipe, _ = self.recipes.find(args)
             # Where tensors begin, and whether they are leaves, the table does not look at.
@@ -199,7 +199,7 @@ class DerivedRecord:
         One that is watched is announced.
         """
         placed, keywords = _placed(self.signature, args, kwargs)
-        tensors = tensors_in(placed)
+        tensors = tensor_leaves(placed)
         if transforms_active() or in_forward_mode():
             closures = [one.tensor for one in self.general.captured.closures]
             tangents = has_tangent([*tensors, *closures])
@@ -243,7 +243,7 @@ class DerivedRecord:
             ctx.save_for_backward(*saved)
             kinds = [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in recipe.live]
             found = Inputs.of(inputs, saved)
-            ctx.call = Call(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
+            ctx.call = DerivedCall(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
             ctx.mark_non_differentiable(*(outputs[place] for place in recipe.silent))
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -274,11 +274,11 @@ class DerivedRecord:
         return backward
 
     def pull(
-        self, call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+        self, call: DerivedCall, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """One gradient per input of the capture, for what a call saved and its cotangents."""
         can_repeat = partial(self.recipes.is_current, call.recipe)
-        return pull(call, saved, given, wanted, can_repeat=can_repeat)
+        return pulled_gradients(call, saved, given, wanted, can_repeat=can_repeat)
 
 
 def _placed(

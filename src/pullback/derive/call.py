@@ -51,7 +51,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class DerivedCall:
     """One call of a derived Function, as its backward sees it.
 
     `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
@@ -71,8 +71,8 @@ class Call:
 # ---- gradients ----
 
 
-def pull(
-    call: Call,
+def pulled_gradients(
+    call: DerivedCall,
     saved: Sequence[Any],
     given: Sequence[Any],
     wanted: Sequence[bool],
@@ -93,7 +93,7 @@ def pull(
 
 
 def _pulled_again(
-    call: Call,
+    call: DerivedCall,
     saved: Sequence[Any],
     given: Sequence[Any],
     wanted: Sequence[bool],
@@ -124,7 +124,7 @@ def _pulled_again(
 
 
 def _pulled(
-    call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+    call: DerivedCall, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients by the text; None for an input that only outputs without cotangent reach."""
     recipe = call.recipe
@@ -142,7 +142,7 @@ def _pulled(
     return pulled
 
 
-def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
+def _with_history(call: DerivedCall, saved: Sequence[Any]) -> Sequence[Any]:
     """What was saved, computed again from the inputs, to be differentiated.
 
     The text knows no hand-written rule of a second derivative: only the program does.

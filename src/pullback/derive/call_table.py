@@ -26,7 +26,7 @@ from pullback.capture.environment import Environment, State
 from pullback.capture.joint import ONE_AT_A_TIME, Capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.patch import is_watched
-from pullback.capture.trees import is_row, tensors_in
+from pullback.capture.trees import is_row, tensor_leaves
 from pullback.function.slots import has_autocast, is_ordinary_moment
 
 CALLS = 1024  # how many are kept in the table
@@ -41,7 +41,7 @@ _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device)
 # ---- the key ----
 
 
-def key_of(args: tuple[Any, ...]) -> Any:
+def call_key(args: tuple[Any, ...]) -> Any:
     """What a call is, as something to look it up by; None if it is nothing simple."""
     key: list[Any] = [get_default_dtype(), is_grad_enabled(), has_autocast() and autocast_now()]
     return tuple(key) if _extend(key, args) else None
@@ -153,7 +153,7 @@ class CallTable:
             if not is_ordinary_moment():
                 self.unlisted(Unlisted.MOMENT)
                 return general(*args)
-            key = key_of(args)
+            key = call_key(args)
             if key is None:
                 self.unlisted(Unlisted.VALUE)
                 return general(*args)
@@ -230,7 +230,7 @@ def called_with(
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
     give = _giving(captured)
-    given = tensors_in(args)
+    given = tensor_leaves(args)
     is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
     if not (held or closures or give or is_idle) and len(places) == len(args):
         return node
@@ -239,7 +239,7 @@ def called_with(
         for tensor, needs in closures:
             if tensor.requires_grad is not needs:
                 return general(*args)
-        given = tensors_in(args) if is_nested else [args[place] for place in places]
+        given = tensor_leaves(args) if is_nested else [args[place] for place in places]
         outputs = node(*(captured.linked(given) if is_idle else given), *held)
         return outputs if give is None or outputs is MISS else give(outputs)
 

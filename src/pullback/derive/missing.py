@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pullback.derive.plain import forward_of
-from pullback.derive.unseen import unseen_in, without_history
+from pullback.derive.unseen import outputs_without_history, unseen_in
 from pullback.errors import PullbackError
 from pullback.function.forward import LIST
 from pullback.function.info import FunctionInfo
@@ -126,7 +126,7 @@ class _Calls:
 
     def _is_refused(self, args: Sequence[Any], outputs: Sequence[Any]) -> bool:
         """Whether no gradient could be right, since an output moves that has no history."""
-        silent = set(without_history(outputs)) - self.cleared
+        silent = set(outputs_without_history(outputs)) - self.cleared
         if silent and not self.info.why:
             self.cleared |= silent
             self.info.why = unseen_in(self.info.cls, args, outputs)

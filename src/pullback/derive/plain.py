@@ -28,7 +28,7 @@ def forward_of(cls: Any) -> Callable[..., Any]:
     return program
 
 
-def program_of(target: Any) -> Callable[..., Any]:
+def plain_program(target: Any) -> Callable[..., Any]:
     """What `target` computes, without its hand-written backward.
 
     For a Function class this is its `forward` with a context that only listens, for a derived one

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import HalfTheDigits, compared
+from pullback.capture.closeness import HalfTheDigits, value_difference
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
@@ -147,7 +147,7 @@ class Recipe:
         `wanted` says for each input whether its gradient is asked for; by default all are. `absent`
         are the places of cotangents that nobody gave: in their places are zeros.
         """
-        laid = [laid_out(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
+        laid = [dense_cotangent(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]
         asked = needs if wanted is None else wanted
         mask = tuple(ask for ask, need in zip(asked, needs, strict=True) if need)
@@ -243,7 +243,7 @@ def _is_same(got: Tensor | None, expected: Tensor | None) -> bool:
     if got is None or expected is None:
         return expected is None or not bool(expected[expected.isfinite()].any())
     known = torch.where(expected.isfinite(), expected, got)
-    return compared("gradient", got, known, HalfTheDigits(is_strict=True)) is None
+    return value_difference("gradient", got, known, HalfTheDigits(is_strict=True)) is None
 
 
 def _can_compare() -> bool:
@@ -263,7 +263,7 @@ def printed_function(
     return function
 
 
-def laid_out(cotangent: Tensor, order: Sequence[int]) -> Tensor:
+def dense_cotangent(cotangent: Tensor, order: Sequence[int]) -> Tensor:
     """`cotangent` without gaps, its dimensions in this order in memory, the outermost first."""
     if list(order) == list(range(len(order))):
         return cotangent.contiguous()

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from pullback.capture.check import verify
 from pullback.capture.environment import Environment, State, environment_of
-from pullback.capture.fake import shielded
 from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.names import argument_names, parameter_names
-from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensors_in
+from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensor_leaves
+from pullback.capture.watch import shielded
 from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated, keeping_random_state
@@ -283,7 +283,7 @@ def _captured(
 def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
     """Run `program` on copies, so that an error of its own is raised as such."""
     copies = _copies(args)
-    tensors = tensors_in(copies)
+    tensors = tensor_leaves(copies)
     before = [tensor._version for tensor in tensors]
     with keeping_random_state():
         program(*copies)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import is_open, numbers_of, resized
+from pullback.capture.fake import is_open, numbers_of, with_other_sizes
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import in_memory_order, near
-from pullback.derive.tensor_specs import TensorSpec, drawn, fitted
+from pullback.capture.seeds import in_memory_order, moved_a_little
+from pullback.derive.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
 
@@ -48,7 +48,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class TrialRow:
     """Tensors for the inputs of a capture, and what is special about them.
 
     `is_usual` is False where they leave the range of the example: what is not finite there is not
@@ -70,7 +70,7 @@ class Row:
     numbers: Mapping[int, Any] = field(default_factory=dict)
     may_refuse: bool = False
 
-    def widened(self, captured: Capture) -> Row:
+    def widened(self, captured: Capture) -> TrialRow:
         """The row in double precision; tensors from outside the program stay as they are."""
         pairs = zip(self.tensors, captured.inputs, strict=True)
         wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
@@ -83,19 +83,19 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def value_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
+def value_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[TrialRow]:
     """The example, or a smaller one in its place, and others of its sizes."""
     shapes = _few(captured, likes)
     rows = [_row(captured, likes, shapes, "the example")]
     for what, change, is_usual in CHANGES:
         changed = _changed(captured, rows[0].tensors, change)
-        rows.append(Row(changed, what, is_usual, has_nan=change is _nan))
+        rows.append(TrialRow(changed, what, is_usual, has_nan=change is _nan))
     if (equal := _equal(captured, rows[0].tensors)) is not None:
-        rows.append(Row(equal, "equal inputs"))
+        rows.append(TrialRow(equal, "equal inputs"))
     return rows
 
 
-def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
+def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[TrialRow]:
     """Rows of other sizes: those that the capture serves, and those that it does not.
 
     None where an unchecked kernel takes integers, which say where it reads or writes.
@@ -103,7 +103,7 @@ def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
     if is_unchecked(captured) and any(_is_index(like) for like in likes):
         return []
     base = _few(captured, likes)
-    seen, rows = {base}, list[Row]()
+    seen, rows = {base}, list[TrialRow]()
     kinds = (_grown, _renumbered, _alone, _parted)
     for kind in kinds:
         for shapes in itertools.islice(kind(captured, base), SIZES):
@@ -123,7 +123,7 @@ def _shown(shapes: Shapes) -> str:
 
 def op_rows(
     captured: Capture, likes: Sequence[TensorSpec], *, is_double: bool, numbers: Mapping[int, Any]
-) -> Iterator[Row]:
+) -> Iterator[TrialRow]:
     """The example, a second size, ties, zeros, and other plain numbers, where there are such.
 
     In double precision but for the first one, if `is_double`.
@@ -131,7 +131,9 @@ def op_rows(
     shapes = [node.meta["val"].shape for node in captured.joint.inputs]
     count = captured.argument_count
     own = tuple(numbers_of(shape) for shape in shapes)
-    grown = resized(shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5)
+    grown = with_other_sizes(
+        shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5
+    )
     others = (*grown, *own[count:])
     example, other = (drawn_row(captured, likes, sizes) for sizes in (own, others))
     if example is not None:
@@ -151,7 +153,7 @@ def op_rows(
 
 def drawn_row(
     captured: Capture, likes: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
-) -> Row | None:
+) -> TrialRow | None:
     """Inputs of these shapes with numbers between those of the example; None if too large."""
     tensors = list[Tensor]()
     rows = zip(shapes, likes, captured.inputs, strict=True)
@@ -165,10 +167,10 @@ def drawn_row(
             return None
         if tuple(shape) != like.shape:
             like = replace(like, shape=tuple(shape), values=None)
-        tensors.append(drawn(like, seed))
+        tensors.append(drawn_like(like, seed))
     what = f"inputs of the sizes {', '.join(str(tuple(shape)) for shape in shapes)}"
     is_own = all(tuple(s) == like.shape for s, like in zip(shapes, likes, strict=True))
-    return Row(tuple(tensors), what, is_resized=not is_own)
+    return TrialRow(tuple(tensors), what, is_resized=not is_own)
 
 
 # ---- values ----
@@ -245,7 +247,7 @@ def _is_number(tensor: Tensor) -> bool:
 # ---- sizes ----
 
 
-def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: str) -> Row:
+def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: str) -> TrialRow:
     """The example in other shapes, laid out in memory as it was."""
     tensors = list[Tensor]()
     inputs = zip(captured.inputs, captured.joint.inputs, likes, strict=True)
@@ -255,10 +257,12 @@ def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: s
         else:
             made = fitted(like, shapes[place], seed=place)
             if any(new > old <= 1 for old, new in zip(like.shape, shapes[place], strict=True)):
-                made = near(made, seed=place)  # copies of one row hide what depends on the others
+                made = moved_a_little(
+                    made, seed=place
+                )  # copies of one row hide what depends on the others
             tensors.append(in_memory_order(made, numbers_of(node.meta["val"].stride())))
     own = tensors[: captured.argument_count]
-    return Row(tuple(tensors), what, is_served=captured.serves(own))
+    return TrialRow(tuple(tensors), what, is_served=captured.serves(own))
 
 
 def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
@@ -364,10 +368,10 @@ def _resized(captured: Capture, grow: Callable[[int], int], base: Shapes | None 
     shapes = [node.meta["val"].shape for node in captured.joint.inputs]
     count = captured.argument_count
     if base is None:
-        return tuple(resized(shapes[:count], shapes[count:], grow))
+        return tuple(with_other_sizes(shapes[:count], shapes[count:], grow))
     own = [numbers_of(shape) for shape in shapes[:count]]
     known = dict(zip(itertools.chain(*own), itertools.chain(*base), strict=True))
-    return tuple(resized(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
+    return tuple(with_other_sizes(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
 
 
 def _elements(shapes: Sequence[Sequence[int]]) -> int:

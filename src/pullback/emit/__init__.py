@@ -53,7 +53,10 @@ def emit(
             expected=" or ".join(f'"{known}"' for known in TARGETS),
             got=repr(target),
         )
-    from pullback.emit.files import require_writable, write  # heavy, with all that they capture
+    from pullback.emit.files import (  # heavy, with all that they capture
+        require_writable,
+        write_files,
+    )
     from pullback.emit.subject import subject_of
 
     if path is not None:
@@ -61,7 +64,7 @@ def emit(
     files = _files(subject_of(x, examples), target, path, verify)
     main = next(iter(files))
     if path is not None:
-        write(files, main, path, force=force)
+        write_files(files, main, path, force=force)
     return str(files[main])
 
 
@@ -85,6 +88,6 @@ def build(
     cache: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Compile an emitted C++ file and load its op: see `emit.compiled`."""
-    from pullback.emit.compiled import build as make
+    from pullback.emit.compiled import build_file as make
 
     return make(path, flags=flags, cache=cache)

@@ -25,7 +25,7 @@ _LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\(\s*(\w+)\s*,\s*(\w+)\s*\)
 _OP = re.compile(r'\.def\(\s*(?:TORCH_SELECTIVE_SCHEMA\(\s*)?"(?:\w+::)?(\w+)(?:\.\w+)?\s*[("]')
 
 
-def build(
+def build_file(
     path: str | os.PathLike[str],
     *,
     flags: Sequence[str] = (),

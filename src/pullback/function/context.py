@@ -48,7 +48,7 @@ from pullback.function.slots import (
 
 if TYPE_CHECKING:
     from pullback.function.info import FunctionInfo
-    from pullback.function.keeping import Run
+    from pullback.function.keeping import BackwardRun
     from pullback.function.replay import Origin
 
 
@@ -64,7 +64,7 @@ class AutogradContext(BackwardCFunction):
     _pb_origin: Origin | None = None  # how to recompute saved intermediates
     _pb_list_output = False
     _pb_in_jvp = False
-    _pb_runs: dict[int, Run] | None = None  # per thread, while its backward runs
+    _pb_runs: dict[int, BackwardRun] | None = None  # per thread, while its backward runs
     _pb_data: dict[str, Any] | None = None  # behind `saved_data`
     _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
     _pb_needs: NeedsInputGrad | None = None

@@ -24,8 +24,15 @@ from pullback.function.forward import make_run
 from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
 from pullback.function.needs import NeedsInputGrad
-from pullback.function.signature import REQUIRED, Signature, signature_of, state_of
-from pullback.function.slots import c_apply, hidden, new_class, no_setup_context, no_vjp, unseen
+from pullback.function.signature import REQUIRED, Signature, forward_signature, state_of
+from pullback.function.slots import (
+    c_apply,
+    hidden_from_dynamo,
+    new_class,
+    no_setup_context,
+    no_vjp,
+    unseen,
+)
 from pullback.function.translation import is_translated
 from pullback.function.unwritten import (
     derived,
@@ -68,7 +75,7 @@ class FunctionInfo:
     def __init__(self, cls: Any, signature: Signature | None = None) -> None:
         self.cls = cls
         self.name: str = cls.__name__
-        self.signature = signature or signature_of(cls)
+        self.signature = signature or forward_signature(cls)
         self.fixed = self.signature.fixed if self.signature.has_setup else -1
         if self.signature.has_setup and self.signature.keyword_only:
             self.fixed = -2  # no plain call fits: bind every time
@@ -207,7 +214,7 @@ def _compiled_backward(info: FunctionInfo) -> Callable[..., Any]:
     def opaque(ctx: Any, *cotangents: Any) -> Any:
         return info.opaque(backward)(ctx, *cotangents)
 
-    return cast("Callable[..., Any]", hidden(opaque)) if info.is_opaque else backward
+    return cast("Callable[..., Any]", hidden_from_dynamo(opaque)) if info.is_opaque else backward
 
 
 def _completed(info: FunctionInfo, ctx: Any, result: Any, cotangents: tuple[Any, ...]) -> Any:

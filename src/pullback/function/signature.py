@@ -26,14 +26,14 @@ def has_setup_context(cls: type) -> bool:
     return getattr(cls, "setup_context", None) is not no_setup_context
 
 
-def place_of(function: Any) -> str:
+def source_place(function: Any) -> str:
     """`file.py:line` where `function` was written, or "" when that is unknown."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(function, "__code__", None)
     return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}" if code else ""
 
 
-def unwrapped(function: Any) -> Any:
+def written_function(function: Any) -> Any:
     """The function that the user wrote, under decorators that say what they wrap."""
     function = getattr(function, "__func__", function)
     while hasattr(function, "__wrapped__"):
@@ -142,7 +142,7 @@ class Signature:
         return ", ".join(parts + [_written(n, d) for n, d in pairs])
 
 
-def signature_of(cls: type) -> Signature:
+def forward_signature(cls: type) -> Signature:
     """Read the signature of a Function class from its `forward`.
 
     PyTorch binds by `inspect.signature` with `setup_context`, by the code object without: so here.
@@ -157,7 +157,7 @@ def signature_of(cls: type) -> Signature:
     variadic = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     return Signature(
         owner=cls.__name__,
-        place=place_of(forward),
+        place=source_place(forward),
         has_setup=has_setup,
         names=tuple(p.name for p in named),
         defaults=tuple(p.default for p in named),

@@ -216,7 +216,7 @@ def unseen(function: Any) -> Any:
     return function
 
 
-def hidden(function: Any) -> Any:
+def hidden_from_dynamo(function: Any) -> Any:
     """Mark `function`, as `torch.compiler.disable` does, without importing the compiler for it."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "is_traceable is False"

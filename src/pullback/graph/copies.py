@@ -14,7 +14,7 @@ Source = TypeVar("Source", fx.Graph, JointGraph)
 """What a pass takes and gives: a joint graph, or a plain graph of the same form."""
 
 
-def copy_of(
+def copied_graph(
     graph: fx.Graph, names: Mapping[fx.Node, str] | None = None
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """A copy of `graph`, and the new node of each old one.

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from pullback.errors import InternalError
-from pullback.graph.values import aten, tensor_of, value_of
+from pullback.graph.values import aten, held_value, tensor_of
 
 Size: TypeAlias = Any
 """An `int`, or a `sympy` expression in the symbols of the captured sizes."""
@@ -140,12 +140,12 @@ Reader = Callable[[Any], Size]
 
 def bytes_of(node: fx.Node) -> int:
     """The bytes of the value of `node`; 0 for sizes and numbers."""
-    return int(_bytes(value_of(node), hint_of))
+    return int(_bytes(held_value(node), hint_of))
 
 
 def bytes_expression(node: fx.Node) -> sympy.Expr:
     """The bytes of the value of `node`, for all sizes."""
-    return sympy.sympify(_bytes(value_of(node), expression_of))
+    return sympy.sympify(_bytes(held_value(node), expression_of))
 
 
 def _bytes(value: Any, read: Reader) -> Size:
@@ -185,7 +185,7 @@ def _flops(node: fx.Node, read: Reader) -> Size:
     if formula is not None:
         return formula(node, read)
     weight = _WEIGHTS.get(name.removesuffix("_backward").removesuffix("_forward"), 1)
-    largest = max([_numel(value_of(node), read), *_input_sizes(node, read)], key=_order)
+    largest = max([_numel(held_value(node), read), *_input_sizes(node, read)], key=_order)
     return weight * largest
 
 
@@ -230,14 +230,14 @@ def _product(first: int) -> Callable[[fx.Node, Reader], Size]:
 
     def flops(node: fx.Node, read: Reader) -> Size:
         inner = _shape(node, first, read)[-1]
-        return 2 * inner * _numel(value_of(node), read)
+        return 2 * inner * _numel(held_value(node), read)
 
     return flops
 
 
 def _convolution(node: fx.Node, read: Reader) -> Size:
     weight, is_transposed = _shape(node, 1, read), node.args[6]
-    spots = _numel(tensor_of(node.args[0]) if is_transposed else value_of(node), read)
+    spots = _numel(tensor_of(node.args[0]) if is_transposed else held_value(node), read)
     return 2 * spots * math.prod(weight[1:])
 
 

@@ -20,7 +20,7 @@ POLICIES = ("auto", "factors", "inputs", "everything")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TradePoint:
     """One cut of the trade between memory and work, with its time where that was measured."""
 
     cut: Cut
@@ -79,7 +79,7 @@ def frontier(
     free: Collection[str | int] = frozenset(),
     needed: Collection[int] | None = None,
     time: Callable[[Cut], float] | None = None,
-) -> tuple[Point, ...]:
+) -> tuple[TradePoint, ...]:
     """Every best trade of saved bytes against recomputed flops, from most bytes to fewest.
 
     No cut has fewer bytes than one of these without more flops, nor fewer flops without more bytes.
@@ -94,7 +94,7 @@ def frontier(
     choices = (polished(problem, choice) for choice in pareto(problem))
     cuts = [problem.cut_saving(choice.saved) for choice in choices]
     best = [each for each in cuts if not any(_beats(other, each) for other in cuts)]
-    return tuple(Point(each, time(each) if time else None) for each in best)
+    return tuple(TradePoint(each, time(each) if time else None) for each in best)
 
 
 def _beats(one: Cut, other: Cut) -> bool:

@@ -28,10 +28,10 @@ import torch
 from torch import fx
 
 from pullback.errors import InternalError
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.graph.cost import base_of, is_view, op_name
 from pullback.graph.dead import erase_dead
-from pullback.graph.patterns import Call
+from pullback.graph.patterns import CallPattern
 from pullback.graph.values import (
     Maker,
     Value,
@@ -39,7 +39,7 @@ from pullback.graph.values import (
     same,
     same_kind,
     same_layout,
-    unwrapped,
+    unwrapped_values,
 )
 
 Formula = Callable[..., Any]
@@ -50,7 +50,7 @@ SWEEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RewriteRule:
     """One rewrite: its name, why it is right, the ops it looks at, and what it does.
 
     A rule that does not keep strides applies where all that follows runs with the new ones, and
@@ -67,13 +67,13 @@ class Rule:
     @staticmethod
     def of(
         name: str,
-        pattern: Call,
+        pattern: CallPattern,
         formula: Formula,
         *,
         why: str,
         when: Formula | None = None,
         keeps_strides: bool = True,
-    ) -> Rule:
+    ) -> RewriteRule:
         """The rule that turns what matches `pattern` into `formula`, if `when` holds.
 
         The names of the wildcards are the names of the parameters of both functions.
@@ -86,17 +86,17 @@ class Rule:
                     return formula(**values)
             return None
 
-        return Rule(name, why, (pattern.target,), rewrite, keeps_strides)
+        return RewriteRule(name, why, (pattern.target,), rewrite, keeps_strides)
 
 
-Table = tuple[Rule, ...]
+Table = tuple[RewriteRule, ...]
 
 
 def rule(
     name: str, *heads: Any, why: str, keeps_strides: bool = True, is_late: bool = False
-) -> Callable[[Formula], Rule]:
+) -> Callable[[Formula], RewriteRule]:
     """Make the decorated function of a node a rule for the ops in `heads`."""
-    return lambda formula: Rule(name, why, heads, formula, keeps_strides, is_late)
+    return lambda formula: RewriteRule(name, why, heads, formula, keeps_strides, is_late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def rewrite(graph: fx.Graph, table: Table, output_count: int | None = None) -> R
         output_count: How many of the returned values are outputs, as told from gradients, which
             may alias one another; None for all.
     """
-    copy, _ = copy_of(graph)
+    copy, _ = copied_graph(graph)
     work = _Work(copy, output_count)
     early, late = (_by_head(table, is_late=is_late) for is_late in (False, True))
     for _ in range(SWEEPS):
@@ -128,10 +128,10 @@ def rewrite(graph: fx.Graph, table: Table, output_count: int | None = None) -> R
             expected=f"at most {SWEEPS} sweeps",
             got=", ".join(f"{name} {count} times" for name, count in work.applied.most_common(4)),
         )
-    return Rewritten(copy_of(copy, work.names)[0], work.applied)
+    return Rewritten(copied_graph(copy, work.names)[0], work.applied)
 
 
-Rules = dict[Any, list[Rule]]
+Rules = dict[Any, list[RewriteRule]]
 
 
 def _by_head(table: Table, *, is_late: bool) -> Rules:
@@ -161,7 +161,7 @@ class _Work:
         erase_dead(self.graph)
         return self.applied.total() > before
 
-    def try_rules(self, node: fx.Node, rules: list[Rule]) -> None:
+    def try_rules(self, node: fx.Node, rules: list[RewriteRule]) -> None:
         """Apply the first rule that applies to `node`."""
         for entry in rules:
             last = node.prev
@@ -173,11 +173,11 @@ class _Work:
                 self.applied[entry.name] += 1
                 return
 
-    def apply(self, entry: Rule, node: fx.Node) -> bool:
+    def apply(self, entry: RewriteRule, node: fx.Node) -> bool:
         """Put what `entry` gives in the place of `node`; whether it gave something fitting."""
         last = node.prev
         try:
-            new = unwrapped(entry.formula(Value(node, Maker(node))))
+            new = unwrapped_values(entry.formula(Value(node, Maker(node))))
         except (RuntimeError, ValueError):  # the fake run of a new op: its arguments do not fit
             return False
         if new is None:
@@ -192,7 +192,7 @@ class _Work:
             self.replace(entry.name, old, replacement, replacement in made)
         return True
 
-    def fits(self, entry: Rule, old: fx.Node, new: Any) -> bool:
+    def fits(self, entry: RewriteRule, old: fx.Node, new: Any) -> bool:
         """Whether `new` may stand in the place of `old`."""
         if not isinstance(new, fx.Node) or new is old:
             return False

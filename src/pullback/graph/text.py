@@ -23,7 +23,7 @@ from pullback.graph.parts import BACKWARD, phase_of
 from pullback.graph.spelling import spell
 from pullback.graph.spelling.expressions import Expression, PythonWriter
 from pullback.graph.spelling.views import assigned
-from pullback.graph.text_lines import WIDTH, Line, read_lines, wrapped
+from pullback.graph.text_lines import WIDTH, Line, read_lines, wrapped_call
 from pullback.graph.values import aten, is_scalar
 
 LONGEST, LARGEST, TRIVIAL = 64, 8, 20
@@ -60,15 +60,15 @@ def function_text(
             of, since nodes keep their names.
         is_row: Whether one value is returned in a tuple, as several are, or as it is.
     """
-    text = text_of(graph, names)
+    text = graph_text(graph, names)
     body = [f"    {line}" for statement in text.statements for line in statement.splitlines()]
     returned = ", ".join(text.returned) or "()"
     returned += "," * (is_row and len(text.returned) == 1)
-    head = wrapped(f"def {name}", text.parameters, ":")
+    head = wrapped_call(f"def {name}", text.parameters, ":")
     return "\n".join([head, *body, f"    return {returned}", ""])
 
 
-def text_of(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
+def graph_text(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
     """The parts of the text of `graph`, for those who put their own head around it."""
     live = drop_dead(graph)
     page = _Page(live, names or {})
@@ -267,5 +267,5 @@ def _line(targets: list[str], expression: Expression, *, has_effect: bool) -> Li
     rest = f" = {expression.text}"
     if len(", ".join(targets) + rest) > WIDTH and expression.head:
         head = f"{', '.join(targets)} = {expression.head}"
-        rest = wrapped(head, expression.arguments)[len(", ".join(targets)) :]
+        rest = wrapped_call(head, expression.arguments)[len(", ".join(targets)) :]
     return Line(tuple(targets), rest, has_effect)

@@ -43,7 +43,7 @@ def read_lines(lines: Iterable[Line], returned: Iterable[str]) -> list[str]:
     return kept[::-1]
 
 
-def wrapped(head: str, arguments: Iterable[str], tail: str = "") -> str:
+def wrapped_call(head: str, arguments: Iterable[str], tail: str = "") -> str:
     """A call or a head of a function, over as many lines as it takes."""
     arguments = tuple(arguments)
     line = f"{head}({', '.join(arguments)}){tail}"

@@ -28,14 +28,14 @@ INHERITED = ("phase", "unit", "place")
 # ---- what a node will hold when the graph runs ----
 
 
-def value_of(arg: Any) -> Any:
+def held_value(arg: Any) -> Any:
     """The fake tensor or number that an argument of a node stands for."""
     return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
 
 
 def tensor_of(arg: Any) -> torch.Tensor | None:
     """The fake tensor that `arg` stands for, or None if it is a number, a list or unknown."""
-    value = value_of(arg)
+    value = held_value(arg)
     return value if isinstance(value, torch.Tensor) else None
 
 
@@ -59,7 +59,7 @@ def narrowed_to(node: fx.Node) -> torch.dtype | None:
 
 def is_scalar(arg: Any) -> bool:
     """Whether `arg` is a number: a literal, or a node that holds a symbolic size."""
-    value = value_of(arg)
+    value = held_value(arg)
     numbers = (int, float, torch.SymInt, torch.SymFloat)
     return isinstance(value, numbers) and not isinstance(value, bool)
 
@@ -100,7 +100,7 @@ def guardless(arguments: Any) -> AbstractContextManager[Any]:
 
 def outcome_of(target: Any, args: Any, kwargs: Any) -> Any:
     """What a call gives on the fake tensors that its arguments stand for."""
-    args, kwargs = fx.map_arg((args, kwargs), value_of)
+    args, kwargs = fx.map_arg((args, kwargs), held_value)
     with guardless((args, kwargs)), torch.no_grad():
         return target(*args, **kwargs)
 
@@ -117,7 +117,7 @@ def flat_leaves(value: Any) -> list[Any]:
 # ---- making nodes ----
 
 
-def named(name: str, value: Any) -> Any:
+def named_value(name: str, value: Any) -> Any:
     """`value`, which goes by `name` in a text unless its user has a better one."""
     if isinstance(value, Value):
         value.node.meta["hint"] = name
@@ -132,7 +132,7 @@ class Maker:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
         """A new node that calls `target`."""
-        args, kwargs = unwrapped(args), unwrapped(kwargs)
+        args, kwargs = unwrapped_values(args), unwrapped_values(kwargs)
         outcome = outcome_of(target, args, kwargs)
         graph = self.here.graph
         with graph.inserting_before(self.here):
@@ -150,14 +150,14 @@ class Maker:
         return arg
 
 
-def unwrapped(arg: Any) -> Any:
+def unwrapped_values(arg: Any) -> Any:
     """`arg` with a node in the place of each value in it."""
     if isinstance(arg, Value):
         return arg.node
     if isinstance(arg, list | tuple):
-        return type(arg)(map(unwrapped, arg))
+        return type(arg)(map(unwrapped_values, arg))
     if isinstance(arg, dict):
-        return {key: unwrapped(item) for key, item in arg.items()}
+        return {key: unwrapped_values(item) for key, item in arg.items()}
     return arg
 
 
@@ -374,7 +374,7 @@ class Value:
 
     def of_shape(self, shape: Sequence[Any]) -> Value:
         """This contiguous tensor itself, known to have these sizes where symbols hide it."""
-        sizes = [value_of(unwrapped(size)) for size in shape]
+        sizes = [held_value(unwrapped_values(size)) for size in shape]
         self.node.meta["val"] = outcome_of(aten.new_empty.default, (self.val, sizes), {})
         return self
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.graph.cost import is_view
 from pullback.graph.values import tensor_of
 from pullback.run import toolchain
@@ -183,7 +183,7 @@ def _tracing(
 
 def _compile(retraced: RetracedGraph, *, is_backward: bool, keeps_casts: bool) -> Any:
     # It changes the module that it is given.
-    module = torch.fx.GraphModule(retraced.module, copy_of(retraced.module.graph)[0])
+    module = torch.fx.GraphModule(retraced.module, copied_graph(retraced.module.graph)[0])
     more: dict[str, Any] = {"emulate_precision_casts": keeps_casts}
     if keeps_casts:
         for node in module.graph.nodes:

@@ -24,7 +24,7 @@ from pullback.run.backend import Backend
 from pullback.run.choosing import fastest
 from pullback.run.node import Layout, make_node
 from pullback.run.open_sizes import stride_pattern
-from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, Reason
+from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, UncompiledReason
 from pullback.run.specs import SpecMaker
 from pullback.run.verify import graph_difference, node_difference
 
@@ -286,14 +286,16 @@ class Nodes:
         got = error.facts["got"]
         reason = " ".join((error.rule + (f": {got}" if got else "")).split())
         self._note(reason)
-        self.paths.warn(Reason(reason, error.facts["fix"] or 'use backend="eager" to say so'))
+        self.paths.warn(
+            UncompiledReason(reason, error.facts["fix"] or 'use backend="eager" to say so')
+        )
 
     def _note(self, reason: str) -> None:
         if reason not in self.reasons:
             self.reasons.append(reason)
 
 
-def _reason(recipe: Recipe, row: Sequence[Tensor]) -> Reason | None:
+def _reason(recipe: Recipe, row: Sequence[Tensor]) -> UncompiledReason | None:
     """Why no node serves these tensors; None if one does."""
     if recipe.is_random:
         return RANDOM

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from pullback.derive.recipe import Recipe, printed_function
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.run.node import Compiled, ValueSource
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Minimal:
 
 def minimal(graph: fx.Graph, count: int | None = None) -> Minimal:
     """`graph` with the first `count` values that it returns, or all of them."""
-    copy, _ = copy_of(graph)
+    copy, _ = copied_graph(graph)
     inputs = list(copy.find_nodes(op="placeholder"))
     output = copy.output_node()
     returned: Any = output.args[0]

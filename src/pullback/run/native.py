@@ -2,7 +2,7 @@
 
 One extension serves every program (`cpp/`). It is built when a node is asked for, once for each
 torch and Python, which takes a C++ compiler about half a minute, and is kept in the cache on disk;
-`absence()` says why it cannot be had.
+`absence` says why it cannot be had.
 
 What the node calls is compiled by Inductor as for backend "inductor". Where the Python around the
 kernels can be read (`wrapper.py`), neither forward nor backward runs Python or holds its lock;

@@ -23,12 +23,12 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.seeds import memory_order
 from pullback.derive.call_table import MISS as MISS
-from pullback.derive.recipe import laid_out
+from pullback.derive.recipe import dense_cotangent
 from pullback.function.generated import run_text
 from pullback.function.slots import (
     c_apply,
     engine_runs,
-    hidden,
+    hidden_from_dynamo,
     is_batched,
     new_class,
     set_materialize,
@@ -184,7 +184,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
         "is_batched": is_batched,
-        "laid_out": laid_out,
+        "laid_out": dense_cotangent,
         "materialize": set_materialize,
         "save": set_to_save,
         "silence": set_non_differentiable,
@@ -195,7 +195,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     run_text(text, f"node of {spec.name}", space)
     methods = {
         "forward": staticmethod(space["forward"]),
-        "backward": staticmethod(hidden(space["backward"])),
+        "backward": staticmethod(hidden_from_dynamo(space["backward"])),
         # PyTorch looks these up at every call, and a failed look-up costs more than a False.
         "boxed_grads_call": False,
         "clear_saved_tensors_on_access": False,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pullback.derive.call import Call, Inputs
+from pullback.derive.call import DerivedCall, Inputs
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.function.slots import is_batched
@@ -23,7 +23,7 @@ from pullback.run.backend import Backend
 from pullback.run.choosing import quickest
 from pullback.run.minimal import minimal
 from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, ValueSource
-from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, Reason
+from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, UncompiledReason
 from pullback.run.verify import gradient_names, graph_difference
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class General:
             reason = INFINITE
         if self.demands != ANY:
             spec.maker.uncompiled(reason)
-        call = Call(
+        call = DerivedCall(
             spec.recipe,
             numbers,
             Inputs(spec.places),
@@ -180,7 +180,7 @@ class General:
         )
         return tuple(spec.maker.derived.pull(call, kept, cotangents, wanted))
 
-    def _reason(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> Reason | None:
+    def _reason(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> UncompiledReason | None:
         """Why the compiled backward cannot serve; None if it can, with zeros for what is absent."""
         present = [c for c in cotangents if c is not None]
         if torch.is_grad_enabled():

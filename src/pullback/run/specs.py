@@ -23,7 +23,7 @@ from pullback.run.backend import Backend
 from pullback.run.minimal import Minimal, minimal
 from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, ValueSource
 from pullback.run.open_sizes import OpenSizes
-from pullback.run.paths import Reason
+from pullback.run.paths import UncompiledReason
 from pullback.run.pulls import General, Pulls, donated_by
 
 
@@ -39,7 +39,7 @@ class SpecMaker:
     name: str
     module: str
     derived: Any
-    uncompiled: Callable[[Reason], None]
+    uncompiled: Callable[[UncompiledReason], None]
     refused: Callable[[CaptureError], None]
     differs: Callable[[object], None]
     verifies: bool

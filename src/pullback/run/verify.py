@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from pullback.capture.closeness import Difference, Measured, compared, is_number
+from pullback.capture.closeness import Measured, ValueDifference, is_number, value_difference
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import normal
-from pullback.derive.recipe import Recipe, laid_out
+from pullback.derive.recipe import Recipe, dense_cotangent
 from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
-from pullback.graph.values import CASTS, flat_leaves, narrowed_to, value_of
+from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
 from pullback.run.node import MISS, Layout
 
 NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
@@ -38,7 +38,7 @@ MEMORY = 0.5  # the part of the free memory that double precision may take
 
 def node_difference(
     node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
-) -> tuple[Difference | None, bool]:
+) -> tuple[ValueDifference | None, bool]:
     """How a node differs from its recipe on `row`, whose tensors need gradients as in a call.
 
     And whether a difference would have shown in every value. Where the node does not take the row,
@@ -51,7 +51,7 @@ def node_difference(
 
 def _node_differs(
     node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
-) -> tuple[Difference | None, bool]:
+) -> tuple[ValueDifference | None, bool]:
     """The difference on one row, and whether the row would show one in every value."""
     captured, is_telling = recipe.captured, True
     live = [o.index for o in captured.outputs if o.differentiable and o.index is not None]
@@ -89,10 +89,10 @@ def graph_difference(
     graph: fx.Graph,
     row: Sequence[Any],
     names: Sequence[str],
-) -> Difference | None:
+) -> ValueDifference | None:
     """How a compiled graph differs from its text on one row of arguments."""
 
-    def differs(row: Sequence[Any]) -> tuple[Difference | None, bool]:
+    def differs(row: Sequence[Any]) -> tuple[ValueDifference | None, bool]:
         with apart(), autocast_off(), torch.no_grad():
             got = compiled(list(row))
             trial = GraphTrial(graph, lambda row: text(list(row)), tuple(row))
@@ -103,10 +103,10 @@ def graph_difference(
 
 
 def _first_difference(
-    differs: Callable[[Sequence[Any]], tuple[Difference | None, bool]],
+    differs: Callable[[Sequence[Any]], tuple[ValueDifference | None, bool]],
     graph: fx.Graph,
     row: Sequence[Any],
-) -> tuple[Difference | None, bool]:
+) -> tuple[ValueDifference | None, bool]:
     """The difference on `row`; where it tells nothing of a value, on drawn numbers too."""
     found, is_telling = differs(row)
     for draw in (_any_number, _positive) if not is_telling and _may_draw(graph) else ():
@@ -132,12 +132,12 @@ def _may_draw(graph: fx.Graph) -> bool:
     Not where some become integers, which may point somewhere, nor for kernels that are not
     PyTorch's, which may trust them.
     """
-    drawn = {node for node in graph.find_nodes(op="placeholder") if is_number(value_of(node))}
+    drawn = {node for node in graph.find_nodes(op="placeholder") if is_number(held_value(node))}
     for node in calls(graph):
-        has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(value_of(node)))  # no sizes
+        has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(held_value(node)))  # no sizes
         if has_numbers and not drawn.isdisjoint(node.all_input_nodes):
             is_foreign = op_of(node) is not None and is_opaque(node)
-            if is_foreign or (node.target in CASTS and is_index(value_of(node))):
+            if is_foreign or (node.target in CASTS and is_index(held_value(node))):
                 return False
             drawn.add(node)
     return True
@@ -175,7 +175,7 @@ def _run_of(recipe: Recipe) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def _patterns(recipe: Recipe, outputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Rows of cotangents for these outputs: all of them, then each alone."""
     drawn = [
-        laid_out(normal(y, seed), order)
+        dense_cotangent(normal(y, seed), order)
         for seed, (y, order) in enumerate(zip(outputs, recipe.orders, strict=True))
     ]
     yield drawn
@@ -204,7 +204,7 @@ class GraphTrial:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     row: tuple[Any, ...]
 
-    def difference(self, got: Sequence[Any], names: Sequence[str]) -> Difference | None:
+    def difference(self, got: Sequence[Any], names: Sequence[str]) -> ValueDifference | None:
         """The first of the values that differs, for what another way to run the graph gave."""
         for place, (name, mine, theirs) in enumerate(zip(names, got, self.values, strict=True)):
             measured = Measured(
@@ -213,7 +213,7 @@ class GraphTrial:
                 self.terms,
                 self.steps,
             )
-            found = compared(name, mine, theirs, measured)
+            found = value_difference(name, mine, theirs, measured)
             if found is not None:
                 return found
         return None

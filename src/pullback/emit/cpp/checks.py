@@ -16,12 +16,12 @@ from torch import Tensor
 from pullback.capture.decided import decided
 from pullback.emit.cpp.reach import FLOATS, Reach
 from pullback.emit.cpp.values import DTYPES, no_cpp_form, quoted
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.graph.cost import expression_of
 
 
 def checks_of(
-    subject: Subject, reach: Reach, names: Sequence[str], helpers: set[str]
+    subject: EmitSubject, reach: Reach, names: Sequence[str], helpers: set[str]
 ) -> Iterator[str]:
     """The lines that check the inputs of a subject, whose names are `names`.
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from pullback.capture.joint import Input
+from pullback.capture.joint import CaptureInput
 from pullback.derive.source import small_constant
 from pullback.emit.cpp.values import DTYPES, literal, no_cpp_form
 
 
-def constant_line(one: Input, name: str, parameters: Sequence[str]) -> str:
+def constant_line(one: CaptureInput, name: str, parameters: Sequence[str]) -> str:
     """The line that makes the constant `one`; it lies where the first of `parameters` does.
 
     It is made by ops, so that it can be traced with everything else.

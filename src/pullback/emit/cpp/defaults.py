@@ -14,29 +14,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pullback.capture.trees import flatten, tensors_in
+from pullback.capture.trees import flatten, tensor_leaves
 from pullback.derive.plain import forward_of
-from pullback.emit.subject import Subject, subject_of
+from pullback.emit.subject import EmitSubject, subject_of
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 EMPTY = inspect.Parameter.empty
 
 
-def parameters_of(subject: Subject) -> list[inspect.Parameter | None]:
+def parameters_of(subject: EmitSubject) -> list[inspect.Parameter | None]:
     """For each argument of the capture its parameter; None where it has no name of its own."""
     count = len(subject.arguments) - len(subject.left)
     named: list[inspect.Parameter | None] = list(_positional(_signature(subject)))
     return [*(named + [None] * count)[:count], *subject.left]
 
 
-def with_defaults(subject: Subject) -> Subject:
+def with_defaults(subject: EmitSubject) -> EmitSubject:
     """`subject` with the arguments that its examples leave at their defaults."""
     signature, captured = _signature(subject), subject.captured
     left = [p for p in _positional(signature)[len(subject.arguments) :] if p.default is not EMPTY]
     if subject.function is None:
         left += [p for p in signature if p.kind is KEYWORD and p.default is not EMPTY]
-    left = list(itertools.takewhile(lambda p: not tensors_in(p.default), left))
+    left = list(itertools.takewhile(lambda p: not tensor_leaves(p.default), left))
     if subject.left or not left:
         return subject
     leaves, spec = flatten((*subject.arguments, *(p.default for p in left)))
@@ -44,7 +44,7 @@ def with_defaults(subject: Subject) -> Subject:
     return replace(subject, captured=whole, left=tuple(left))
 
 
-def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | None:
+def captured_with(subject: EmitSubject, arguments: tuple[Any, ...]) -> EmitSubject | None:
     """The same program captured with other arguments; None where it cannot be."""
     given, keywords = subject.given(arguments)
     thing = subject.function if subject.function is not None else subject.program
@@ -55,7 +55,7 @@ def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | Non
         return None
 
 
-def _signature(subject: Subject) -> list[inspect.Parameter]:
+def _signature(subject: EmitSubject) -> list[inspect.Parameter]:
     program = subject.program
     if subject.function is not None:
         program = forward_of(subject.function)

@@ -9,26 +9,31 @@ from typing import Any
 
 from torch import fx
 
-from pullback.capture.joint import Capture, Input, Output
+from pullback.capture.joint import Capture, CaptureInput, CaptureOutput
 from pullback.derive.recipe import Parts
 from pullback.emit.cpp.body import Body, cpp_identifier, wrapped_statement
 from pullback.emit.cpp.checks import checks_of
 from pullback.emit.cpp.constants import constant_line
-from pullback.emit.cpp.plain import Plain, PlainArgument
-from pullback.emit.cpp.plain_text import check_of, condition_of, notes_of, used_in
+from pullback.emit.cpp.plain_text import (
+    Plain,
+    PlainArgument,
+    check_of,
+    condition_of,
+    notes_of,
+    used_in,
+)
 from pullback.emit.cpp.reach import Reach
-from pullback.emit.cpp.signature import CppFunction
+from pullback.emit.cpp.signature import NO_AUTOCAST, CppFunction
 from pullback.emit.cpp.values import DTYPES, no_cpp_form, quoted, symbolic_type
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.graph.cost import base_of, is_view
-from pullback.graph.values import is_smooth, value_of
+from pullback.graph.values import held_value, is_smooth
 
 GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
-NO_AUTOCAST = "c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);"
 
 
 def write_function(
-    subject: Subject, parts: Parts, reach: Reach, plain: Plain, op: str
+    subject: EmitSubject, parts: Parts, reach: Reach, plain: Plain, op: str
 ) -> CppFunction:
     """The Function of `subject`, with the graphs `parts` and the arguments `plain`."""
     return _Function(subject, parts, reach, plain, op).write()
@@ -37,7 +42,9 @@ def write_function(
 class _Function:
     """A Function while it is written."""
 
-    def __init__(self, subject: Subject, parts: Parts, reach: Reach, plain: Plain, op: str) -> None:
+    def __init__(
+        self, subject: EmitSubject, parts: Parts, reach: Reach, plain: Plain, op: str
+    ) -> None:
         self.subject = subject
         self.captured: Capture = subject.captured
         self.parts = parts
@@ -71,9 +78,9 @@ class _Function:
 
     def _given(self) -> list[int]:
         """The places of the inputs that are parameters, in the order of these."""
-        return [self._place(one) for one in self.plain.row if isinstance(one, Input)]
+        return [self._place(one) for one in self.plain.row if isinstance(one, CaptureInput)]
 
-    def _place(self, one: Input) -> int:
+    def _place(self, one: CaptureInput) -> int:
         return self.captured.inputs.index(one)
 
     def write(self) -> CppFunction:
@@ -199,7 +206,7 @@ class _Function:
             text = (
                 self.forward.writer.node(value).text if isinstance(value, fx.Node) else str(value)
             )
-            key, kind = cpp_identifier(self.parts.names[node]), symbolic_type(value_of(node))
+            key, kind = cpp_identifier(self.parts.names[node]), symbolic_type(held_value(node))
             yield f"ctx->saved_data[{quoted(key)}] = {kind}({text});"
         for argument in self.kept:
             yield f"ctx->saved_data[{quoted(argument.name)}] = {argument.name};"
@@ -344,7 +351,7 @@ class _Function:
         for place, node in enumerate(placeholders[: len(saved)]):
             yield f"const auto& {self.backward.names[node]} = saved[{place}];"
         for node, source in zip(placeholders[len(saved) :], numbers, strict=False):
-            key, kind = cpp_identifier(self.parts.names[source]), symbolic_type(value_of(source))
+            key, kind = cpp_identifier(self.parts.names[source]), symbolic_type(held_value(source))
             get = f"to{kind.removeprefix('c10::')}()"
             yield f"const auto {self.backward.names[node]} = ctx->saved_data[{quoted(key)}].{get};"
         for argument in self.kept:
@@ -380,7 +387,7 @@ class _Function:
         return self.backward.needs[value] == self.backward._everything()
 
 
-def returned_by(captured: Capture) -> list[Output]:
+def returned_by(captured: Capture) -> list[CaptureOutput]:
     """The outputs of the op, which must be tensors."""
     for output in captured.outputs:
         if output.returned and output.kind != "tensor":

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pullback.emit.cpp.body import includes_of, wrapped_statement
-from pullback.emit.cpp.function import NO_AUTOCAST
 from pullback.emit.cpp.reach import FLOATS
-from pullback.emit.cpp.signature import CppFunction
+from pullback.emit.cpp.signature import NAMESPACE, NO_AUTOCAST, CppFunction
 from pullback.emit.cpp.values import DTYPES, quoted
-
-NAMESPACE = "emitted"
-"""The namespace of emitted ops: `torch.ops.emitted.<name>`."""
 
 INCLUDES = (
     "ATen/TensorOperators.h",

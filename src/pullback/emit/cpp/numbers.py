@@ -13,7 +13,7 @@ from torch import fx
 from pullback.emit.cpp.nodes import node_place
 from pullback.emit.cpp.values import PRODUCT, SUM, CppWriter, bare, no_cpp_form
 from pullback.graph.spelling.expressions import ATOM, Expression
-from pullback.graph.values import value_of
+from pullback.graph.values import held_value
 
 
 def arithmetic(writer: CppWriter, node: fx.Node) -> Expression:
@@ -31,7 +31,7 @@ def arithmetic(writer: CppWriter, node: fx.Node) -> Expression:
 
 
 def _number(writer: CppWriter, arg: Any, *, is_first: bool, is_real: bool) -> Expression:
-    if is_real and isinstance(value_of(arg), torch.SymInt | int):
+    if is_real and isinstance(held_value(arg), torch.SymInt | int):
         arg = float(arg) if isinstance(arg, int) else arg
         if not isinstance(arg, float):
             return bare(f"c10::SymFloat({_whole(writer, arg)})")

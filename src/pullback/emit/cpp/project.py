@@ -14,11 +14,10 @@ from torch import Tensor
 
 from pullback.derive.comparison import aside
 from pullback.derive.observed import given_to
-from pullback.derive.tensor_specs import TensorSpec, drawn
+from pullback.derive.tensor_specs import TensorSpec, drawn_like
 from pullback.emit.cpp.body import wrapped_statement
-from pullback.emit.cpp.library import NAMESPACE
 from pullback.emit.cpp.plain_text import written
-from pullback.emit.cpp.signature import CppFunction
+from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.values import DTYPES, literal
 from pullback.graph.cost import is_random
 
@@ -243,7 +242,7 @@ def _spread(shape: torch.Size | tuple[int, ...], low: float, high: float) -> Ten
 def _like(like: TensorSpec) -> Tensor:
     """The input that the program in C++ makes."""
     if like.values is not None:
-        return drawn(like)
+        return drawn_like(like)
     low, high = float(like.low), float(like.high)
     if like.dtype.is_complex:
         made = torch.complex(_spread(like.shape, low, high), _spread(like.shape, high, low))
@@ -258,7 +257,7 @@ def _made(like: TensorSpec) -> str:
     """A tensor like that of the examples: its values if they are few, else others between them."""
     sizes, dtype = f"{{{', '.join(map(str, like.shape))}}}", DTYPES[like.dtype]
     if like.values is not None:
-        flat = drawn(like).flatten()
+        flat = drawn_like(like).flatten()
         kind = "c10::complex<double>" if like.dtype.is_complex else "double"
         values = flat.tolist() if like.dtype.is_complex else flat.double().tolist()
         row = f"std::vector<{kind}>{{{', '.join(map(literal, values))}}}"

@@ -14,7 +14,7 @@ from pullback.derive.observed import SEED, Call
 from pullback.derive.recipe import Parts, printed_function
 from pullback.function.isolation import seed_torch
 from pullback.function.slots import new_class
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.graph.parts import calls
 
 
@@ -56,7 +56,7 @@ def _shadow_class(captured: Capture, parts: Parts) -> Any:
 
 def with_dtype(graph: fx.Graph, old: torch.dtype, new: torch.dtype) -> fx.Graph:
     """`graph` for inputs of another dtype."""
-    copy, _ = copy_of(graph)
+    copy, _ = copied_graph(graph)
     for node in calls(copy):
         node.args, node.kwargs = map_aggregate(
             (node.args, node.kwargs), lambda value: new if value is old else value

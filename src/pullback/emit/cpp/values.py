@@ -12,7 +12,7 @@ from torch import fx
 
 from pullback.errors import UnsupportedOpError
 from pullback.graph.spelling.expressions import ATOM, Expression, TensorsInSight
-from pullback.graph.values import tensor_of, value_of
+from pullback.graph.values import held_value, tensor_of
 
 # How tightly an expression holds together, as in the grammar of C++.
 LOWEST, BITS, COMPARED, SUM, PRODUCT, UNARY = range(ATOM - 6, ATOM)
@@ -215,7 +215,7 @@ def quoted(text: str) -> str:
 
 def is_number_argument(value: Any) -> bool:
     """Whether an argument is a number: a literal, or a node that holds one."""
-    return isinstance(value_of(value), (*SYMBOLIC, complex))
+    return isinstance(held_value(value), (*SYMBOLIC, complex))
 
 
 def symbolic_type(value: Any) -> str:
@@ -236,7 +236,7 @@ def _tensor(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node) and tensor_of(value) is not None:
         return writer.node(value).text
     writer.helpers.add("number")
-    kind = _NUMBER_DTYPES.get(type(value_of(value)), "at::kLong")
+    kind = _NUMBER_DTYPES.get(type(held_value(value)), "at::kLong")
     return f"number({_scalar(writer, value, True)}, {kind})"
 
 

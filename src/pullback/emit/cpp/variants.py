@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from pullback.emit.cpp.defaults import captured_with, parameters_of
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 
 MOST = 2
 """How many optional tensors are followed: each doubles the number of Functions."""
 
 
-def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
+def variants_of(subject: EmitSubject) -> Iterator[tuple[frozenset[str], EmitSubject]]:
     """The subjects without some of the optional tensors, each with the names of those.
 
     A parameter without which the program cannot be captured is none.
@@ -44,7 +44,7 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
             yield names, replace(variant, name=f"{subject.name}Without{label}")
 
 
-def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, int]]:
+def _optional(subject: EmitSubject, arguments: tuple[Any, ...]) -> list[tuple[str, int]]:
     """The parameters that are tensors here and `None` by default, with their places."""
     if subject.captured.mutated:
         return []
@@ -60,5 +60,5 @@ def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, i
     ]
 
 
-def _outputs(subject: Subject) -> list[tuple[str, bool]]:
+def _outputs(subject: EmitSubject) -> list[tuple[str, bool]]:
     return [(o.kind, o.differentiable) for o in subject.captured.outputs if o.returned]

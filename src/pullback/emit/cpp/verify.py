@@ -18,16 +18,15 @@ import torch
 
 from pullback.capture.decided import decided
 from pullback.derive import observed as observing
-from pullback.derive.difference import Difference
+from pullback.derive.difference import TextDifference
 from pullback.derive.observed import JOB, RESULTS, Observed, Wanted
 from pullback.derive.recipe import Parts
-from pullback.derive.trial_rows import Row, op_rows
+from pullback.derive.trial_rows import TrialRow, op_rows
 from pullback.emit.compiled import library_of
-from pullback.emit.cpp.library import NAMESPACE
-from pullback.emit.cpp.plain import PlainArgument
+from pullback.emit.cpp.plain_text import PlainArgument
 from pullback.emit.cpp.shadow import shadow_of
-from pullback.emit.cpp.signature import CppFunction
-from pullback.emit.subject import Subject
+from pullback.emit.cpp.signature import NAMESPACE, CppFunction
+from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError, EmitMismatchError
 
 LONGEST = 600.0
@@ -39,7 +38,7 @@ _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 # ---- the graphs, without a compiler ----
 
 
-def graphs_differ(subject: Subject, parts: Parts) -> str:
+def graphs_differ(subject: EmitSubject, parts: Parts) -> str:
     """Where the graphs `parts` do other things than the program; nothing where they do not."""
     captured, comparison = subject.captured, subject.comparison
     if captured.mutated:
@@ -98,7 +97,7 @@ def _built(name: str, source: Path) -> Path:
         ) from None
 
 
-def described(found: Difference) -> str:
+def described(found: TextDifference) -> str:
     """What differs, in words."""
     at = f" at {found.at}" if found.at else ""
     sides = f"{found.got}{at}, expected {found.expected}"
@@ -134,7 +133,7 @@ class _Case:
 
     function: CppFunction
     called: CppFunction
-    row: Row
+    row: TrialRow
     expected: Observed
 
 

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pullback.function.signature import unwrapped
+from pullback.function.signature import written_function
 
 OURS = {
     "Function": "torch.autograd.Function",
@@ -234,7 +234,7 @@ def _free_names(cls: type) -> Iterator[str]:
         if base.__module__.split(".")[0] in ("torch", "pullback", "builtins"):
             continue
         for name in METHODS:
-            code = getattr(unwrapped(vars(base).get(name)), "__code__", None)
+            code = getattr(written_function(vars(base).get(name)), "__code__", None)
             yield from code.co_freevars if code is not None else ()
 
 

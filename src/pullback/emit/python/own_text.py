@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.derive.source import loaded
 from pullback.emit.python.own_source import OwnSource, own_source
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.function.isolation import keeping_random_state
 from pullback.function.unwritten import listen
 
@@ -23,7 +23,7 @@ WHY = {
 }
 
 
-def own_text(subject: Subject) -> OwnSource | None:
+def own_text(subject: EmitSubject) -> OwnSource | None:
     """The text of the user's class, what it saves explained; None where it does not stand alone.
 
     It is run beside the class: outputs, gradients and second derivatives must be the same, or be
@@ -47,7 +47,7 @@ def _loaded(own: OwnSource, name: str) -> Any:
         return None
 
 
-def _agree(subject: Subject, cls: Any) -> bool:
+def _agree(subject: EmitSubject, cls: Any) -> bool:
     """Whether the class and that of its text give the same, up to second derivatives."""
     comparison = subject.comparison
     call = comparison.of_arguments(cls.apply)
@@ -57,7 +57,7 @@ def _agree(subject: Subject, cls: Any) -> bool:
 # ---- what is saved ----
 
 
-def _saved(subject: Subject, own: OwnSource) -> list[str]:
+def _saved(subject: EmitSubject, own: OwnSource) -> list[str]:
     """Comment lines that say what the class saves, and why that is cheap or not."""
     kinds = _kinds(subject)
     if kinds is None:
@@ -70,7 +70,7 @@ def _saved(subject: Subject, own: OwnSource) -> list[str]:
     return ["# Saved for backward:", *(rows or ["#     nothing"])]
 
 
-def _kinds(subject: Subject) -> list[str] | None:
+def _kinds(subject: EmitSubject) -> list[str] | None:
     """For each tensor that the class saves, what it is; None where that cannot be seen."""
     inputs = [x.requires_grad_(x.is_floating_point()) for x in subject.tensors()]
     try:
@@ -78,7 +78,7 @@ def _kinds(subject: Subject) -> list[str] | None:
             output, ctx = listen(subject.function, subject.captured.fill(inputs))
     except Exception:  # a class that looks closely at its context
         return None
-    return [_kind(one, inputs, tensors_in(output)) for one in ctx._pb_saved if one is not None]
+    return [_kind(one, inputs, tensor_leaves(output)) for one in ctx._pb_saved if one is not None]
 
 
 def _kind(tensor: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:

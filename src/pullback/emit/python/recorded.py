@@ -12,12 +12,12 @@ from pullback.capture.check import run_joint
 from pullback.capture.fake import numbers_of
 from pullback.capture.modes import autocast_off
 from pullback.emit.python.self_test import SelfTest, cotangent
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 
 Record = dict[str, Tensor]
 
 
-def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+def recorded_results(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """Outputs and gradients, by what they are; raises what the program raises."""
     count = subject.captured.argument_count
     # Large tensors from outside the program are no part of the file: others stand for them.
@@ -25,7 +25,7 @@ def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Recor
     return (_of_program if is_own else _of_graph)(subject, test, given)
 
 
-def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+def _of_program(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """What the program gives. It reads the tensors outside it, which have the values given."""
     captured = subject.captured
     count = captured.argument_count
@@ -47,7 +47,7 @@ def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Re
     return _named(test, [y.detach() for y in outputs], pulled)
 
 
-def _of_graph(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+def _of_graph(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """What the program would give with other tensors outside it.
 
     That is read from its graph, which was compared with the program when it was captured.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pullback.derive.tensor_specs import TensorSpec
-from pullback.graph.text_lines import WIDTH, wrapped
+from pullback.graph.text_lines import WIDTH, wrapped_call
 
 FEW = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""
@@ -232,7 +232,7 @@ class SelfTest:
         is_number = like.dtype.is_floating_point or like.dtype.is_complex
         is_literal = self.literal or name in self.fixed or not is_number
         if like.values is not None and is_literal:
-            made = wrapped(
+            made = wrapped_call(
                 f"{name} = torch.tensor", [str(like.values), kind], self._shaped(like) + end
             )
             return made.splitlines()

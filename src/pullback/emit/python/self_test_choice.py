@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
-from pullback.emit.python.recorded import recorded
+from pullback.emit.python.recorded import recorded_results
 from pullback.emit.python.self_test import SelfTest
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.function.isolation import seed_torch
 from pullback.function.unwritten import run_plainly
 from pullback.graph.cost import is_random
@@ -33,8 +33,8 @@ ABSENT = "backward gives none"
 CUT = "the program cuts them off by `no_grad` or `detach`"
 
 
-def chosen(
-    subject: Subject, call: str, held: frozenset[str], write: Write, reference: str
+def chosen_self_test(
+    subject: EmitSubject, call: str, held: frozenset[str], write: Write, reference: str
 ) -> SelfTest:
     """The self-test of a subject; `write` gives the module with a self-test.
 
@@ -65,19 +65,19 @@ def chosen(
     return known[0] if known else tests[0]
 
 
-def _with_record(subject: Subject, test: SelfTest) -> SelfTest | None:
+def _with_record(subject: EmitSubject, test: SelfTest) -> SelfTest | None:
     """A self-test with what the program gives for its inputs; None if it does not run on them."""
     if any(map(is_random, calls(subject.captured.joint.graph))):
         return test
     space = loaded(f"import torch\n\n\n{test.inputs()}")
     with aside():
         try:
-            return replace(test, recorded=recorded(subject, test, space["inputs"]()))
+            return replace(test, recorded=recorded_results(subject, test, space["inputs"]()))
         except Exception:  # any: the program may refuse other inputs in any way
             return None
 
 
-def _first(subject: Subject, call: str, held: frozenset[str]) -> SelfTest:
+def _first(subject: EmitSubject, call: str, held: frozenset[str]) -> SelfTest:
     """The first self-test: of every gradient that there is and that forward implies."""
     captured, surrogates = subject.captured, subject.surrogates
     gradients = iter(captured.joint.gradients)
@@ -147,7 +147,7 @@ def _gradcheck(function: Callable[..., Any], given: Sequence[Any], test: SelfTes
 # ---- gradients that are cut off ----
 
 
-def _without_cut(subject: Subject, test: SelfTest, space: dict[str, Any]) -> SelfTest:
+def _without_cut(subject: EmitSubject, test: SelfTest, space: dict[str, Any]) -> SelfTest:
     """The self-test without the gradients that a program cuts off on purpose.
 
     These are found by running the program with the forwards of its Functions as plain ops: if
@@ -170,7 +170,7 @@ def _without_cut(subject: Subject, test: SelfTest, space: dict[str, Any]) -> Sel
     )
 
 
-def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int) -> bool:
+def _is_cut(subject: EmitSubject, test: SelfTest, space: dict[str, Any], place: int) -> bool:
     captured = subject.captured
     count = captured.argument_count
     if place >= count:
@@ -180,7 +180,7 @@ def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int)
         row = [moved if i == place else x for i, x in enumerate(given)]
         seed_torch(0)
         with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
-            return tuple(tensors_in(subject.call(*captured.fill(row))))
+            return tuple(tensor_leaves(subject.call(*captured.fill(row))))
 
     with aside():
         made = list(space["inputs"]()[:count])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.graph.copies import Source, copy_of, with_graph
+from pullback.graph.copies import Source, copied_graph, with_graph
 from pullback.graph.cost import expression_of
 from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 from pullback.graph.rewrite import Table, rule
@@ -148,7 +148,7 @@ def read_from_cotangents(source: Source) -> Source:
     """
     if not isinstance(source, JointGraph):
         return source
-    graph, copies = copy_of(source.graph)
+    graph, copies = copied_graph(source.graph)
     for cotangent in source.cotangents:
         copies[cotangent].meta[COTANGENT] = True
     sizes = _Sizes(copies[node] for node in source.cotangents).dims
@@ -180,7 +180,7 @@ def read_numbers(backward: fx.Graph, numbers: Collection[str]) -> fx.Graph:
         numbers: The names of the placeholders that are numbers. Those that are read elsewhere
             are gone from the new graph.
     """
-    graph, _ = copy_of(backward)
+    graph, _ = copied_graph(backward)
     placeholders = graph.find_nodes(op="placeholder")
     sizes = _Sizes(node for node in placeholders if node.name not in numbers)
     first = next(node for node in graph.nodes if node.op != "placeholder")

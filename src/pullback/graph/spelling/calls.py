@@ -171,7 +171,7 @@ def softmax(name: str) -> Spelling:
     return spell
 
 
-def where(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _where(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.where(mask, x, 0.0)`: a constant that no dtype rounds is a number."""
     if len(node.args) != 3:
         return None
@@ -197,7 +197,7 @@ def conjugate(writer: PythonWriter, node: fx.Node) -> Expression | None:
     return writer.method(node.args[0], "conj")
 
 
-def cast(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _cast(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.to(torch.float64)`."""
     kwargs = {key: arg for key, arg in node.kwargs.items() if arg not in NOISE.get(key, ())}
     source = tensor_of(node.args[0])
@@ -261,7 +261,7 @@ def embedding(writer: PythonWriter, node: fx.Node) -> Expression | None:
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def nll(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _nll(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.nll_loss(log_probs, labels, reduction="sum")`."""
     args: list[Any] = [*node.args]
     defaults: list[Any] = [None, 1, -100]
@@ -313,13 +313,13 @@ TABLE: Spellings = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention(4),
     aten._softmax.default: softmax("softmax"),
     aten._log_softmax.default: softmax("log_softmax"),
-    aten.where.self: where,
-    aten._to_copy.default: cast,
+    aten.where.self: _where,
+    aten._to_copy.default: _cast,
     **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), created),
     **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created),
     aten.new_full.default: created,
     aten.embedding.default: embedding,
-    aten.nll_loss.default: nll,
+    aten.nll_loss.default: _nll,
     aten.constant_pad_nd.default: padded,
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), clamped),
     aten.sgn.default: sign,

@@ -63,10 +63,14 @@ def settings(stride: Any, padding: Any, dilation: Any, groups: Any, extra: Any) 
         "groups": (groups, 1),
         "dilation": (dilation, 1),
     }
-    return {key: uniform(arg) for key, (arg, default) in given.items() if uniform(arg) != default}
+    return {
+        key: as_one_number(arg)
+        for key, (arg, default) in given.items()
+        if as_one_number(arg) != default
+    }
 
 
-def uniform(arg: Any) -> Any:
+def as_one_number(arg: Any) -> Any:
     """A list of equal numbers as one number."""
     is_uniform = isinstance(arg, list | tuple) and len(set(arg)) == 1
     return arg[0] if is_uniform else arg

@@ -27,7 +27,9 @@ from pullback.graph.spelling.expressions import (
 from pullback.graph.values import aten, is_scalar, tensor_of
 
 
-def joined(writer: PythonWriter, sign: str, level: int, left: Any, right: Any) -> Expression:
+def infix_expression(
+    writer: PythonWriter, sign: str, level: int, left: Any, right: Any
+) -> Expression:
     """`left sign right`. Evaluation goes from left to right, as in the graph."""
     one, two = writer.expression(left), writer.expression(right)
     text = f"{one.within(level)} {sign} {two.within(level + 1)}"
@@ -40,7 +42,7 @@ def infix(sign: str, level: int) -> Spelling:
     def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
         if len(node.args) != 2 or node.kwargs:
             return None
-        return joined(writer, sign, level, *plain(node))
+        return infix_expression(writer, sign, level, *plain(node))
 
     return spell
 
@@ -67,7 +69,7 @@ def product(writer: PythonWriter, node: fx.Node) -> Expression | None:
     left, right = plain(node)
     if is_scalar(right) and not is_scalar(left):
         left, right = right, left
-    return joined(writer, "*", PRODUCT, left, right)
+    return infix_expression(writer, "*", PRODUCT, left, right)
 
 
 def comparison(sign: str) -> Spelling:
@@ -85,7 +87,7 @@ def reversed_difference(writer: PythonWriter, node: fx.Node) -> Expression | Non
     """`1 - x`."""
     if len(node.args) != 2 or node.kwargs or tensor_of(node.args[1]) is not None:
         return None
-    return joined(writer, "-", SUM, *plain(node)[::-1])
+    return infix_expression(writer, "-", SUM, *plain(node)[::-1])
 
 
 def negative(writer: PythonWriter, node: fx.Node) -> Expression | None:
@@ -116,7 +118,7 @@ def both(sign: str, level: int) -> Spelling:
         values = list(map(tensor_of, node.args))
         if any(value is None or value.dtype != torch.bool for value in values):
             return None
-        return joined(writer, sign, level, *node.args)
+        return infix_expression(writer, sign, level, *node.args)
 
     return spell
 
@@ -149,7 +151,7 @@ def truncated(writer: PythonWriter, node: fx.Node) -> Expression | None:
 
 def rounded_down(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`int(1.7 * n // 1)`: the text imports nothing but torch."""
-    inner = joined(writer, "//", PRODUCT, node.args[0], 1)
+    inner = infix_expression(writer, "//", PRODUCT, node.args[0], 1)
     return Expression(f"int({inner.text})", ATOM, inner.size + 1)
 
 
@@ -158,7 +160,7 @@ def reciprocal(writer: PythonWriter, node: fx.Node) -> Expression | None:
     value = tensor_of(node.args[0])
     if value is None or not value.is_floating_point():
         return None
-    return joined(writer, "/", PRODUCT, 1, node.args[0])
+    return infix_expression(writer, "/", PRODUCT, 1, node.args[0])
 
 
 SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

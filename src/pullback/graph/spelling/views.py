@@ -50,7 +50,7 @@ def merged_dims(node: fx.Node) -> tuple[int, int] | None:
     return None
 
 
-def expanded(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _expanded(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.expand_as(y)` or `x.expand(3, 8)`."""
     source, sizes = node.args[:2]
     value = tensor_of(node)
@@ -60,14 +60,14 @@ def expanded(writer: PythonWriter, node: fx.Node) -> Expression | None:
     return writer.method(source, "expand", *(sizes or [()]))  # type: ignore[misc]
 
 
-def transposed(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _transposed(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.T` for a matrix."""
     if rank(node) != 2:
         return writer.method(node.args[0], "t")
     return writer.attribute(node.args[0], ".T")
 
 
-def swapped(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _swapped(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.mT` for the last two dimensions."""
     source, first, second = node.args
     last = rank(node) - 1
@@ -76,7 +76,7 @@ def swapped(writer: PythonWriter, node: fx.Node) -> Expression | None:
     return writer.method(source, "transpose", first, second)
 
 
-def permuted(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _permuted(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.permute(0, 2, 1)`."""
     source, dims = node.args
     return writer.method(source, "permute", *(dims or [()]))  # type: ignore[misc]
@@ -93,7 +93,7 @@ def bracket(source: Any, dim: Any, index: str) -> str:
     return f"[{before}{index}]"
 
 
-def selected(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _selected(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x[:, 0]`, and `z.real` for what is the real part of a complex number."""
     source, dim, index = node.args
     is_part = isinstance(source, fx.Node) and source.target == aten.view_as_real.default
@@ -102,7 +102,7 @@ def selected(writer: PythonWriter, node: fx.Node) -> Expression | None:
     return writer.attribute(source, bracket(source, dim, writer.arg(index)))
 
 
-def sliced(writer: PythonWriter, node: fx.Node) -> Expression | None:
+def _sliced(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x[:, 1:3]`."""
     given: list[Any] = list(node.args)
     source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
@@ -173,12 +173,12 @@ def count(writer: PythonWriter, node: fx.Node) -> Expression | None:
 
 TABLE: Spellings = {
     **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshaped),
-    aten.expand.default: expanded,
-    aten.t.default: transposed,
-    aten.transpose.int: swapped,
-    aten.permute.default: permuted,
-    aten.select.int: selected,
-    aten.slice.Tensor: sliced,
+    aten.expand.default: _expanded,
+    aten.t.default: _transposed,
+    aten.transpose.int: _swapped,
+    aten.permute.default: _permuted,
+    aten.select.int: _selected,
+    aten.slice.Tensor: _sliced,
     aten.index.Tensor: indexed,
     aten.index_put.default: put,
     aten.sym_size.int: size,
