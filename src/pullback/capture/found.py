@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.places import is_installed, is_users_file
+from pullback.function.generated import codes_in
 
 _NUMBERS = (float, complex, bool, int)
 ATOMS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -28,18 +29,14 @@ PURE |= {"builtins", "typing", "types", "enum", "abc", "dataclasses", "contextli
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[str, ...]:
     """The names that `code` mentions, those of the functions in it included."""
-    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    return tuple(dict.fromkeys((*code.co_names, *(n for c in inner for n in names_in(c)))))
+    return tuple(dict.fromkeys(name for each in codes_in(code) for name in each.co_names))
 
 
 @functools.lru_cache(maxsize=4096)
 def globals_in(code: CodeType) -> frozenset[str]:
     """The names that `code` reads as globals, those of the functions in it included."""
-    read = {
-        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    return frozenset(read).union(*map(globals_in, inner))
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return frozenset(s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def meaning_of(name: str, space: dict[str, Any]) -> Any:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.capture.found import names_in
 from pullback.capture.trees import paths_of
 from pullback.function.signature import forward_signature, source_place
 
@@ -133,16 +134,9 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a variable that has no value yet
             yield name, cell.cell_contents
-    for name in _global_names(function.__code__):
+    for name in names_in(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)
 
 
 def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

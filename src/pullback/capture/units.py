@@ -11,7 +11,7 @@ arguments are made as for the examples; decisions on values are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import CodeType
@@ -45,6 +45,16 @@ class Ref:
     """A value of the program, by its number, in the arguments of a unit."""
 
     number: int
+
+
+def refs_in(tree: Any) -> list[int]:
+    """The numbers of the values in the arguments of a unit, in order."""
+    return [leaf.number for leaf in flatten(tree)[0] if isinstance(leaf, Ref)]
+
+
+def with_values(tree: Any, values: Mapping[int, Any]) -> Any:
+    """The arguments of a unit, with `values` by their numbers in them."""
+    return map_leaves(lambda leaf: values[leaf.number] if isinstance(leaf, Ref) else leaf, tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +92,7 @@ class Unit:
 
     def run(self, values: dict[int, Tensor]) -> None:
         """Make the call on `values`, and put what comes out of it there."""
-
-        def value(leaf: Any) -> Any:
-            return values[leaf.number] if isinstance(leaf, Ref) else leaf
-
-        args, kwargs = map_leaves(value, (self.args, self.kwargs))
+        args, kwargs = with_values((self.args, self.kwargs), values)
         call = self.target.apply if self.kind == FUNCTION else self.target
         with nullcontext() if self.modes is None else self.modes[0].entered(self.modes[1]):
             result = tensor_leaves(call(*args, **kwargs))

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.capture.trees import map_leaves, tensor_leaves
-from pullback.capture.units import Ref, Unit
+from pullback.capture.trees import tensor_leaves
+from pullback.capture.units import Ref, Unit, refs_in, with_values
 from pullback.capture.watch import FUNCTION
 from pullback.function.generated import run_text
 
@@ -70,17 +70,15 @@ class UnitWriter:
     def _value(self, value: Any) -> str:
         if isinstance(value, Ref):
             return f"v{value.number}"
-        if type(value) in (list, tuple) and _has_ref(value):
+        refs = refs_in(value)
+        if type(value) in (list, tuple) and refs:
             inside = "".join(f"{self._value(item)}, " for item in value)
             return f"[{inside}]" if type(value) is list else f"({inside})"
-        if not _has_ref(value):
+        if not refs:
             return self.name(value)
-        refs: list[int] = []
-        map_leaves(lambda leaf: refs.append(leaf.number) if isinstance(leaf, Ref) else None, value)
 
         def filled(*tensors: Tensor) -> Any:
-            rest = iter(tensors)
-            return map_leaves(lambda x: next(rest) if isinstance(x, Ref) else x, value)
+            return with_values(value, dict(zip(refs, tensors, strict=True)))
 
         return f"{self.name(filled)}({', '.join(_row(refs))})"
 
@@ -139,12 +137,6 @@ def _touched(step: Unit | NodeCall) -> list[int]:
 
 def _row(numbers: Sequence[int]) -> Iterator[str]:
     return (f"v{number}" for number in numbers)
-
-
-def _has_ref(value: Any) -> bool:
-    found: list[Any] = []
-    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, value)
-    return bool(found)
 
 
 def _one(result: Any) -> Tensor:

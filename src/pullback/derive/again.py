@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.derive.recipe import Parts
-from pullback.graph.copies import copied_graph
+from pullback.graph.copies import graph_returning
 from pullback.graph.cost import is_opaque, is_random
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.text import graph_text
@@ -36,14 +36,12 @@ def again_of(parts: Parts, name: str) -> Again:
     places = parts.between
     if not places:
         return Again()
-    graph, _ = copied_graph(parts.forward)
     count = parts.joint.output_count
-    returned: Any = graph.output_node().args[0]
-    wanted = tuple(returned[count + place] for place in places)
+    graph = graph_returning(parts.forward, lambda row: [row[count + place] for place in places])
+    wanted: Any = graph.output_node().args[0]
     taken = ancestors(wanted)
     if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
         return refused_again(name, "it keeps what it drew or what others computed")
-    graph.output_node().args = (wanted,)
     text = graph_text(graph, parts.names)
     inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
     needed = [parameter for node, parameter in inputs if node in taken]

@@ -155,27 +155,14 @@ def pull(
     info: FunctionInfo, args: Sequence[Any], cotangents: Sequence[Any], places: Sequence[int]
 ) -> list[Tensor | None]:
     """The gradients of `forward` for the inputs at `places`, and no others."""
-    from pullback.derive.second import keeping_history  # heavy
+    from pullback.derive.second import gradients_of, keeping_history  # heavy
 
     records = torch.is_grad_enabled()
     row = [_input(arg, i in places, records) for i, arg in enumerate(args)]
     with torch.enable_grad(), keeping_history() as held, NoDraws():
         outputs = _row(run_plainly(info.cls, row))
     _require_seen(info, row, outputs, places)
-    pairs = [
-        (output, cotangent)
-        for output, cotangent in zip(outputs, cotangents, strict=True)
-        if isinstance(output, Tensor) and output.requires_grad and cotangent is not None
-    ]
-    if not pairs:
-        return [None] * len(places)
-    pulled = torch.autograd.grad(
-        [output for output, _ in pairs],
-        [row[place] for place in places],
-        [cotangent for _, cotangent in pairs],
-        create_graph=records,
-        allow_unused=True,
-    )
+    pulled = gradients_of(outputs, [row[place] for place in places], cotangents, record=records)
     held.clear()
     return list(pulled)
 

@@ -30,7 +30,7 @@ from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
-from pullback.graph.copies import copied_graph
+from pullback.graph.copies import graph_returning
 from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
@@ -182,10 +182,10 @@ def _with_fewer_numbers(parts: Parts) -> Parts:
     given = {node.name for node in backward.find_nodes(op="placeholder")}
     kept = tuple(node for node in parts.cut.numbers if node.name in given)
     count = len(parts.joint.outputs) + len(parts.cut.saved)
-    forward, _ = copied_graph(parts.forward)
-    returned: Any = forward.output_node().args[0]
-    number_of = dict(zip(parts.cut.numbers, returned[count:], strict=True))
-    forward.output_node().args = ((*returned[:count], *(number_of[node] for node in kept)),)
+    places = [count + parts.cut.numbers.index(node) for node in kept]
+    forward = graph_returning(
+        parts.forward, lambda row: [*row[:count], *(row[place] for place in places)]
+    )
     return replace(parts, cut=replace(parts.cut, numbers=kept), forward=forward, backward=backward)
 
 

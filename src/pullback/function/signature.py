@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pullback.errors import ApplyArgumentsError
+from pullback.function.generated import codes_in
 from pullback.function.slots import no_setup_context
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -44,11 +45,7 @@ def written_function(function: Any) -> Any:
 def codes_of(function: Any) -> Iterator[types.CodeType]:
     """The code of `function`, and of the functions inside it."""
     code = getattr(function, "__code__", None)
-    pending = [code] if code is not None else []
-    while pending:
-        code = pending.pop()
-        yield code
-        pending += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return codes_in(code) if code is not None else iter(())
 
 
 @dataclass(frozen=True, slots=True)

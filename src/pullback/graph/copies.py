@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -29,6 +29,14 @@ def copied_graph(
         copy.meta = dict(node.meta)
         copies[node] = copy
     return new, copies
+
+
+def graph_returning(graph: fx.Graph, choose: Callable[[Any], Iterable[Any]]) -> fx.Graph:
+    """A copy of `graph` that returns what `choose` takes of what it returns."""
+    copy, _ = copied_graph(graph)
+    output = copy.output_node()
+    output.args = (tuple(choose(output.args[0])),)
+    return copy
 
 
 def graph_of(source: fx.Graph | JointGraph) -> fx.Graph:

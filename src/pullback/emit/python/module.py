@@ -27,7 +27,7 @@ from pullback.emit.python.self_test import SelfTest
 from pullback.emit.python.self_test_choice import chosen_self_test, fault_of
 from pullback.emit.subject import EmitSubject
 from pullback.errors import CaptureError
-from pullback.graph.copies import copied_graph
+from pullback.graph.copies import graph_returning
 from pullback.graph.text import Text, graph_text
 from pullback.graph.text_lines import wrapped_call
 
@@ -150,10 +150,8 @@ def reference_of(subject: EmitSubject, held: frozenset[str]) -> str:
 def forward_text(subject: EmitSubject) -> Text:
     """The forward graph alone, with what the program returns."""
     parts, captured = subject.parts, subject.captured
-    graph, _ = copied_graph(parts.forward)
-    returned: Any = graph.output_node().args[0]
     places = [o.index for o in captured.outputs if o.returned and o.index is not None]
-    graph.output_node().args = (tuple(returned[place] for place in places),)
+    graph = graph_returning(parts.forward, lambda row: [row[place] for place in places])
     return graph_text(graph, parts.names)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pullback.capture.joint import Capture, capture
 from pullback.capture.names import identifier
-from pullback.capture.trees import flatten, literal_of, map_leaves, tensor_leaves
-from pullback.capture.units import Ref, Unit, part_of
+from pullback.capture.trees import flatten, literal_of, tensor_leaves
+from pullback.capture.units import Ref, Unit, part_of, refs_in, with_values
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
 from pullback.derive.recipe import parts_of
@@ -25,7 +25,7 @@ from pullback.derive.source import returning
 from pullback.emit.python.module import RESERVED, Pieces, VerbatimName, graph_pieces, snake
 from pullback.emit.python.own_text import own_text
 from pullback.emit.subject import EmitSubject, subject_of
-from pullback.graph.copies import copied_graph
+from pullback.graph.copies import graph_returning
 from pullback.graph.names import Local, unused
 from pullback.graph.parts import FORWARD, phase_of
 from pullback.graph.text import Text, graph_text
@@ -163,24 +163,18 @@ class _Steps:
     def add_function(self, unit: Unit) -> None:
         """A unit that is a Function: its class, and a call of it."""
         self.written[False] += 1
-        values = self.values
-        args = map_leaves(
-            lambda leaf: values[leaf.number].detach() if isinstance(leaf, Ref) else leaf, unit.args
-        )
+        args = with_values(unit.args, {n: x.detach() for n, x in self.values.items()})
         sub = subject_of(unit.target, args)
         own = own_text(sub) if sub.function is not None and not unit.kwargs else None
         pieces = Pieces(own.imports, own.statements, "", own.names, frozenset()) if own else None
         if pieces is not None and not self._clashes(pieces):
             self._take(pieces)
-            names = self.names
-            shown = map_leaves(
-                lambda leaf: VerbatimName(names[leaf.number]) if isinstance(leaf, Ref) else leaf,
-                unit.args,
-            )
+            names = {number: VerbatimName(name) for number, name in self.names.items()}
+            shown = with_values(unit.args, names)
             call, given = f"{sub.name}.apply", ", ".join(map(repr, shown))
         else:
             call = self.add_class(sub, sub.name)
-            given = self.row(_refs((unit.args, unit.kwargs)))
+            given = self.row(refs_in((unit.args, unit.kwargs)))
         self.lines.append(f"{self.row(unit.outputs)} = {call}({given})")
 
     def add_op(self, unit: Unit) -> None:
@@ -263,18 +257,10 @@ def _inputs(subject: EmitSubject) -> list[Tensor]:
     return [tensor.requires_grad_(one.needs) for tensor, one in pairs]
 
 
-def _refs(tree: Any) -> list[int]:
-    found: list[int] = []
-    map_leaves(lambda leaf: found.append(leaf.number) if isinstance(leaf, Ref) else None, tree)
-    return found
-
-
 def _forward(captured: Capture, names: Sequence[str]) -> Text:
     """The forward of one unit, its inputs under the names that they have outside."""
     parts = parts_of(captured, "everything", readable=True)
-    graph, _ = copied_graph(parts.forward)
-    returned: Any = graph.output_node().args[0]
-    graph.output_node().args = (tuple(returned[: captured.joint.output_count]),)
+    graph = graph_returning(parts.forward, lambda row: row[: captured.joint.output_count])
     placeholders = graph.find_nodes(op="placeholder")
     return graph_text(graph, dict(zip(placeholders, names, strict=True)))
 

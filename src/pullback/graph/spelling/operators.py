@@ -90,16 +90,14 @@ def reversed_difference(writer: PythonWriter, node: fx.Node) -> Expression | Non
     return infix_expression(writer, "-", SUM, *plain(node)[::-1])
 
 
-def negative(writer: PythonWriter, node: fx.Node) -> Expression | None:
-    """`-x`."""
-    inner = writer.expression(node.args[0])
-    return Expression(f"-{inner.within(POWER)}", SIGN, inner.size + 1)
+def prefixed(sign: str) -> Spelling:
+    """`-x`, `~mask`."""
 
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
+        inner = writer.expression(node.args[0])
+        return Expression(f"{sign}{inner.within(POWER)}", SIGN, inner.size + 1)
 
-def inverted(writer: PythonWriter, node: fx.Node) -> Expression | None:
-    """`~mask`."""
-    inner = writer.expression(node.args[0])
-    return Expression(f"~{inner.within(POWER)}", SIGN, inner.size + 1)
+    return spell
 
 
 def power(writer: PythonWriter, node: fx.Node) -> Expression | None:
@@ -176,7 +174,7 @@ TABLE: Spellings = {
     aten.mul.Scalar: product,
     aten.div.Scalar: infix("/", PRODUCT),
     aten.rsub.Scalar: reversed_difference,
-    aten.neg.default: negative,
+    aten.neg.default: prefixed("-"),
     aten.reciprocal.default: reciprocal,
     aten.pow.Tensor_Scalar: power,
     aten.pow.Tensor_Tensor: power,
@@ -186,7 +184,7 @@ TABLE: Spellings = {
     aten.matmul.default: infix("@", PRODUCT),
     aten.bitwise_and.Tensor: infix("&", AND),
     aten.bitwise_or.Tensor: infix("|", OR),
-    aten.bitwise_not.default: inverted,
+    aten.bitwise_not.default: prefixed("~"),
     aten.logical_and.default: both("&", AND),
     aten.logical_or.default: both("|", OR),
     **{
@@ -205,7 +203,7 @@ TABLE: Spellings = {
     operator.floordiv: infix("//", PRODUCT),
     operator.truediv: infix("/", PRODUCT),
     operator.mod: infix("%", PRODUCT),
-    operator.neg: negative,
+    operator.neg: prefixed("-"),
     operator.pow: power,
     torch.sym_float: as_float,
     math.trunc: truncated,
