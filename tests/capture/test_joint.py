@@ -13,6 +13,7 @@ from torch import Tensor, fx
 import pullback as pb
 from pullback.capture.joint import capture
 from pullback.capture.marks import NodeMarks
+from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD, calls
 from tests.capture.cases import SCALE, normal, programs
 from tests.capture.compare import assert_same, eager, graph

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.plain import plain_program
 from pullback.function.function import Function
 from tests.derive.functions import differences
@@ -93,7 +93,7 @@ def test_capture_of_program_and_of_function_differ(base, make):
 @BASES
 def test_program_of_a_function_can_be_derived(base):
     cls, x = scale_of(base), normal(3)
-    D = derive(plain_program(cls), x, 2.0)
+    D = derive_function(plain_program(cls), x, 2.0)
 
     assert differences(torch.autograd.grad(D.apply(x, 2.0).sum(), x), [2 * x.cos()]) == []
     assert D.__name__ == "Scale"
@@ -151,4 +151,4 @@ def test_program_of_a_derived_function_is_its_own():
     def program(x):
         return x.sin()
 
-    assert plain_program(derive(program, normal(3))) is program
+    assert plain_program(derive_function(program, normal(3))) is program

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.tensor_specs import (
     FEW,
     drawn_like,
@@ -114,10 +114,10 @@ def test_containers_are_looked_into():
 
 def test_derived_class_lets_examples_go():
     x = torch.randn(1000)
-    derived = derive(torch.sin, x)
+    derived = derive_function(torch.sin, x)
     ref = weakref.ref(x)
     del x
     gc.collect()
 
     assert ref() is None
-    assert derived._pb_derived.likes[0].shape == (1000,)
+    assert derived._pb_derived.specs[0].shape == (1000,)

@@ -60,7 +60,7 @@ def diagnose(*args: Any, **options: Any) -> Any:
 
 def derive(*args: Any) -> Any:
     """`derive.backward.derive`, imported when it is needed."""
-    from pullback.derive.backward import derive as make
+    from pullback.derive.backward import derive_function as make
 
     return make(*args)
 

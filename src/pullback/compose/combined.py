@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pullback.capture.names import program_name
 from pullback.compose.fast_path import with_nodes
 from pullback.compose.nested import as_written, callable_of
 from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_text
@@ -71,7 +72,9 @@ def combine(
         if not is_refusal(error):
             raise
         reason = reason_text(error)
-        Paths(name_of(program), warns=compiles(backend)).warn(UncompiledReason(reason, AS_WRITTEN))
+        Paths(program_name(program), warns=compiles(backend)).warn(
+            UncompiledReason(reason, AS_WRITTEN)
+        )
         return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
@@ -82,11 +85,6 @@ AS_WRITTEN = "change that, or compose it by `pb.nest`, which says that it runs a
 def compiles(backend: str) -> bool:
     """Whether a choice of backends asks for compiled code."""
     return list(backends_of(backend)) != ["eager"]
-
-
-def name_of(program: Any) -> str:
-    """What a program is called in messages."""
-    return str(getattr(program, "__name__", type(program).__name__))
 
 
 def policy_of(save: str | int | None, backend: str) -> str | int:
@@ -101,7 +99,7 @@ def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
     """Raise unless there are examples to capture a program with."""
     if not examples:
         raise CaptureError(
-            f"`{name_of(program)}` must be composed with examples of its arguments",
+            f"`{program_name(program)}` must be composed with examples of its arguments",
             got="no example",
             fix="pass tensors like those it will be called with, and its other arguments",
         )

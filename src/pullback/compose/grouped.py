@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_odd
+from pullback.capture.names import program_name
 from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.compose.combined import (
     AS_WRITTEN,
     compiles,
-    name_of,
     policy_of,
     require_examples,
 )
@@ -80,7 +80,7 @@ def hybrid(
     save = policy_of(save, backend)
     require_examples(program, examples)
     chosen = tuple(tuple(group) for group in groups)
-    paths = Paths(name_of(program), warns=compiles(backend))
+    paths = Paths(program_name(program), warns=compiles(backend))
     flows = _Flows(program, chosen, save, backend, paths, verify=verify)
     try:
         flows.begin(examples)
@@ -92,7 +92,7 @@ def hybrid(
     made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
-    made.flow, made.likes = flows.first, map_leaves(tensor_spec_of_leaf, examples)
+    made.flow, made.specs = flows.first, map_leaves(tensor_spec_of_leaf, examples)
     return made
 
 

@@ -58,7 +58,7 @@ from pullback.function.slots import (
 from pullback.graph.cut import TradePoint, require_policy
 
 
-def derive(
+def derive_function(
     program: Callable[..., Any],
     *examples: Any,
     save: str | int = "auto",
@@ -81,7 +81,7 @@ def derive(
     through it.
 
     >>> import torch
-    >>> D = derive(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
+    >>> D = derive_function(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
     >>> x = torch.tensor([0.5], requires_grad=True)
     >>> D(x).backward()
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
@@ -154,15 +154,15 @@ class DerivedRecord:
         self.signature = signature_if_known(program)
         self.recipes = recipes
         self.keeps_inputs = keeps_inputs
-        self.likes = tensor_specs_of(examples)
+        self.specs = tensor_specs_of(examples)
         self.general = recipes.general(examples)
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
         captured = self.general.captured
         held = [tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None]
-        likes = [*self.likes, *held]
-        return module_source(captured, self.recipes.save, name, self.program, likes)
+        specs = [*self.specs, *held]
+        return module_source(captured, self.recipes.save, name, self.program, specs)
 
     def frontier(self, *args: Any) -> tuple[TradePoint, ...]:
         """The best trades of memory against work for a call with `args`: see `derive.trade`."""

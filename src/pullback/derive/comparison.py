@@ -48,9 +48,9 @@ class Comparison:
     """
 
     def __init__(
-        self, captured: Capture, program: Callable[..., Any], likes: Sequence[TensorSpec]
+        self, captured: Capture, program: Callable[..., Any], specs: Sequence[TensorSpec]
     ) -> None:
-        self.captured, self.program, self.likes = captured, program, likes
+        self.captured, self.program, self.specs = captured, program, specs
         self.wanted = Wanted(
             needs=tuple(one.needs for one in captured.inputs),
             changed=tuple(place for place, _ in captured.mutated),
@@ -61,12 +61,12 @@ class Comparison:
     @functools.cached_property
     def rows(self) -> list[TrialRow]:
         """The values that are tried, at the sizes of the example."""
-        return value_rows(self.captured, self.likes)
+        return value_rows(self.captured, self.specs)
 
     @functools.cached_property
     def sizes(self) -> list[TrialRow]:
         """The other sizes that are tried."""
-        return size_rows(self.captured, self.likes)
+        return size_rows(self.captured, self.specs)
 
     # ---- both sides ----
 

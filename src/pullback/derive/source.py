@@ -52,11 +52,11 @@ class FunctionSource:
 
 
 def module_source(
-    captured: Capture, save: str | int, name: str, program: Any, likes: Sequence[TensorSpec]
+    captured: Capture, save: str | int, name: str, program: Any, specs: Sequence[TensorSpec]
 ) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
     require_beginnings(captured, to="printed")
-    source = function_source(Comparison(captured, program, likes), save, name, program)
+    source = function_source(Comparison(captured, program, specs), save, name, program)
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
     head = [f'"""{said}"""', "", "import torch"]
     head += ["", *source.constants] if source.constants else []

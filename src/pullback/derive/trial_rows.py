@@ -83,10 +83,10 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def value_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[TrialRow]:
+def value_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
     """The example, or a smaller one in its place, and others of its sizes."""
-    shapes = _few(captured, likes)
-    rows = [_row(captured, likes, shapes, "the example")]
+    shapes = _few(captured, specs)
+    rows = [_row(captured, specs, shapes, "the example")]
     for what, change, is_usual in CHANGES:
         changed = _changed(captured, rows[0].tensors, change)
         rows.append(TrialRow(changed, what, is_usual, has_nan=change is _nan))
@@ -95,21 +95,21 @@ def value_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[TrialRow]
     return rows
 
 
-def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[TrialRow]:
+def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
     """Rows of other sizes: those that the capture serves, and those that it does not.
 
     None where an unchecked kernel takes integers, which say where it reads or writes.
     """
-    if is_unchecked(captured) and any(_is_index(like) for like in likes):
+    if is_unchecked(captured) and any(_is_index(like) for like in specs):
         return []
-    base = _few(captured, likes)
+    base = _few(captured, specs)
     seen, rows = {base}, list[TrialRow]()
     kinds = (_grown, _renumbered, _alone, _parted)
     for kind in kinds:
         for shapes in itertools.islice(kind(captured, base), SIZES):
             if shapes not in seen:
                 seen.add(shapes)
-                row = _row(captured, likes, shapes, _shown(shapes))
+                row = _row(captured, specs, shapes, _shown(shapes))
                 rows.append(replace(row, is_odd=kind is _parted, is_resized=True))
     return rows
 
@@ -122,7 +122,7 @@ def _shown(shapes: Shapes) -> str:
 
 
 def op_rows(
-    captured: Capture, likes: Sequence[TensorSpec], *, is_double: bool, numbers: Mapping[int, Any]
+    captured: Capture, specs: Sequence[TensorSpec], *, is_double: bool, numbers: Mapping[int, Any]
 ) -> Iterator[TrialRow]:
     """The example, a second size, ties, zeros, and other plain numbers, where there are such.
 
@@ -135,7 +135,7 @@ def op_rows(
         shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5
     )
     others = (*grown, *own[count:])
-    example, other = (drawn_row(captured, likes, sizes) for sizes in (own, others))
+    example, other = (drawn_row(captured, specs, sizes) for sizes in (own, others))
     if example is not None:
         yield replace(example, what="inputs like the examples")
     if other is not None and others != own:
@@ -152,11 +152,11 @@ def op_rows(
 
 
 def drawn_row(
-    captured: Capture, likes: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
+    captured: Capture, specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
 ) -> TrialRow | None:
     """Inputs of these shapes with numbers between those of the example; None if too large."""
     tensors = list[Tensor]()
-    rows = zip(shapes, likes, captured.inputs, strict=True)
+    rows = zip(shapes, specs, captured.inputs, strict=True)
     for seed, (shape, like, one) in enumerate(rows):
         if one.tensor is not None:
             if tuple(one.tensor.shape) != tuple(shape):
@@ -169,7 +169,7 @@ def drawn_row(
             like = replace(like, shape=tuple(shape), values=None)
         tensors.append(drawn_like(like, seed))
     what = f"inputs of the sizes {', '.join(str(tuple(shape)) for shape in shapes)}"
-    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, likes, strict=True))
+    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, specs, strict=True))
     return TrialRow(tuple(tensors), what, is_resized=not is_own)
 
 
@@ -247,10 +247,10 @@ def _is_number(tensor: Tensor) -> bool:
 # ---- sizes ----
 
 
-def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: str) -> TrialRow:
+def _row(captured: Capture, specs: Sequence[TensorSpec], shapes: Shapes, what: str) -> TrialRow:
     """The example in other shapes, laid out in memory as it was."""
     tensors = list[Tensor]()
-    inputs = zip(captured.inputs, captured.joint.inputs, likes, strict=True)
+    inputs = zip(captured.inputs, captured.joint.inputs, specs, strict=True)
     for place, (one, node, like) in enumerate(inputs):
         if one.tensor is not None:
             tensors.append(one.tensor)
@@ -265,9 +265,9 @@ def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: s
     return TrialRow(tuple(tensors), what, is_served=captured.serves(own))
 
 
-def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
+def _few(captured: Capture, specs: Sequence[TensorSpec]) -> Shapes:
     """The shapes of the example's arguments, or of a smaller one that is served, if it is large."""
-    own = tuple(like.shape for like in likes[: captured.argument_count])
+    own = tuple(like.shape for like in specs[: captured.argument_count])
     if _elements(own) <= MANY:
         return own
     ways: tuple[Callable[[int], int], ...] = (
@@ -277,7 +277,7 @@ def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
     )
     for grow in ways:
         shapes = _resized(captured, grow)
-        if _elements(shapes) < _elements(own) and _row(captured, likes, shapes, "").is_served:
+        if _elements(shapes) < _elements(own) and _row(captured, specs, shapes, "").is_served:
             return shapes
     return own
 

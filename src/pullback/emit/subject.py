@@ -36,7 +36,7 @@ class EmitSubject:
 
     `name` is that of the class, `doc` the first paragraph of what the user wrote about it.
     `captured` is the whole of it as one joint graph. `program` is what was captured: it takes
-    the arguments of the examples. `save` says what forward keeps. `likes` says of each input of
+    the arguments of the examples. `save` says what forward keeps. `specs` says of each input of
     the capture what its example was like. `function` is the hand-written class, where it is one;
     `flow` the nodes and units, where it is run as several. `left` are the parameters of the last
     arguments of the capture, where the examples left these at their defaults.
@@ -47,7 +47,7 @@ class EmitSubject:
     captured: Capture
     program: Callable[..., Any]
     save: str | int
-    likes: tuple[TensorSpec, ...]
+    specs: tuple[TensorSpec, ...]
     function: Any = None
     flow: Flow | None = None
     left: tuple[inspect.Parameter, ...] = ()
@@ -77,13 +77,13 @@ class EmitSubject:
 
     def tensors(self) -> list[Tensor]:
         """Tensors for its arguments, like those of the examples."""
-        pairs = enumerate(zip(self.likes, self.captured.inputs, strict=True))
+        pairs = enumerate(zip(self.specs, self.captured.inputs, strict=True))
         return [drawn_like(like, seed) for seed, (like, one) in pairs if one.kind == "argument"]
 
     @functools.cached_property
     def comparison(self) -> Comparison:
         """The program, to compare what is written with it."""
-        return Comparison(self.captured, self.call, self.likes)
+        return Comparison(self.captured, self.call, self.specs)
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -146,10 +146,10 @@ def subject_of(thing: Any, examples: Any = None) -> EmitSubject:
 
 def _of_derived(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     known = record_of(cls)
-    recipe, likes = known.general, known.likes
+    recipe, specs = known.general, known.specs
     if examples is not None:
-        recipe, likes = known.recipes.general(examples), tensor_specs_of(examples)
-    return _subject(cls.__name__, cls.program, recipe.captured, known.recipes.save, likes)
+        recipe, specs = known.recipes.general(examples), tensor_specs_of(examples)
+    return _subject(cls.__name__, cls.program, recipe.captured, known.recipes.save, specs)
 
 
 def _of_program(program: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
@@ -206,9 +206,9 @@ def _of_changing(cls: Any, examples: tuple[Any, ...]) -> Capture:
 
 def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     """A program in several nodes; its capture is that of the whole."""
-    if examples is None and hasattr(cls, "likes"):
+    if examples is None and hasattr(cls, "specs"):
         examples = map_leaves(
-            lambda leaf: drawn_like(leaf) if isinstance(leaf, TensorSpec) else leaf, cls.likes
+            lambda leaf: drawn_like(leaf) if isinstance(leaf, TensorSpec) else leaf, cls.specs
         )
     given, program = _required(cls.__name__, examples), cls.program
     captured = Recipes(program, "everything").general(given).captured
@@ -232,7 +232,7 @@ def _subject(
     program: Any,
     captured: Capture,
     save: str | int,
-    likes: tuple[TensorSpec, ...],
+    specs: tuple[TensorSpec, ...],
     *,
     function: Any = None,
     flow: Flow | None = None,
@@ -240,7 +240,7 @@ def _subject(
     held = tuple(tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None)
     said = vars(function).get("__doc__") if function is not None else inspect.getdoc(program)
     doc = inspect.cleandoc(said or "").split("\n\n")[0]
-    return EmitSubject(name, doc, captured, program, save, (*likes, *held), function, flow)
+    return EmitSubject(name, doc, captured, program, save, (*specs, *held), function, flow)
 
 
 # ---- examples ----

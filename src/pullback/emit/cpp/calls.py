@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from pullback.emit.cpp.dispatched import dispatched
-from pullback.emit.cpp.headers import Callee, Ways, rivals, ways_of
+from pullback.emit.cpp.headers import Callee, CallForms, call_forms, rivals
 from pullback.emit.cpp.nodes import node_place, op_arguments, ops_inside
 from pullback.emit.cpp.numbers import arithmetic
 from pullback.emit.cpp.operators import OWN
@@ -43,7 +43,7 @@ def spell_cpp(writer: CppWriter, node: fx.Node) -> Expression:
 def _called(writer: CppWriter, node: fx.Node) -> Expression:
     op = op_of(node)
     base, overload = op._schema.name.partition("::")[2], op._schema.overload_name
-    ways = ways_of(base, overload) if op.namespace == "aten" else None
+    ways = call_forms(base, overload) if op.namespace == "aten" else None
     if ways is None:
         return dispatched(writer, node)
     given = op_arguments(node)
@@ -125,7 +125,7 @@ def _has_options(op: Any) -> bool:
 
 
 def _with_options(
-    writer: CppWriter, node: fx.Node, base: str, ways: Ways, given: list[Any]
+    writer: CppWriter, node: fx.Node, base: str, ways: CallForms, given: list[Any]
 ) -> Expression:
     """A call of an op that says what kind of tensor it makes: `at::zeros({n}, x.options())`."""
     names = [parameter.name for parameter in op_of(node)._schema.arguments]

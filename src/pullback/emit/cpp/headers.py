@@ -41,23 +41,23 @@ class Callee:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """All ways to call one op: by its struct, as a method, as a function."""
+class CallForms:
+    """All forms of a call of one op: by its struct, as a method, as a function."""
 
     struct: Callee
     method: Callee | None
     function: Callee | None
 
 
-def ways_of(base: str, overload: str) -> Ways | None:
-    """The ways to call `aten::base.overload`, or None where the headers do not know it."""
+def call_forms(base: str, overload: str) -> CallForms | None:
+    """The forms of a call of `aten::base.overload`, or None where the headers do not know it."""
     op = f"{base}_{overload}" if overload else base
     schema = _structs(base).get(op)
     if schema is None:
         return None
     gives, takes = schema
     struct = Callee(f"at::_ops::{op}::call", gives, takes, len(takes))
-    return Ways(struct, _preferred(_methods().get(op)), _preferred(_functions(base).get(op)))
+    return CallForms(struct, _preferred(_methods().get(op)), _preferred(_functions(base).get(op)))
 
 
 def rivals(callee: Callee, base: str, *, is_method: bool) -> list[tuple[str, ...]]:

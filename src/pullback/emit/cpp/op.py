@@ -14,7 +14,7 @@ from pullback.derive.source import require_flat
 from pullback.emit.cpp.defaults import with_defaults
 from pullback.emit.cpp.function import returned_by, write_function
 from pullback.emit.cpp.library import library_text
-from pullback.emit.cpp.plain import plain_of
+from pullback.emit.cpp.plain import plain_row
 from pullback.emit.cpp.project import cmake_text, main_text
 from pullback.emit.cpp.reach import is_twice, reach_of
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
@@ -73,7 +73,7 @@ def _written(subject: EmitSubject, op: str, absent: frozenset[str] = frozenset()
     returned_by(subject.captured)
     parts = _chosen(subject)
     reach = reach_of(subject, parts)
-    return write_function(subject, parts, reach, plain_of(subject, parts, absent), op)
+    return write_function(subject, parts, reach, plain_row(subject, parts, absent), op)
 
 
 def _chosen(subject: EmitSubject) -> Parts:

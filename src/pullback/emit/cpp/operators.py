@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from pullback.emit.cpp.headers import ways_of
+from pullback.emit.cpp.headers import call_forms
 from pullback.emit.cpp.nodes import is_tensor_node, ops_inside
 from pullback.emit.cpp.values import BITS, COMPARED, LOWEST, PRODUCT, SUM, UNARY, CppWriter, bare
 from pullback.graph.spelling.expressions import ATOM, Expression
@@ -67,7 +67,7 @@ def _scalar_op(overload: Any) -> Form:
         if is_tensor_node(given[1]):
             return None
         base, name = overload._schema.name.partition("::")[2], overload._schema.overload_name
-        ways = ways_of(base, name)
+        ways = call_forms(base, name)
         if ways is None or ways.method is None:
             return None
         kinds = ways.method.takes[1 : len(given)]

@@ -32,7 +32,7 @@ from pullback.emit.subject import EmitSubject
 UNNAMED = (bool, int, float, complex, str)
 
 
-def plain_of(subject: EmitSubject, parts: Parts, absent: frozenset[str] = frozenset()) -> Plain:
+def plain_row(subject: EmitSubject, parts: Parts, absent: frozenset[str] = frozenset()) -> Plain:
     """The arguments of `subject`; in the graphs `parts`, free ones take the place of numbers.
 
     `absent` are the optional tensors that are not there, which are no arguments.

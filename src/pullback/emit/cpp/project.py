@@ -115,7 +115,7 @@ def _main(function: CppFunction) -> Iterator[str]:
     yield SHOWN.format(why=why) if why else COMPARED
     yield ""
     yield "int main() {"
-    pairs = zip(function.subject.captured.inputs, function.subject.likes, strict=True)
+    pairs = zip(function.subject.captured.inputs, function.subject.specs, strict=True)
     given = [(one, like) for one, like in pairs if one.is_given]
     changed = {function.parameters[place] for place in function.changed}
     for (one, like), name in zip(given, function.tensors, strict=True):
@@ -188,10 +188,10 @@ def _differentiated(function: CppFunction) -> list[tuple[int, str]]:
 
 def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
     """The sums over each result, by its name; or why there are none."""
-    captured, likes = function.subject.captured, function.subject.likes
+    captured, specs = function.subject.captured, function.subject.specs
     if any(is_random(node) for node in captured.joint.graph.nodes):
         return {}, "the op draws random numbers"
-    held = [like for one, like in zip(captured.inputs, likes, strict=True) if one.kind == "closure"]
+    held = [like for one, like in zip(captured.inputs, specs, strict=True) if one.kind == "closure"]
     if any(like.values is None for like in held):
         return {}, "it depends on a large tensor from outside the program"
     try:
@@ -206,7 +206,7 @@ def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
 
 def _results(function: CppFunction) -> dict[str, Sums]:
     subject, comparison = function.subject, function.subject.comparison
-    pairs = zip(subject.captured.inputs, subject.likes, strict=True)
+    pairs = zip(subject.captured.inputs, subject.specs, strict=True)
     row = [_like(like) if one.tensor is None else one.tensor for one, like in pairs]
     given, leaves = given_to(row, comparison.wanted)
     outputs = comparison.of_arguments(subject.call)(given)

@@ -85,7 +85,7 @@ def runs_alike(subject: EmitSubject, other: EmitSubject) -> bool:
 
 def _example(subject: EmitSubject) -> TrialRow | None:
     shapes = [numbers_of(node.meta["val"].shape) for node in subject.captured.joint.inputs]
-    return drawn_row(subject.captured, subject.likes, shapes)
+    return drawn_row(subject.captured, subject.specs, shapes)
 
 
 class _Trial:
@@ -104,7 +104,7 @@ class _Trial:
         }
 
     def _row(self, shapes: Sequence[Sequence[int]]) -> TrialRow | None:
-        return drawn_row(self.captured, self.subject.likes, shapes)
+        return drawn_row(self.captured, self.subject.specs, shapes)
 
     # ---- sizes ----
 

@@ -45,7 +45,7 @@ def graphs_differ(subject: EmitSubject, parts: Parts) -> str:
         return ""  # a Function of Python's would need the copies that only the C++ makes
     shadow = shadow_of(captured, parts)
     has_branches = any(True for _ in decided(captured))
-    for row in op_rows(captured, subject.likes, is_double=False, numbers={}):
+    for row in op_rows(captured, subject.specs, is_double=False, numbers={}):
         if row.may_refuse and has_branches:
             continue  # with other sizes the program does other things: the op refuses them
         expected = comparison.repeated(row, comparison.wanted)
@@ -145,7 +145,7 @@ def _cases(function: CppFunction) -> Iterator[_Case]:
         has_tensors = any(one.kind == "closure" for one in captured.inputs)
         is_double = torch.float64 in called.reach.dtypes and not has_tensors
         numbers = {one.place: _other(one) for one in called.plain if one.is_free}
-        rows = op_rows(captured, comparison.likes, is_double=is_double, numbers=numbers)
+        rows = op_rows(captured, comparison.specs, is_double=is_double, numbers=numbers)
         for row in rows:
             expected = comparison.repeated(row, wanted)
             if expected is not None:

@@ -21,7 +21,7 @@ def recorded_results(subject: EmitSubject, test: SelfTest, given: Sequence[Tenso
     """Outputs and gradients, by what they are; raises what the program raises."""
     count = subject.captured.argument_count
     # Large tensors from outside the program are no part of the file: others stand for them.
-    is_own = all(like.values is not None for like in test.likes[count:])
+    is_own = all(like.values is not None for like in test.specs[count:])
     return (_of_program if is_own else _of_graph)(subject, test, given)
 
 

@@ -123,7 +123,7 @@ class SelfTest:
     """How an emitted module tests itself.
 
     `call` is the expression of what is tested, `names` those of the inputs, and `needs` says which
-    of them have a gradient that is compared. Inputs are like `likes`: `literal` ones, and those in
+    of them have a gradient that is compared. Inputs are like `specs`: `literal` ones, and those in
     `fixed`, have the very values of the examples. Where `is_double`, they are in double precision.
     `silent` names the inputs whose gradients are not compared although they have one, with the
     reason. `recorded` is what `program` gave for them, by what it is; nothing where it draws
@@ -133,7 +133,7 @@ class SelfTest:
     call: str
     names: tuple[str, ...]
     needs: tuple[bool, ...]
-    likes: tuple[TensorSpec, ...]
+    specs: tuple[TensorSpec, ...]
     program: str = ""
     fixed: frozenset[str] = frozenset()
     literal: bool = False
@@ -168,7 +168,7 @@ class SelfTest:
 
     def inputs(self) -> str:
         """The text of the function that makes the inputs."""
-        rows = enumerate(zip(self.names, self.needs, self.likes, strict=True))
+        rows = enumerate(zip(self.names, self.needs, self.specs, strict=True))
         lines = [f"    {line}" for place, row in rows for line in self._input(place, *row)]
         names = self.names
         return _INPUTS.format(
@@ -215,7 +215,7 @@ class SelfTest:
     @property
     def options(self) -> dict[str, Any]:
         """How `gradcheck` is asked."""
-        many = sum(like.numel for like in self.likes) > FEW
+        many = sum(like.numel for like in self.specs) > FEW
         options: dict[str, Any] = {"fast_mode": True} if many else {}
         if not self.is_double:
             options |= {"eps": 1e-2, "atol": 2e-2, "rtol": 2e-2}

@@ -46,7 +46,7 @@ def chosen_self_test(
     Where there is none, autograd does not see through `reference`, and the first that is passed.
     """
     first = _first(subject, call, held)
-    few = any(like.values is not None for like in first.likes)
+    few = any(like.values is not None for like in first.specs)
     tests = [
         replace(first, literal=literal, is_double=is_double)
         for is_double in (True, False)
@@ -81,15 +81,15 @@ def _first(subject: EmitSubject, call: str, held: frozenset[str]) -> SelfTest:
     """The first self-test: of every gradient that there is and that forward implies."""
     captured, surrogates = subject.captured, subject.surrogates
     gradients = iter(captured.joint.gradients)
-    names, needs, likes, silent = [], [], [], []
+    names, needs, specs, silent = [], [], [], []
     texts = [subject.parts.names[node] for node in subject.parts.joint.inputs]
-    for one, text, like in zip(captured.inputs, texts, subject.likes, strict=True):
+    for one, text, like in zip(captured.inputs, texts, subject.specs, strict=True):
         is_absent = one.needs and next(gradients) is None
         why = ABSENT if is_absent else SURROGATE if one.name in surrogates else ""
         if one.name not in held:
             names.append(text)
             needs.append(one.needs and not why)
-            likes.append(like)
+            specs.append(like)
             silent += [(one.name, why)] if one.needs and why else []
     held_texts = [
         text for one, text in zip(captured.inputs, texts, strict=True) if one.tensor is not None
@@ -98,7 +98,7 @@ def _first(subject: EmitSubject, call: str, held: frozenset[str]) -> SelfTest:
         call,
         tuple(names),
         tuple(needs),
-        tuple(likes),
+        tuple(specs),
         program=captured.name.removesuffix(".apply"),
         fixed=frozenset(held_texts),
         silent=tuple(silent),
@@ -184,7 +184,7 @@ def _is_cut(subject: EmitSubject, test: SelfTest, space: dict[str, Any], place: 
 
     with aside():
         made = list(space["inputs"]()[:count])
-        own = [_leaf(x, like.dtype) for x, like in zip(made, test.likes, strict=False)]
+        own = [_leaf(x, like.dtype) for x, like in zip(made, test.specs, strict=False)]
         for given, how in ((made, test), (own, replace(test, is_double=False))):
             try:
                 plain(given[place])
