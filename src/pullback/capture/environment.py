@@ -190,7 +190,7 @@ class _Walk:
             self.guards.tensor(value)
             yield self.tensors[-1]
             yield from self._of_attributes(value, depth)
-        elif isinstance(value, MethodType):  # made anew whenever it is read
+        elif isinstance(value, MethodType):  # a new one at every read
             self._add(depth + 1, value.__self__, value.__func__)
         elif id(value) in self.seen:
             yield Same(value)

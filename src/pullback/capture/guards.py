@@ -2,7 +2,7 @@
 
 A walk through closures, globals and attributes (`environment.py`) takes as long as several ops.
 Each place that it reads is noted here with what was found there; asked again, the same thing must
-still be in each place. That is stricter than the walk: an equal number that was bound anew is
+still be in each place. That is stricter than the walk: an equal number that was rebound is
 another thing, and another walk must then decide.
 
 The check is one generated expression, so that a place costs some tens of nanoseconds. Tensors are

@@ -1,10 +1,11 @@
 """While a program is watched, each `apply` that it calls is announced.
 
-- A Function of ours announces its calls to who asks for that (`function.dispatch.watch_calls`).
+- A `pullback.Function` announces its calls to whoever asks for that
+(`function.dispatch.watch_calls`).
 - PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, in the one
   place where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as
   well, so the change is made below `apply`: in a Function of PyTorch's that is a Python function
-  that ends in `super().apply`, and the class above which it stands gets an `apply` of ours. Where
+  that ends in `super().apply`, and the class above which it stands gets our `apply`. Where
   `apply` itself is a C function (as from 2.15 on), it is shadowed; an alias of that one cannot be
   seen (`units` refuses it).
 

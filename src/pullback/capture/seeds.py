@@ -1,4 +1,4 @@
-"""Tensors like a given one, their numbers drawn by a seed: PyTorch's own generators stand still.
+"""Tensors like a given one, with numbers from a seed: PyTorch's own generators do not move.
 
 Integers are never invented. An index, a length or an offset means something in another tensor, and
 a kernel that trusts it reads and writes where it points: integers stay as they were given, and what

@@ -1,6 +1,6 @@
 """A program as units: what it calls, in which order, and what flows from one call to the next.
 
-A *unit* is one call that a plain Python function makes: `apply` of a Function (of ours or of
+A *unit* is one call that a plain Python function makes: `apply` of a Function (pullback's or
 PyTorch's), an ordinary torch op, or a custom op. Values are numbered: the inputs first, then each
 tensor as it appears. A Function that calls Functions inside is one unit, and so is an op.
 

@@ -1,7 +1,7 @@
 """What runs a call of a composition: the node that its backend made, found in a table of calls.
 
 The table is that of `derive.call_table`, with nodes in it. How often each path was taken is
-counted, and what goes another way than compiled code is told.
+counted, and what does not run compiled code is reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`hybrid`: a program with some of its units combined into nodes, and the rest as written.
 
 The program is recorded as units on its examples. A call of a kind or of sizes that were not seen
-is recorded anew: if it makes the same calls, the same grouping serves it, otherwise it runs as
+is recorded again: if it makes the same calls, the same grouping serves it, otherwise it runs as
 written.
 """
 

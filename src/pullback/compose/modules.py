@@ -87,7 +87,7 @@ def combine_module(
     >>> fast(torch.ones(2, 3)).grad_fn.name(), fast[0].weight is layer[0].weight
     ('SequentialBackward', True)
     """
-    policy_of(save, backend)  # raises for one that there is not
+    policy_of(save, backend)  # raises for an unknown one
     require_examples(module, examples)
     require_values(module)
     made = _recombined(plain_of(module), ComposeOptions(backend, save, name, verify))
@@ -165,7 +165,7 @@ class Combined:
 class ModuleNodes:
     """The compositions that serve the calls of one module; safe to use from several threads.
 
-    `make` gives one for a program and its arguments; `paths` is told what runs as written.
+    `make` gives one for a program and its arguments; `paths` reports what runs as written.
     """
 
     def __init__(self, module: nn.Module, make: Make, paths: Paths | None = None) -> None:

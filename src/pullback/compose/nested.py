@@ -1,4 +1,4 @@
-"""`nest`: a program as it is written, behind the same info as the other compositions."""
+"""`nest`: a program as it is written, with the interface of the other compositions."""
 
 from __future__ import annotations
 

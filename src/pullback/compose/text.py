@@ -1,4 +1,4 @@
-"""Units as a Python function: one line for each call, values let go when nobody needs them."""
+"""Units as a Python function: one line for each call, values released after their last use."""
 
 from __future__ import annotations
 

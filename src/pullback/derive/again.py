@@ -1,4 +1,4 @@
-"""A printed backward that is differentiated again: what it saved on the way is computed anew.
+"""A printed backward that is differentiated again: what it saved on the way is recomputed.
 
 PyTorch keeps the history of inputs and outputs that are saved, and loses that of everything between
 them. `once_differentiable` refuses only where the cotangent itself has a history, and elsewhere

@@ -170,7 +170,7 @@ class CallTable:
         return call
 
     def forget(self) -> None:
-        """Make every entry anew."""
+        """Drop every entry."""
         with self._lock:
             self._now, self._last = _NOTHING, None
 

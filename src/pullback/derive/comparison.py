@@ -1,4 +1,4 @@
-"""What pullback wrote beside the program that it was written from: whether both compute the same.
+"""Whether a text that pullback wrote computes what the program computes.
 
 Outputs, which of them require grad, the gradients for each cotangent alone and for all together,
 and second derivatives (`observed`), on rows of inputs (`trial_rows`). Every text is compared by

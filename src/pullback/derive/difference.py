@@ -1,4 +1,4 @@
-"""The first thing in which what two calls gave differs."""
+"""The first difference between the results of two calls."""
 
 from __future__ import annotations
 

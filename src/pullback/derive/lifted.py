@@ -1,4 +1,4 @@
-"""A program as one Function that every transform of `torch.func` and forward mode know.
+"""A program as one Function that every transform of `torch.func` and forward mode can use.
 
 A hand-written Function without `setup_context`, `jvp` or a batching rule keeps the transform that
 needs it out of the whole program. A *lifted* program lets every transform in: its backward and its

@@ -3,7 +3,7 @@
 They are kept by everything that a capture depends on, the *kind* of a call: its plain values, what
 its tensors are, the modes it is made under, and what the program reads from outside it. Sizes are
 symbols in a capture, so a call with other sizes usually finds a recipe that serves it; what is not
-served is captured anew, out of sight of all hooks and modes around the call. Calls that come again
+served is captured again, out of sight of all hooks and modes around the call. Calls that come again
 do not come here: they are looked up in a table (`call_table.py`).
 """
 

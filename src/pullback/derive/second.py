@@ -3,8 +3,8 @@
 A program is differentiated twice by running it again with gradient recording on and differentiating
 the backward that the engine then runs. That backward is the user's own, so a surrogate gradient (a
 straight-through rounding, a reversal) stays what it is. The one thing that PyTorch gets wrong
-there, intermediates that come back without history, is mended by running its Functions as
-Functions of ours, which give them one.
+there, intermediates that come back without history, is repaired by running its Functions as
+`pullback.Function`s, which give them one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _shadow_classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionar
 
 
 def with_history(cls: Any) -> Any:
-    """A Function of ours with the methods of `cls`; `cls` itself if it is one already."""
+    """A `pullback.Function` with the methods of `cls`; `cls` itself if it is one already."""
     if issubclass(cls, Function):
         return cls
     shadow = _shadow_classes.get(cls)

@@ -1,4 +1,4 @@
-"""What is remembered of the tensors that a program was captured with: enough to draw such again.
+"""What is kept of the tensors that a program was captured with: enough to draw similar ones.
 
 The tensors themselves are not kept: they may be large, and belong to the caller. Of each there is a
 copy of its first elements, since a program may mean something by them that no range tells: a

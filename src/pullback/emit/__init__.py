@@ -1,4 +1,4 @@
-"""Emit: a Function as a file that needs nothing of ours, in Python or in C++.
+"""Emit: a Function as a file that does not need pullback, in Python or in C++.
 
 The public functions stand here and import what they need when they are called.
 """
@@ -23,7 +23,7 @@ def emit(
     force: bool = False,
     verify: bool = True,
 ) -> str:
-    """`x` as the text of a file that needs nothing of ours.
+    """`x` as the text of a file that does not need pullback.
 
     Arguments:
         x: a Function class (hand-written, derived, combined, hybrid or nested), something planned,

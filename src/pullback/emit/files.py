@@ -1,4 +1,4 @@
-"""Files on the disk: each is written whole or not at all, and nothing of the user's is lost."""
+"""Files on disk: each is written whole or not at all, and no other text is overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is emitted: whatever the user gave, as one capture with its names, for every emitter."""
+"""What is emitted: whatever the user passed, as one capture with its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code without a file of its own, and how tracebacks find its lines nevertheless.
+"""Code without a file of its own, and how tracebacks still find its lines.
 
 Tracebacks, `inspect` and debuggers ask `linecache` for the lines of a code object's file. Generated
 code has none, so its text is put there under a name of its own, for as long as the code lives.

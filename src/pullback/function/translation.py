@@ -1,4 +1,4 @@
-"""The same Function in somebody else's hands: `torch.compile`, `torch.func`, compiled autograd.
+"""The same Function when others call it: `torch.compile`, `torch.func`, compiled autograd.
 
 These run `cls.forward`, `cls.setup_context` and `cls.backward` themselves, with contexts of their
 own making (`foreign.py`), and take only tuples of gradients. A class that uses more than PyTorch's

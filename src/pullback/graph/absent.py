@@ -1,4 +1,4 @@
-"""A backward graph for outputs that nobody used: an absent cotangent is not one of zeros.
+"""A backward graph for outputs that were not used: an absent cotangent is not one of zeros.
 
 The engine does not run what leads to an output without a cotangent. Zeros in its place give the
 same, but where a slope is infinite: zero times infinity is NaN. So what is computed of absent

@@ -1,4 +1,4 @@
-"""Names for the nodes of a joint graph: the user's own where they are known, else telling ones.
+"""Names for the nodes of a joint graph: the user's own where they are known, else descriptive ones.
 
 An input and a local variable keep the name they have in the user's function, a gradient is
 `grad_<name>`, and the rest is called after what it computes: `exp_x`, `mean_x`, `mask`.
@@ -310,7 +310,7 @@ def _linear(joint: JointGraph) -> set[fx.Node]:
 
 
 def _wish(node: fx.Node, book: _Book, is_linear: bool) -> str:
-    """A telling name: what the node computes, and from what if that has a short name."""
+    """A descriptive name: what the node computes, and from what if that has a short name."""
     if node.op == "placeholder":
         return node.name
     op, prefix = op_name(node), "g_" if is_linear else ""

@@ -54,7 +54,7 @@ class RewriteRule:
     """One rewrite: its name, why it is right, the ops it looks at, and what it does.
 
     A rule that does not keep strides applies where all that follows runs with the new ones, and
-    nothing is returned that overlaps itself anew. A late rule waits until no other applies.
+    nothing is returned that newly overlaps itself. A late rule waits until no other applies.
     """
 
     name: str
@@ -207,7 +207,7 @@ class _Work:
         return same_layout(before, after) or (not entry.keeps_strides and self.relay(old, after))
 
     def would_alias(self, old: fx.Node, new: fx.Node) -> bool:
-        """Whether an output would become an input, or share its memory anew."""
+        """Whether an output would become an input, or newly share its memory."""
         returned: Any = self.graph.output_node().args[0]
         outputs = [node for node in returned[self.outputs] if isinstance(node, fx.Node)]
         if old in outputs and (new.op == "placeholder" or new in outputs):
@@ -219,7 +219,7 @@ class _Work:
         return base.op == "placeholder" or base in bases
 
     def relay(self, old: fx.Node, after: torch.Tensor) -> bool:
-        """Lay out what follows from `old` anew, as `old` is now; whether it all still runs."""
+        """Update the strides of what follows from `old`, as `old` is now; whether it all still runs."""
         vals: dict[fx.Node, Any] = {old: after}
         returned: Any = self.graph.output_node().args[0]
         for node in _between(old, self.graph.output_node()):

@@ -1,4 +1,4 @@
-"""Lines of a text: those that nobody reads are dropped, long ones are broken."""
+"""Lines of a text: those that bind names which are not read are dropped, long ones are broken."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def build_library(library: Library, load: Callable[[Path], Loaded]) -> Loaded:
     """What `load` makes of the path of a library, which is built first if need be.
 
     `load` is called while no other process may remove the library. If it fails on one from the
-    cache, that is built anew. Raises `BuildError` where there is no compiler, or where it refuses.
+    cache, that is built again. Raises `BuildError` where there is no compiler, or where it refuses.
     """
     with _place(library) as place:
         path = place.folder / f"lib{library.name}.so"

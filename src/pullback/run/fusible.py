@@ -18,7 +18,7 @@ from pullback.graph.values import aten
 from pullback.run.retrace import RetracedGraph
 
 FORMS = "scatters, sums, casts kept"
-"""What is done here, in words: code that was compiled after something else is compiled anew."""
+"""What is done here, in words: code that was compiled after something else is compiled again."""
 
 
 # ---- scatters ----

@@ -205,7 +205,7 @@ def _has_dtype(node: torch.fx.Node, *dtypes: torch.dtype) -> bool:
 
 
 _GROWTH, _OPS = 1000, 8
-"""Inductor writes a pointwise op anew into each op that uses it, and only afterwards sees that it
+"""Inductor writes a pointwise op again into each op that uses it, and only afterwards sees that it
 has it already. In a loop that grows by a factor with each turn: ten leapfrog steps took minutes.
 Where one op would come to be of more than `_GROWTH`, those of more than `_OPS` that are used twice
 become values of their own. They are fused all the same, so the code is as fast: 5 s instead."""
@@ -266,7 +266,7 @@ def _without_headers() -> Iterator[None]:
 
 
 def _forget_the_processor() -> None:
-    """Let Inductor find out anew what the processor and the compiler have in common."""
+    """Let Inductor find out again what the processor and the compiler have in common."""
     instructions = _torch().instructions
     for kind in (type(each) for each in instructions.supported_vec_isa_list):
         for name in ("__bool__", "_VecISA__bool__impl", "is_avx512_bf16_supported"):

@@ -1,7 +1,7 @@
-"""How the calls of one composition were run: counts, and a word on what ran uncompiled.
+"""How the calls of one composition were run: counts, and a warning for what ran uncompiled.
 
-Whoever asks for compiled code is told, once for each reason, when a call runs without it, and what
-to do. `explain()` lists how often each path was taken.
+Whoever asks for compiled code is warned, once for each reason, when a call runs without it, and
+what to do. `explain()` lists how often each path was taken.
 """
 
 from __future__ import annotations

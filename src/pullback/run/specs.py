@@ -31,9 +31,9 @@ from pullback.run.pulls import General, Pulls, donated_by
 class SpecMaker:
     """What all specs of one composition share.
 
-    `uncompiled` is told why a backward runs without compiled code, `refused` why something cannot
-    be compiled, and `differs` of compiled code that computes something else. Where `verifies`,
-    backwards that are compiled later on are compared with their text.
+    `uncompiled` is called with why a backward runs without compiled code, `refused` why something
+    cannot be compiled, and `differs` of compiled code that computes something else. Where
+    `verifies`, backwards that are compiled later on are compared with their text.
     """
 
     name: str

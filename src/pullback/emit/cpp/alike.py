@@ -1,4 +1,4 @@
-"""Graphs that are alike but for some numbers: which, where, and other numbers in their place."""
+"""Graphs that differ in some numbers alone: where, and how to put other numbers there."""
 
 from __future__ import annotations
 

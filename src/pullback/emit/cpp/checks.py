@@ -1,4 +1,4 @@
-"""What the emitted op asks of its inputs before it runs: that the graphs hold for them.
+"""The checks of inputs at the start of an emitted op: what its graphs assume of them.
 
 Dtypes, numbers of dimensions, sizes that are fixed or tied to each other, and whatever the user's
 own code decided by sizes. Each check says in words what it wants.

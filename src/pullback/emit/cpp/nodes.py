@@ -1,4 +1,4 @@
-"""What every way to write a call needs of a node: its arguments, its place, what stands in it."""
+"""What every writer of a call needs of a node: its arguments, its source line, the ops in it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """C++: a `torch::autograd::Function` in one file, registered as an op of PyTorch.
 
-The file needs the headers of torch and nothing of ours. Beside it stand a CMake file and a small
+The file needs the headers of torch alone. Beside it stand a CMake file and a small
 program that uses the op without Python.
 """
 

@@ -1,4 +1,4 @@
-"""Plain arguments of an emitted op: numbers, truths, words, and lists of numbers.
+"""Plain arguments of an emitted op: numbers, bools, strings, and lists of numbers.
 
 A graph holds them as they were in the examples. A number that only goes into ops, as it is or by a
 formula, is free: it becomes a number of each call. That is known if the program, run with a watched

@@ -1,4 +1,4 @@
-"""What makes a program of an emitted op without Python: a CMake file and a small `main.cpp`.
+"""A program that uses an emitted op without Python: a CMake file and a small `main.cpp`.
 
 The program compares what the op gives with sums that were recorded from the original program when
 the files were written. It makes its inputs by itself, the same on every machine.

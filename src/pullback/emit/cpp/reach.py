@@ -1,4 +1,4 @@
-"""How far the graphs of a subject reach beyond its examples, found by trying.
+"""Which inputs beyond the examples the graphs of a subject serve, found by trying.
 
 A capture holds for the dtypes of its examples, and takes sizes of 0 and 1 for special: it cannot
 know what the program would have done there. Differentiating backward again is right only where

@@ -1,4 +1,4 @@
-"""The graphs of a subject as a Function of PyTorch's, which does in Python what the C++ will do."""
+"""The graphs of a subject as a Python Function that does what the C++ will do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in C++: literals, and arguments as the type that a parameter has asks for them."""
+"""Values in C++: literals, and arguments in the form that the type of a parameter needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optional tensors: a Function for each set of them that is there, behind one op.
+"""Optional tensors: a Function for each set of them that may be passed, behind one op.
 
 A capture is of one call, and with another set of tensors the program does other work. So a
 parameter that is a tensor in the examples and `None` by default is captured both ways.

@@ -1,4 +1,4 @@
-"""C++ is compared with the program before anyone gets it: compiled, and run in a new process.
+"""Before it is returned, C++ is compiled, run in a new process and compared with the program.
 
 The library is the one that `build` makes of the file, and stays in the cache for it.
 """

@@ -1,4 +1,4 @@
-"""The user's own text of a class, with what it saves explained, if it does what the class does."""
+"""The source of the user's class with comments on what it saves, if it does what the class does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program gives for the inputs of a self-test: outputs and gradients, to be written down."""
+"""What a program gives for the inputs of a self-test: the outputs and gradients to record."""
 
 from __future__ import annotations
 

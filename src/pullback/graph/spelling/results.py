@@ -1,4 +1,4 @@
-"""Ops with several results: parts of a tensor, and values with their places."""
+"""Ops with several results: parts of a tensor, and values with their indices."""
 
 from __future__ import annotations
 
