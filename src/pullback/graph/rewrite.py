@@ -219,7 +219,7 @@ class _Work:
         return base.op == "placeholder" or base in bases
 
     def relay(self, old: fx.Node, after: torch.Tensor) -> bool:
-        """Update the strides of what follows from `old`, as `old` is now; whether it all still runs."""
+        """Update the strides of what follows from `old`; whether it all still runs."""
         vals: dict[fx.Node, Any] = {old: after}
         returned: Any = self.graph.output_node().args[0]
         for node in _between(old, self.graph.output_node()):
