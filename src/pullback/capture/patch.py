@@ -1,10 +1,11 @@
 """While a program is watched, each `apply` that it calls is announced, and each op where asked.
 
-- A Function of ours announces its calls to who asks for that (`function.dispatch.watch_calls`).
+- A `pullback.Function` announces its calls to whoever asks for that
+  (`function.dispatch.watch_calls`).
 - PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, in the one
   place where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as
   well, so the change is made below `apply`: in a Function of PyTorch's that is a Python function
-  that ends in `super().apply`, and the class above which it stands gets an `apply` of ours. Where
+  that ends in `super().apply`, and the class above which it stands gets our `apply`. Where
   `apply` itself is a C function (as from 2.15 on), it is shadowed; an alias of that one cannot be
   seen (`units` refuses it).
 - An op of the dispatcher is called through one of two classes of PyTorch's, whose `__call__` is
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.function.dispatch import Watch, watch_calls
+from pullback.function.dispatch import CallWatch, watch_calls
 
 # What a watcher is given: the class or op, the call to make, and what it is called with.
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -131,7 +132,7 @@ def _enter(ops: bool) -> None:
         _count += 1
         if _count == 1:
             _site.apply = classmethod(_apply)
-            watch_calls(Watch(is_watched, announce))
+            watch_calls(CallWatch(is_watched, announce))
         _op_count += ops
         if ops and _op_count == 1:
             for cls, call in zip(_op_classes, _plain_calls, strict=True):
