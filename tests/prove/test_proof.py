@@ -218,7 +218,7 @@ def test_rounded_constant_is_unknown():
 
 
 def test_numbers_alone_prove_nothing(monkeypatch):
-    monkeypatch.setattr(vanish, "WAYS", [])
+    monkeypatch.setattr(vanish, "METHODS", [])
     cls = function(torch.tanh, lambda x, g: g / torch.cosh(x) ** 2)
     proof = prove(cls, *ONE)
 
@@ -235,8 +235,8 @@ def endless(expression):
             expression += 0
 
 
-def test_endless_way_is_stopped(monkeypatch):
-    monkeypatch.setattr(vanish, "WAYS", [(endless, 1.0)])
+def test_endless_method_is_stopped(monkeypatch):
+    monkeypatch.setattr(vanish, "METHODS", [(endless, 1.0)])
     before = threading.active_count()
     cls = function(torch.tanh, lambda x, g: g / torch.cosh(x) ** 2)
     proof = prove(cls, *ONE, seconds=1)

@@ -67,27 +67,27 @@ def test_what_is_no_identity_is_not_shown(name):
     assert not vanishes(NOT_ZERO[name], time.process_time() + 60)
 
 
-def test_late_way_is_told(monkeypatch):
+def test_time_limit_is_reported(monkeypatch):
     def endless(expression):
         while True:
             pass
 
-    monkeypatch.setattr(vanish, "WAYS", [(endless, 1.0)])
+    monkeypatch.setattr(vanish, "METHODS", [(endless, 1.0)])
 
     with pytest.raises(TimeLimitError):
         vanishes(X, time.process_time() + 0.1)
 
 
-def test_way_that_fails_is_passed_over(monkeypatch):
+def test_method_that_fails_is_passed_over(monkeypatch):
     def failing(expression):
         raise NotImplementedError
 
-    monkeypatch.setattr(vanish, "WAYS", [(failing, 0.5), (lambda e: True, 1.0)])
+    monkeypatch.setattr(vanish, "METHODS", [(failing, 0.5), (lambda e: True, 1.0)])
 
     assert vanishes(sympy.sin(X) ** 2 + sympy.cos(X) ** 2 - 1, time.process_time() + 60)
 
 
-def test_no_way_is_believed_against_numbers(monkeypatch):
-    monkeypatch.setattr(vanish, "WAYS", [(lambda e: True, 1.0)])
+def test_no_method_is_believed_against_numbers(monkeypatch):
+    monkeypatch.setattr(vanish, "METHODS", [(lambda e: True, 1.0)])
 
     assert not vanishes(X**3 - X, time.process_time() + 60)
