@@ -63,7 +63,7 @@ def _is_against(finding: Finding) -> bool:
 
 def _searched(job: Job, seconds: float) -> Proved | None:
     """What is proved within the time; None where numbers refute it, which is for rules to tell."""
-    from pullback.prove.judge import PROVED, REFUTED
+    from pullback.prove.verdicts import PROVED, REFUTED
     from pullback.prove.proof import prove  # heavy: sympy
 
     try:

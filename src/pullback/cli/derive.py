@@ -12,7 +12,7 @@ from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.waiting import waiting
 from pullback.derive.backward import derive
 from pullback.errors import PullbackError, TargetError
-from pullback.prove.judge import PROVED, REFUTED
+from pullback.prove.verdicts import PROVED, REFUTED
 from pullback.prove.proof import prove
 
 _UNDECIDED = 2

@@ -29,7 +29,7 @@ class _Stop(BaseException):
     """Raised inside a call whose time is over; no `except Exception` holds it up."""
 
 
-def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
+def call_within(seconds: float, function: Callable[..., T], *args: Any) -> T:
     """What `function(*args)` returns or raises, or `TimeLimitError` after `seconds` of work."""
     if seconds <= 0:
         raise TimeLimitError

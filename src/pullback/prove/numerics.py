@@ -9,7 +9,7 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from pullback.prove.scalars import Scalar, nodes_of
+from pullback.prove.scalars import Scalar, subexpressions
 
 Point = Mapping[Scalar, Fraction]
 
@@ -143,13 +143,16 @@ def draw(
     special = _special(roots)
     for _ in range(rounds):
         for low, high in _RANGES:
-            yield {v: between(rng, low, high) for v in variables}
-        yield {v: _fine(likes.get(v, Fraction(1))) + between(rng, -1, 1) / 8 for v in variables}
+            yield {v: fraction_between(rng, low, high) for v in variables}
+        yield {
+            v: _fine(likes.get(v, Fraction(1))) + fraction_between(rng, -1, 1) / 8
+            for v in variables
+        }
         for near in _NEAR if special else ():
-            yield {v: rng.choice(special) + between(rng, -1, 1) / near for v in variables}
+            yield {v: rng.choice(special) + fraction_between(rng, -1, 1) / near for v in variables}
 
 
-def between(rng: random.Random, low: int, high: int) -> Fraction:
+def fraction_between(rng: random.Random, low: int, high: int) -> Fraction:
     """A fraction between two whole numbers; never one of them, nor any other short one."""
     return Fraction(2 * rng.randrange(low * _STEP // 2, high * _STEP // 2) + 1, _STEP)
 
@@ -160,6 +163,6 @@ def _fine(value: Fraction) -> Fraction:
 
 def _special(roots: Sequence[Scalar]) -> list[Fraction]:
     """The numbers in `roots`, roughly: what is compared is compared with one of them."""
-    numbers = [s.parts[0] for s in nodes_of(*roots) if s.kind == "number"]
+    numbers = [s.parts[0] for s in subexpressions(*roots) if s.kind == "number"]
     rough = {_fine(n) for n in numbers if abs(n) < 1000}
     return sorted(rough | {-n for n in rough})

@@ -21,10 +21,10 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.capture.trees import flatten
 from pullback.derive.plain import program_of
 from pullback.function.signature import signature_of
-from pullback.prove.judge import PROVED, REFUTED, UNKNOWN, Judgement, Judging, Witness
+from pullback.prove.programs import Key, ProgramPair, UnreadableError, View, pair_of_programs
+from pullback.prove.requests import Request, partial_requests, view_for
 from pullback.prove.scalars import Outside
-from pullback.prove.settings import Setting, settings_of, view_in
-from pullback.prove.sides import Key, Sides, UnreadableError, View, sides_of
+from pullback.prove.verdicts import PROVED, REFUTED, UNKNOWN, Judgement, Judgements, Witness
 
 # Neither sympy nor the capture of a program may run twice at a time.
 _ONE_AT_A_TIME = threading.Lock()
@@ -94,7 +94,7 @@ def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
     with _ONE_AT_A_TIME:
         deadline = time.process_time() + seconds
         try:
-            sides = sides_of(hand, derived, examples)
+            sides = pair_of_programs(hand, derived, examples)
             views = sides.views()
         except UnreadableError as error:
             return Proof(name, UNKNOWN, reason=str(error))
@@ -136,10 +136,10 @@ def _is_class(thing: Any) -> bool:
 # ---- judgements ----
 
 
-def _judgements(sides: Sides, views: Sequence[View], deadline: float) -> dict[Key, Judgement]:
+def _judgements(sides: ProgramPair, views: Sequence[View], deadline: float) -> dict[Key, Judgement]:
     """A judgement for each gradient, when everything is asked for, and when less is."""
-    judgements = Judging(views, list(sides.names), deadline).run()
-    for setting in settings_of(sides):
+    judgements = Judgements(views, list(sides.names), deadline).run()
+    for setting in partial_requests(sides):
         if all(judgement.verdict != PROVED for judgement in judgements.values()):
             break
         for key, found in _in_setting(setting, views[0], judgements, deadline).items():
@@ -148,23 +148,23 @@ def _judgements(sides: Sides, views: Sequence[View], deadline: float) -> dict[Ke
 
 
 def _in_setting(
-    setting: Setting, whole: View, judgements: Mapping[Key, Judgement], deadline: float
+    setting: Request, whole: View, judgements: Mapping[Key, Judgement], deadline: float
 ) -> dict[Key, Judgement]:
     """What a setting changes of what was proved so far."""
     proved = [key for key, judgement in judgements.items() if judgement.verdict == PROVED]
     keys = [key for key in proved if setting.asks_for(key, whole.sides)]
     try:
-        view = view_in(setting, whole, keys) if keys else None
+        view = view_for(setting, whole, keys) if keys else None
     except (UnreadableError, Outside) as error:
         unknown = Judgement(UNKNOWN, reason=f"where {setting.text}: {error}")
         return dict.fromkeys(keys, unknown)
     if view is None:
         return {}
-    found = Judging([view], keys, deadline, setting.text).run()
+    found = Judgements([view], keys, deadline, setting.text).run()
     return {key: _joined(judgements[key], each, setting) for key, each in found.items()}
 
 
-def _joined(whole: Judgement, found: Judgement, setting: Setting) -> Judgement:
+def _joined(whole: Judgement, found: Judgement, setting: Request) -> Judgement:
     if found.verdict == UNKNOWN:
         return replace(found, reason=f"where {setting.text}: {found.reason}")
     provisos = tuple(dict.fromkeys([*whole.provisos, *found.provisos]))

@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import sympy  # type: ignore[import-untyped]
 
-from pullback.prove.bounds import Expr, sign_of
 from pullback.prove.scalars import Scalar
+from pullback.prove.signs import Expr, sign_of
 
 
 class Split(Exception):

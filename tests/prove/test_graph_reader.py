@@ -9,11 +9,11 @@ from torch import fx
 
 from pullback.capture.joint import capture
 from pullback.graph.parts import JointGraph
-from pullback.prove.formulas import POINTWISE
+from pullback.prove.graph_reader import COPIES, FILLS, MADE, MOVES, GraphReader
 from pullback.prove.numerics import Undefined, Values
+from pullback.prove.pointwise_ops import POINTWISE
+from pullback.prove.reduction_ops import GRIDWISE
 from pullback.prove.scalars import Outside, variable, variables_of
-from pullback.prove.sums import GRIDWISE
-from pullback.prove.symbols import COPIES, FILLS, MADE, MOVES, Reading
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ def reading_of(joint):
         scalars = [variable(f"{node.name}[{n}]") for n in range(len(values))]
         point |= dict(zip(scalars, map(Fraction, values), strict=True))
         given.append((scalars, tensor.shape))
-    return Reading(joint, given), point
+    return GraphReader(joint, given), point
 
 
 def assert_read(target, *args, **kwargs):
@@ -318,7 +318,7 @@ def test_area_cosine_is_read(monkeypatch):
         (aten.constant_pad_nd.default, ["x", [1, 1], 2.0], "`constant_pad_nd` with 2.0"),
         (aten.linalg_vector_norm.default, ["x", 3], "the norm of order 3"),
         (aten.full.default, [[2], float("inf")], "the number inf"),
-        (aten.std.dim, ["x", [1], True], "`std` in a form that is not read"),
+        (aten.var.dim, ["x", [1], True], "`var` in a form that is not read"),
         (aten.complex.default, ["x", "y"], "complex numbers"),
     ],
     ids=str,
@@ -351,7 +351,7 @@ def read_program(program, examples, shapes):
     for node, shape in zip(joint.placeholders, shapes, strict=True):
         count = torch.Size(shape).numel()
         given.append(([variable(f"{node.name}[{n}]") for n in range(count)], shape))
-    reading = Reading(joint, given)
+    reading = GraphReader(joint, given)
     for place in range(len(examples)):
         reading.gradient(place)
     return reading

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import sympy  # type: ignore[import-untyped]
 
-from pullback.prove.bounds import Expr
-from pullback.prove.deadline import TimeLimitError, within
+from pullback.prove.deadline import TimeLimitError, call_within
+from pullback.prove.signs import Expr
 
 _DIGITS, _NOISE = 40, 1e-12
 _EXPANSIONS = 4  # a root that is multiplied out may leave a quotient inside
@@ -30,8 +30,8 @@ def vanishes(expression: Expr, deadline: float) -> bool:
     for method, share in METHODS:
         left = deadline - time.process_time()
         try:
-            if within(left * share, method, expression):
-                return within(left, _is_zero_at_points, expression)
+            if call_within(left * share, method, expression):
+                return call_within(left, _is_zero_at_points, expression)
         except TimeLimitError:
             is_late = True
         except Exception:  # sympy has no one class for what it cannot do

@@ -6,9 +6,9 @@ import pytest
 import sympy
 from sympy import Rational, cos, erf, exp, log, sin, sqrt, tan, tanh
 
-from pullback.prove import vanish
+from pullback.prove import zero_test
 from pullback.prove.deadline import TimeLimitError
-from pullback.prove.vanish import numerator_of, vanishes
+from pullback.prove.zero_test import numerator_of, vanishes
 
 X, Y, Z = sympy.symbols("x y z", real=True)
 P, Q = sympy.symbols("p q", positive=True)
@@ -72,7 +72,7 @@ def test_time_limit_is_reported(monkeypatch):
         while True:
             pass
 
-    monkeypatch.setattr(vanish, "METHODS", [(endless, 1.0)])
+    monkeypatch.setattr(zero_test, "METHODS", [(endless, 1.0)])
 
     with pytest.raises(TimeLimitError):
         vanishes(X, time.process_time() + 0.1)
@@ -82,12 +82,12 @@ def test_method_that_fails_is_passed_over(monkeypatch):
     def failing(expression):
         raise NotImplementedError
 
-    monkeypatch.setattr(vanish, "METHODS", [(failing, 0.5), (lambda e: True, 1.0)])
+    monkeypatch.setattr(zero_test, "METHODS", [(failing, 0.5), (lambda e: True, 1.0)])
 
     assert vanishes(sympy.sin(X) ** 2 + sympy.cos(X) ** 2 - 1, time.process_time() + 60)
 
 
 def test_no_method_is_believed_against_numbers(monkeypatch):
-    monkeypatch.setattr(vanish, "METHODS", [(lambda e: True, 1.0)])
+    monkeypatch.setattr(zero_test, "METHODS", [(lambda e: True, 1.0)])
 
     assert not vanishes(X**3 - X, time.process_time() + 60)

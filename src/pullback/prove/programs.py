@@ -21,9 +21,9 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.joint import Capture, Input, capture
 from pullback.capture.trees import flatten, unflatten
 from pullback.errors import CaptureError
+from pullback.prove.graph_reader import GraphReader
 from pullback.prove.numerics import Point
-from pullback.prove.scalars import Outside, Scalar, number, variable
-from pullback.prove.symbols import Reading
+from pullback.prove.scalars import Outside, Scalar, constant, variable
 
 SMALL, LARGE = 16, 64  # elements, in inputs and cotangents together: to prefer, and at most
 
@@ -41,7 +41,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class CapturedProgram:
     """One program, and its joint graph."""
 
     program: Program
@@ -61,15 +61,15 @@ class Side:
     @property
     def keys(self) -> list[Key]:
         """Whose gradients the graph has, in its order."""
-        return [key_of(place, i) for place, i in enumerate(self.captured.inputs) if i.needs]
+        return [gradient_key(place, i) for place, i in enumerate(self.captured.inputs) if i.needs]
 
 
-def key_of(place: int, given: Input) -> Key:
+def gradient_key(place: int, given: Input) -> Key:
     """What tells an input from the others, on both sides."""
     return place if given.tensor is None else id(given.tensor)
 
 
-def sides_of(hand: Program, derived: Program, examples: Sequence[Any]) -> Sides:
+def pair_of_programs(hand: Program, derived: Program, examples: Sequence[Any]) -> ProgramPair:
     """Both programs, captured in double precision; raises `UnreadableError`."""
     leaves, spec = flatten(tuple(examples))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -77,12 +77,12 @@ def sides_of(hand: Program, derived: Program, examples: Sequence[Any]) -> Sides:
     with torch.enable_grad():
         prepared = [_prepared(x, wanted) if isinstance(x, Tensor) else x for x in leaves]
     args = unflatten(prepared, spec)
-    first, second = captured_side(hand, args), captured_side(derived, args)
+    first, second = captured_program(hand, args), captured_program(derived, args)
     _require_comparable(first, second)
     if second.used != first.used:
-        second = captured_side(derived, args, used=_common(first, second))
+        second = captured_program(derived, args, used=_common(first, second))
     own = tuple(x.detach() for x in prepared if isinstance(x, Tensor))
-    return Sides(first, second, own, tuple(args))
+    return ProgramPair(first, second, own, tuple(args))
 
 
 def _prepared(tensor: Tensor, wanted: bool) -> Tensor:
@@ -94,27 +94,27 @@ def _prepared(tensor: Tensor, wanted: bool) -> Tensor:
     return double.clone().requires_grad_().clone() if needs else double.clone()
 
 
-def captured_side(
+def captured_program(
     program: Program,
     args: Sequence[Any],
     *,
     needs: Sequence[bool] | None = None,
     used: Sequence[bool] | None = None,
-) -> Side:
+) -> CapturedProgram:
     """`program`, captured on `args`, as `capture` does it; raises `UnreadableError`."""
     try:
-        return Side(program, capture(program, args, needs=needs, used=used))
+        return CapturedProgram(program, capture(program, args, needs=needs, used=used))
     except CaptureError as error:
         raise UnreadableError(f"no graph: {error.rule}, got {error.facts['got']}") from None
 
 
-def _common(hand: Side, derived: Side) -> list[bool]:
+def _common(hand: CapturedProgram, derived: CapturedProgram) -> list[bool]:
     """For each differentiable output of the derived side, whether the hand-written one uses it."""
     outputs = enumerate(derived.captured.outputs)
     return [place in hand.used for place, output in outputs if output.differentiable]
 
 
-def _require_comparable(hand: Side, derived: Side) -> None:
+def _require_comparable(hand: CapturedProgram, derived: CapturedProgram) -> None:
     if hand.captured.out_spec != derived.captured.out_spec:
         raise UnreadableError("the two programs do not return the same number of outputs")
     both = {**hand.shapes, **derived.shapes}
@@ -132,14 +132,14 @@ def _require_comparable(hand: Side, derived: Side) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sides:
+class ProgramPair:
     """The hand-written side and the derived one, on the same examples.
 
     `tensors` are those in the examples, `args` the examples as both programs were given them.
     """
 
-    hand: Side
-    derived: Side
+    hand: CapturedProgram
+    derived: CapturedProgram
     tensors: tuple[Tensor, ...]
     args: tuple[Any, ...]
 
@@ -149,7 +149,7 @@ class Sides:
         own = self.hand.captured.inputs
         sides = (self.hand.captured, self.derived.captured)
         needed = [(p, i) for side in sides for p, i in enumerate(side.inputs) if i.needs]
-        return {key_of(p, i): own[p].name if i.tensor is None else i.name for p, i in needed}
+        return {gradient_key(p, i): own[p].name if i.tensor is None else i.name for p, i in needed}
 
     @property
     def fixed(self) -> list[str]:
@@ -211,7 +211,7 @@ def _numbering(numbers: Sequence[int]) -> Callable[[int], int]:
 class View:
     """Both sides at given sizes: as expressions, and as programs to run."""
 
-    def __init__(self, sides: Sides, tensors: tuple[Tensor, ...], cotangents: Shapes) -> None:
+    def __init__(self, sides: ProgramPair, tensors: tuple[Tensor, ...], cotangents: Shapes) -> None:
         self.sides = sides
         self.tensors = tensors
         inputs = sides.hand.captured.inputs
@@ -246,29 +246,29 @@ class View:
     # ---- as expressions ----
 
     @cached_property
-    def hand(self) -> Reading:
+    def hand(self) -> GraphReader:
         """The hand-written side, read."""
         return self._reading(self.sides.hand)
 
     @cached_property
-    def derived(self) -> Reading:
+    def derived(self) -> GraphReader:
         """The derived side, read."""
         return self._reading(self.sides.derived)
 
-    def _reading(self, side: Side) -> Reading:
+    def _reading(self, side: CapturedProgram) -> GraphReader:
         row = side.captured.row(self.tensors)
         given = [
             (self.inputs.get(place) or _numbers(tensor), tuple(tensor.shape))
             for place, tensor in enumerate(row)
         ]
-        return Reading(side.captured.joint, [*given, *(self.cotangents[p] for p in side.used)])
+        return GraphReader(side.captured.joint, [*given, *(self.cotangents[p] for p in side.used)])
 
     def gradient(self, key: Key, *, hand: bool) -> list[Scalar]:
         """The elements of a gradient on one side; raises `Outside`."""
         side = self.sides.hand if hand else self.sides.derived
         reading = self.hand if hand else self.derived
         found = reading.gradient(side.keys.index(key)) if key in side.keys else None
-        return [number(0)] * math.prod(self.shape(key)) if found is None else found
+        return [constant(0)] * math.prod(self.shape(key)) if found is None else found
 
     @cached_property
     def outputs(self) -> dict[Scalar, Scalar]:
@@ -350,7 +350,7 @@ def _variables(name: str, shape: Sequence[int]) -> list[Scalar]:
 
 
 def _numbers(tensor: Tensor) -> list[Scalar]:
-    return [number(value) for value in tensor.detach().flatten().tolist()]
+    return [constant(value) for value in tensor.detach().flatten().tolist()]
 
 
 def _filled(scalars: Sequence[Scalar], shape: Sequence[int], point: Point) -> Tensor:

@@ -10,12 +10,18 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from pullback.prove.compare import Open, compare
-from pullback.prove.numerics import between
+from pullback.prove.compare import NotShown, compare
+from pullback.prove.counterexamples import (
+    DIFFERENT,
+    Counterexample,
+    CounterexampleSearch,
+    GradientPair,
+    gradient_pair,
+)
+from pullback.prove.numerics import fraction_between
+from pullback.prove.programs import Key, View
 from pullback.prove.regions import Region
-from pullback.prove.scalars import Outside, Scalar, coefficients, form_of, number
-from pullback.prove.search import DIFFERENT, Difference, Pair, Search, pair_of
-from pullback.prove.sides import Key, View
+from pullback.prove.scalars import Outside, Scalar, coefficients, constant, form_of
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 ROUNDS = (3, 1)  # of points: at the sizes to prove at, and at others
@@ -62,7 +68,7 @@ class Judgement:
     witness: Witness | None = None
 
 
-class Judging:
+class Judgements:
     """The gradients of two sides, judged one after the other, at one or two sizes.
 
     `setting` is what is said of witnesses; the names of the arguments are those of the user.
@@ -88,14 +94,14 @@ class Judging:
 
     # ---- by numbers ----
 
-    def _searched(self, view: View, rounds: int) -> Search:
+    def _searched(self, view: View, rounds: int) -> CounterexampleSearch:
         """Look for witnesses, and for what cannot be read."""
         pairs = {}
         for key in self.keys:
             hand, derived = self._read(view, key, "hand-written"), self._read(view, key, "derived")
             if hand is not None and derived is not None:
-                pairs[key] = pair_of(hand, derived, view.outputs)
-        search = Search(view, pairs)
+                pairs[key] = gradient_pair(hand, derived, view.outputs)
+        search = CounterexampleSearch(view, pairs)
         search.run(rounds, self.deadline)
         for key in pairs:
             self._conclude(key, search)
@@ -112,7 +118,7 @@ class Judging:
     def _give_up(self, key: Key, reason: str) -> None:
         self.judgements.setdefault(key, Judgement(UNKNOWN, reason=reason))
 
-    def _conclude(self, key: Key, search: Search) -> None:
+    def _conclude(self, key: Key, search: CounterexampleSearch) -> None:
         """Judge what numbers can decide."""
         if key in self.judgements and self.judgements[key].verdict == REFUTED:
             return
@@ -124,12 +130,12 @@ class Judging:
             is_late = time.process_time() > self.deadline
             self._give_up(key, "time limit" if is_late else "no point found where both are defined")
 
-    def _refuted(self, key: Key, search: Search) -> Judgement:
+    def _refuted(self, key: Key, search: CounterexampleSearch) -> Judgement:
         return Judgement(REFUTED, witness=_witness(search, key, search.found[key], self.setting))
 
     # ---- by expressions ----
 
-    def _judged(self, key: Key, search: Search) -> Judgement:
+    def _judged(self, key: Key, search: CounterexampleSearch) -> Judgement:
         view, provisos = search.view, list[str]()
         known = set()
         for hand, derived, domain in _obligations(search.pairs[key], view):
@@ -137,13 +143,13 @@ class Judging:
             if form in known:
                 continue
             outcome = compare(hand, derived, self.deadline, domain)
-            if isinstance(outcome, Open):
+            if isinstance(outcome, NotShown):
                 return self._left_open(key, outcome, search)
             known |= set() if outcome.has_domain else {form}
             provisos += [view.plainly(each) for each in outcome.provisos]
         return Judgement(PROVED, provisos=tuple(dict.fromkeys(provisos)))
 
-    def _left_open(self, key: Key, outcome: Open, search: Search) -> Judgement:
+    def _left_open(self, key: Key, outcome: NotShown, search: CounterexampleSearch) -> Judgement:
         """Look for a witness where the proof failed."""
         for point in _points_in(outcome.region, search.view.variables):
             search.attempt(point, [key])
@@ -152,7 +158,7 @@ class Judging:
         return Judgement(UNKNOWN, reason=search.view.plainly(outcome.reason))
 
 
-def _doubt(search: Search, key: Key) -> str:
+def _doubt(search: CounterexampleSearch, key: Key) -> str:
     """What numbers say that are neither equal nor surely different."""
     apart = search.nearest[key]
     if key in search.misread:
@@ -168,7 +174,7 @@ Obligation = tuple[Scalar, Scalar, Sequence[Scalar]]
 """Two expressions that must be equal where the others are defined."""
 
 
-def _obligations(pair: Pair, view: View) -> Iterator[Obligation]:
+def _obligations(pair: GradientPair, view: View) -> Iterator[Obligation]:
     """All that must be shown of a gradient, one of each form.
 
     A gradient is linear in the cotangents, so that each coefficient is compared by itself; a
@@ -191,7 +197,7 @@ def _coefficients(
     if left is None or right is None:
         return []
     domains = {c: [outputs[c]] if c in outputs else [] for c in {**left, **right}}
-    zero = number(0)
+    zero = constant(0)
     return [(left.get(c, zero), right.get(c, zero), domain) for c, domain in domains.items()]
 
 
@@ -204,7 +210,7 @@ def _points_in(region: Region | None, variables: Sequence[Scalar]) -> Iterator[d
         return
     rng = random.Random(0)
     for size in map(Fraction, (1, 4, 30, 2**-6, 2**-13, 2**-20) * 3):
-        others = {v: between(rng, -2, 2) for v in variables}
+        others = {v: fraction_between(rng, -2, 2) for v in variables}
         inside = region.point(
             positive=partial(_scaled, rng, 0, size), real=partial(_scaled, rng, -1, size)
         )
@@ -213,10 +219,12 @@ def _points_in(region: Region | None, variables: Sequence[Scalar]) -> Iterator[d
 
 
 def _scaled(rng: random.Random, low: int, size: Fraction) -> Fraction:
-    return between(rng, low, 1) * size
+    return fraction_between(rng, low, 1) * size
 
 
-def _witness(search: Search, key: Key, difference: Difference, setting: str) -> Witness:
+def _witness(
+    search: CounterexampleSearch, key: Key, difference: Counterexample, setting: str
+) -> Witness:
     view = search.view
     arguments, cotangents = view.tensors_at(difference.point)
     names = [i.name for i in view.sides.hand.captured.inputs]

@@ -3,7 +3,7 @@
 import pytest
 import sympy
 
-from pullback.prove.bounds import sign_of
+from pullback.prove.signs import sign_of
 
 X = sympy.Symbol("x", real=True)
 P, Q = sympy.symbols("p q", positive=True)

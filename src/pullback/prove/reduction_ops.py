@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pullback.prove import scalars as s
-from pullback.prove.formulas import HALF, POINTWISE
 from pullback.prove.grids import Grid
+from pullback.prove.pointwise_ops import HALF, POINTWISE
 from pullback.prove.scalars import Outside, Scalar
 
 Dims = Sequence[int] | int | None
 
 
 def _sum(x: Grid, dim: Dims = None, keepdim: bool = False) -> Grid:
-    return x.reduced(dim, keepdim, s.total)
+    return x.reduced(dim, keepdim, s.sum_of)
 
 
 def _mean(x: Grid, dim: Dims = None, keepdim: bool = False) -> Grid:
-    return x.reduced(dim, keepdim, lambda each: s.total(each) / len(each))
+    return x.reduced(dim, keepdim, lambda each: s.sum_of(each) / len(each))
 
 
 def _largest(x: Grid, dim: Dims = None, keepdim: bool = False) -> Grid:
@@ -56,15 +56,11 @@ def _var(
 ) -> Grid:
     away = x - _mean(x, dim, True)
     fewer = 1 if correction is None else correction
-    return (away * away).reduced(dim, keepdim, lambda each: s.total(each) / (len(each) - fewer))
+    return (away * away).reduced(dim, keepdim, lambda each: s.sum_of(each) / (len(each) - fewer))
 
 
 def _root(x: Grid) -> Grid:
     return x.map(lambda each: each**HALF)
-
-
-def _std(x: Grid, dim: Dims = None, **settings: Any) -> Grid:
-    return _root(_var(x, dim, **settings))
 
 
 def _var_mean(x: Grid, dim: Dims = None, *, keepdim: bool = False, **settings: Any) -> Any:
@@ -88,14 +84,6 @@ def _log_softmax(x: Grid, dim: int, *_: Any) -> Grid:
     return x - _logsumexp(x, dim, True)
 
 
-def _softmax_backward(g: Grid, y: Grid, dim: int, *_: Any) -> Grid:
-    return y * (g - _sum(g * y, dim, True))
-
-
-def _log_softmax_backward(g: Grid, y: Grid, dim: int, *_: Any) -> Grid:
-    return g - y.map(s.exp) * _sum(g, dim, True)
-
-
 def _logsumexp(x: Grid, dim: Dims, keepdim: bool = False) -> Grid:
     return _sum(x.map(s.exp), dim, keepdim).map(s.log)
 
@@ -116,56 +104,8 @@ def _log_sigmoid_backward(g: Grid, x: Grid, buffer: Grid) -> Grid:
     return g * x.map(lambda each: 1 / (1 + s.exp(each)))
 
 
-def _layer_norm(
-    x: Grid, sizes: Sequence[int], weight: Grid | None, bias: Grid | None, eps: float
-) -> tuple[Grid, Grid, Grid]:
-    dims = list(range(-len(sizes), 0))
-    mean = _mean(x, dims, True)
-    away = x - mean
-    scale = _mean(away * away, dims, True).map(lambda each: (each + eps) ** -HALF)
-    normal = away * scale
-    scaled = normal if weight is None else normal * weight
-    return scaled if bias is None else scaled + bias, mean, scale
-
-
-def _layer_norm_backward(
-    g: Grid,
-    x: Grid,
-    sizes: Sequence[int],
-    mean: Grid,
-    scale: Grid,
-    weight: Grid | None,
-    bias: Grid | None,
-    wanted: Sequence[bool],
-) -> tuple[Grid | None, ...]:
-    inner = list(range(-len(sizes), 0))
-    outer = list(range(len(x.shape) - len(sizes)))
-    normal = (x - mean) * scale
-    scaled = g if weight is None else g * weight
-    centred = scaled - _mean(scaled, inner, True) - normal * _mean(scaled * normal, inner, True)
-    of_weight = _sum(g * normal, outer) if outer else g * normal
-    of_bias = _sum(g, outer) if outer else g
-    both = wanted[1] and weight is not None, wanted[2] and bias is not None
-    return (
-        centred * scale if wanted[0] else None,
-        of_weight if both[0] else None,
-        of_bias if both[1] else None,
-    )
-
-
-def _mse(x: Grid, y: Grid, reduction: int = 1) -> Grid:
-    away = x - y
-    square = away * away
-    return {0: lambda: square, 1: lambda: _mean(square), 2: lambda: _sum(square)}[reduction]()
-
-
-def _mse_backward(g: Grid, x: Grid, y: Grid, reduction: int) -> Grid:
-    count = len(x.scalars()) if reduction == 1 else 1
-    return g * (x - y).map(lambda each: each * 2 / count)
-
-
 def _cumsum(x: Grid, dim: int) -> Grid:
-    return x.running(dim, s.total)
+    return x.running(dim, s.sum_of)
 
 
 GRIDWISE: dict[str, Callable[..., Any]] = {
@@ -176,19 +116,12 @@ GRIDWISE: dict[str, Callable[..., Any]] = {
     "max": _overall("max", _largest),
     "min": _overall("min", _smallest),
     "var": _var,
-    "std": _std,
     "var_mean": _var_mean,
     "linalg_vector_norm": _norm,
     "cumsum": _cumsum,
     "_softmax": _softmax,
-    "_softmax_backward_data": _softmax_backward,
     "_log_softmax": _log_softmax,
-    "_log_softmax_backward_data": _log_softmax_backward,
     "logsumexp": _logsumexp,
     "log_sigmoid_forward": _log_sigmoid_forward,
     "log_sigmoid_backward": _log_sigmoid_backward,
-    "native_layer_norm": _layer_norm,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "mse_loss": _mse,
-    "mse_loss_backward": _mse_backward,
 }

@@ -11,26 +11,33 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pullback.prove.scalars import number, replaced
-from pullback.prove.sides import Key, Side, Sides, UnreadableError, View, captured_side
+from pullback.prove.programs import (
+    CapturedProgram,
+    Key,
+    ProgramPair,
+    UnreadableError,
+    View,
+    captured_program,
+)
+from pullback.prove.scalars import constant, replaced
 
 FEW = 3  # inputs or outputs: of so many each choice is looked at, of more only each by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Request:
     """Which tensors need a gradient, and which outputs are used, by their places."""
 
     needing: tuple[int, ...]
     used: tuple[int, ...]
     text: str
 
-    def asks_for(self, key: Key, sides: Sides) -> bool:
+    def asks_for(self, key: Key, sides: ProgramPair) -> bool:
         """Whether the gradient `key` is needed; those of closures always are."""
         return key in self.needing or key >= len(sides.tensors)
 
 
-def settings_of(sides: Sides) -> Iterator[Setting]:
+def partial_requests(sides: ProgramPair) -> Iterator[Request]:
     """Every setting but the whole one, in which something is asked for."""
     captured = sides.hand.captured
     tensors = range(len(sides.tensors))
@@ -39,11 +46,11 @@ def settings_of(sides: Sides) -> Iterator[Setting]:
     for some in _choices(needing):
         names = ", ".join(f"`{captured.inputs[place].name}`" for place in some)
         verb = "needs a gradient" if len(some) == 1 else "need gradients"
-        yield Setting(some, used, f"only {names} {verb}")
+        yield Request(some, used, f"only {names} {verb}")
     for some in _choices(used):
         outputs = "output" if len(some) == 1 else "outputs"
         verb = "is" if len(some) == 1 else "are"
-        yield Setting(needing, some, f"only {outputs} {', '.join(map(str, some))} {verb} used")
+        yield Request(needing, some, f"only {outputs} {', '.join(map(str, some))} {verb} used")
 
 
 def _choices(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -52,7 +59,7 @@ def _choices(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(places, count)
 
 
-def view_in(setting: Setting, whole: View, keys: Sequence[Key]) -> View | None:
+def view_for(setting: Request, whole: View, keys: Sequence[Key]) -> View | None:
     """Both sides in a setting, at the sizes of `whole`; None if it has nothing new for `keys`.
 
     Raises `UnreadableError`, or `Outside`.
@@ -60,37 +67,37 @@ def view_in(setting: Setting, whole: View, keys: Sequence[Key]) -> View | None:
     sides = whole.sides
     hand = _captured(sides.hand, sides, setting)
     _require_served(hand, whole)
-    view = _view(Sides(hand, sides.derived, sides.tensors, sides.args), whole)
+    view = _view(ProgramPair(hand, sides.derived, sides.tensors, sides.args), whole)
     if all(_is_known(key, view, whole) for key in hand.keys if key in keys):
         return None
     derived = _captured(sides.derived, sides, setting)
     _require_served(derived, whole)
-    return _view(Sides(hand, derived, sides.tensors, sides.args), whole)
+    return _view(ProgramPair(hand, derived, sides.tensors, sides.args), whole)
 
 
-def _captured(side: Side, sides: Sides, setting: Setting) -> Side:
+def _captured(side: CapturedProgram, sides: ProgramPair, setting: Request) -> CapturedProgram:
     needs = [place in setting.needing for place in range(len(sides.tensors))]
     outputs = enumerate(side.captured.outputs)
     used = [place in setting.used for place, output in outputs if output.differentiable]
     try:
-        return captured_side(side.program, sides.args, needs=needs, used=used)
+        return captured_program(side.program, sides.args, needs=needs, used=used)
     except UnreadableError:
         raise
     except Exception as error:  # the user's: a cotangent that is None, where a tensor is expected
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
 
 
-def _require_served(side: Side, whole: View) -> None:
+def _require_served(side: CapturedProgram, whole: View) -> None:
     if not side.captured.serves(whole.tensors):
         raise UnreadableError("another graph for these sizes")
 
 
-def _view(sides: Sides, whole: View) -> View:
+def _view(sides: ProgramPair, whole: View) -> View:
     return View(sides, whole.tensors, tuple(whole.cotangents[p][1] for p in sides.hand.used))
 
 
 def _is_known(key: Key, view: View, whole: View) -> bool:
     """Whether a hand-written gradient is the whole one, with zeros for missing cotangents."""
     present = set(view.cotangent_variables)
-    missing = {v: number(0) for v in whole.cotangent_variables if v not in present}
+    missing = {v: constant(0) for v in whole.cotangent_variables if v not in present}
     return view.gradient(key, hand=True) == replaced(whole.gradient(key, hand=True), missing)

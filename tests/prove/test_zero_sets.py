@@ -3,7 +3,7 @@
 import pytest
 import sympy
 
-from pullback.prove.thin import is_analytic, is_thin
+from pullback.prove.zero_sets import is_analytic, is_thin
 
 x, y = sympy.symbols("x y", real=True)
 p = sympy.Symbol("p", positive=True)

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import Function
 
 from pullback.derive.plain import program_of
-from pullback.prove.settings import settings_of, view_in
-from pullback.prove.sides import UnreadableError, sides_of
+from pullback.prove.programs import UnreadableError, pair_of_programs
+from pullback.prove.requests import partial_requests, view_for
 
 
 def row(seed=0):
@@ -51,18 +51,18 @@ class ProductWithoutZeros(Product):
 
 
 def sides(cls):
-    return sides_of(cls.apply, program_of(cls), [row(), row(1)])
+    return pair_of_programs(cls.apply, program_of(cls), [row(), row(1)])
 
 
 def news_of(cls):
     """The settings in which something is new."""
     both = sides(cls)
     whole, keys = both.views()[0], list(both.names)
-    return [s.text for s in settings_of(both) if view_in(s, whole, keys) is not None]
+    return [s.text for s in partial_requests(both) if view_for(s, whole, keys) is not None]
 
 
 def test_settings_are_all_choices_but_the_whole():
-    assert [setting.text for setting in settings_of(sides(Product))] == [
+    assert [setting.text for setting in partial_requests(sides(Product))] == [
         "only `x` needs a gradient",
         "only `y` needs a gradient",
         "only output 0 is used",
@@ -81,15 +81,15 @@ def test_other_expression_is_new():
 def test_only_what_is_asked_for_is_read():
     both = sides(ProductThatLooks)
     whole = both.views()[0]
-    (first, *_) = settings_of(both)
+    (first, *_) = partial_requests(both)
 
-    assert view_in(first, whole, [1]) is None
+    assert view_for(first, whole, [1]) is None
 
 
 def test_error_of_the_user_is_told():
     both = sides(ProductWithoutZeros)
     whole, keys = both.views()[0], list(both.names)
-    setting = next(s for s in settings_of(both) if s.text == "only output 0 is used")
+    setting = next(s for s in partial_requests(both) if s.text == "only output 0 is used")
 
     with pytest.raises(UnreadableError, match=r"^TypeError: unsupported operand"):
-        view_in(setting, whole, keys)
+        view_for(setting, whole, keys)

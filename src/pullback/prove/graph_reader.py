@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 
+from pullback.capture.fake import Stage
 from pullback.capture.trees import flatten, map_leaves
-from pullback.graph.parts import JointGraph
-from pullback.prove.formulas import POINTWISE
+from pullback.graph.parts import JointGraph, calls
 from pullback.prove.grids import Grid, Table, together
-from pullback.prove.scalars import Outside, Scalar, as_scalar, number
-from pullback.prove.sums import GRIDWISE
+from pullback.prove.pointwise_ops import POINTWISE
+from pullback.prove.reduction_ops import GRIDWISE
+from pullback.prove.scalars import Outside, Scalar, as_scalar, constant
 
 # Ops that only move elements about, or fill up with zeros: torch does them on the places of a grid.
 MOVES = frozenset(
@@ -71,7 +73,7 @@ COPIES = frozenset(
         "_reshape_alias",
     ]
 )
-NOTHING = number(0) / number(0)  # memory that nobody has written to
+NOTHING = constant(0) / constant(0)  # memory that nobody has written to
 FILLS: dict[str, Any] = {"empty_like": NOTHING, "zeros_like": 0, "ones_like": 1, "full_like": None}
 FILLS |= {"new_empty": NOTHING, "new_zeros": 0, "new_ones": 1}
 FILLS |= {"new_full": None, "zeros": 0, "ones": 1, "full": None, "scalar_tensor": None}
@@ -98,7 +100,7 @@ EITHER = frozenset(
 _SETTINGS = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
 
 
-class Reading:
+class GraphReader:
     """One joint graph, read for given inputs and cotangents.
 
     `is_pointwise` tells, once gradients were read, whether every element of them depends only on
@@ -153,6 +155,8 @@ class Reading:
             return self._filled(node, args)
         if name in SIZES:
             return args[0].shape[args[1]] if name == "sym_size" else args[0].places.numel()
+        if name not in MADE | MOVES | GRIDWISE.keys():
+            return self._decomposed(node)
         self.is_pointwise &= name.startswith("log_sigmoid")  # the others join elements
         return self._spread(node, args, settings)
 
@@ -199,7 +203,7 @@ class Reading:
         target: Any = node.target
         if name in MADE and not _grids_in(args):
             made = target(*args, **settings)
-            return self.table.grid([number(v) for v in made.flatten().tolist()], made.shape)
+            return self.table.grid([constant(v) for v in made.flatten().tolist()], made.shape)
         if name == "constant_pad_nd" and len(args) > 2 and args[2]:
             raise Outside(f"`{name}` with {args[2]}")
         if name in MOVES:
@@ -207,9 +211,33 @@ class Reading:
                 raise Outside(f"`{name}` of memory as another dtype")
             moved = target(*_places(args), **_places(settings))
             return map_leaves(lambda places: Grid(places, self.table), moved)
-        if name in GRIDWISE:
-            return GRIDWISE[name](*args, **settings)
-        raise Outside(f"`{name}`")
+        return GRIDWISE[name](*args, **settings)
+
+    def _decomposed(self, node: fx.Node) -> Any:
+        """What an op computes that has no formula here, by the ops PyTorch decomposes it into."""
+        outside = Outside(f"`{name_of(node)}`")
+        decomposition = decomposition_table.get(node.target)
+        if decomposition is None:
+            raise outside
+        stage, values = Stage(dynamic=False), self._values
+        inputs = [each for each in node.all_input_nodes if isinstance(values[each], Grid)]
+
+        def call(*tensors: Tensor) -> Any:
+            known = {**values, **dict(zip(inputs, tensors, strict=True))}
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+        shapes = [torch.empty(values[n].shape, dtype=n.meta["val"].dtype) for n in inputs]
+        given = [stage.stand_in(each) for each in shapes]
+        graph = stage.trace(call, given, decompositions={node.target: decomposition}).graph
+        placeholders = graph.find_nodes(op="placeholder")
+        values |= {p: values[each] for p, each in zip(placeholders, inputs, strict=True)}
+        try:
+            for each in calls(graph):
+                values[each] = self._read(each)
+        except Outside:
+            raise outside from None
+        return fx.map_arg(graph.output_node().args[0], values.__getitem__)
 
 
 def name_of(node: fx.Node) -> str:

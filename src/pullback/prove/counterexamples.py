@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 from pullback.prove.numerics import Point, Undefined, Values, draw
+from pullback.prove.programs import Key, View
 from pullback.prove.scalars import Scalar, variables_of
-from pullback.prove.sides import Key, View
 
 DIGITS = 50
 EQUAL = 1e-30  # what two values of fifty digits may be apart, relative to their size
@@ -28,7 +28,7 @@ _NOT_YET: Ran = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class GradientPair:
     """The elements of one gradient on both sides.
 
     `domains` has, for each element, the elements of the outputs that it is pulled from: where one
@@ -40,17 +40,17 @@ class Pair:
     domains: Sequence[Sequence[Scalar]]
 
 
-def pair_of(
+def gradient_pair(
     hand: Sequence[Scalar], derived: Sequence[Scalar], outputs: Mapping[Scalar, Scalar]
-) -> Pair:
+) -> GradientPair:
     """A gradient on both sides; `outputs` are known by the variables of their cotangents."""
     rows = zip(hand, derived, strict=True)
     domains = [[outputs[v] for v in variables_of(*row) if v in outputs] for row in rows]
-    return Pair(hand, derived, domains)
+    return GradientPair(hand, derived, domains)
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Counterexample:
     """A point at which element `place` of a gradient is wrong, as float64 has it."""
 
     point: Point
@@ -74,7 +74,7 @@ class _Element:
     is_beyond: bool = False
 
 
-class Search:
+class CounterexampleSearch:
     """What came of comparing both sides of a view at points.
 
     `found` are the differences that float64 confirms. Where fifty digits show one and float64
@@ -83,10 +83,10 @@ class Search:
     elements were compared, `seen` how many of them in float64 too.
     """
 
-    def __init__(self, view: View, pairs: Mapping[Key, Pair]) -> None:
+    def __init__(self, view: View, pairs: Mapping[Key, GradientPair]) -> None:
         self.view = view
         self.pairs = pairs
-        self.found: dict[Key, Difference] = {}
+        self.found: dict[Key, Counterexample] = {}
         self.compared = dict.fromkeys(pairs, 0)
         self.seen = dict.fromkeys(pairs, 0)
         self.nearest = dict.fromkeys(pairs, 0.0)
@@ -165,7 +165,7 @@ class Search:
             if element.is_beyond or (element.is_missing and math.isfinite(expected)):
                 self.misread.add(key)
 
-    def _simplest(self, key: Key, values: _Both, place: int, ran: Ran) -> Difference:
+    def _simplest(self, key: Key, values: _Both, place: int, ran: Ran) -> Counterexample:
         """The difference that was found, or one with shorter numbers and all the same cases."""
         got, expected = self._of(key, place, ran)
         for denominator in SIMPLE:
@@ -177,8 +177,8 @@ class Search:
             again = self._ran(point)
             if again and _confirms(element, *self._of(key, place, again)):
                 got, expected = self._of(key, place, again)
-                return Difference(point, place, expected, got)
-        return Difference(values.point, place, expected, got)
+                return Counterexample(point, place, expected, got)
+        return Counterexample(values.point, place, expected, got)
 
 
 def _rounded(value: Fraction, denominator: int) -> Fraction:
@@ -210,7 +210,7 @@ class _Both:
         """Which case was taken, of each expression made of cases."""
         return self.values.signs
 
-    def elements(self, pair: Pair) -> list[_Element]:
+    def elements(self, pair: GradientPair) -> list[_Element]:
         """Every element of a gradient on both sides."""
         rows = zip(pair.hand, pair.derived, pair.domains, strict=True)
         return [self._element(*row) for row in rows]

@@ -7,10 +7,10 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from pullback.prove.bounds import Expr, sign_of
 from pullback.prove.regions import Region, Split, factors_of, normal_of, rational_of
 from pullback.prove.scalars import Scalar
-from pullback.prove.thin import is_thin
+from pullback.prove.signs import Expr, sign_of
+from pullback.prove.zero_sets import is_thin
 
 POSITIVE, NONNEGATIVE, NONZERO = "> 0", ">= 0", "!= 0"
 _MEETS = {POSITIVE: (1,), NONNEGATIVE: (0, 1), NONZERO: (-1, 1)}
@@ -38,7 +38,7 @@ class Infinite(Unclear):
     """An expression is infinite in a region, which PyTorch goes on computing with: 1 / inf is 0."""
 
 
-class Formula:
+class RegionFormula:
     """The value of an expression in a region, and what it needs to be defined there.
 
     A comparison with what is not defined is false in PyTorch, and not undefined: where the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sympy  # type: ignore[import-untyped]
 
-from pullback.prove.bounds import Expr, sign_of
+from pullback.prove.signs import Expr, sign_of
 
 _SMOOTH = (
     *(sympy.exp, sympy.sin, sympy.cos, sympy.sinh, sympy.cosh, sympy.tanh),
