@@ -17,8 +17,7 @@ from examples.my_elementwise import MyElementWise, MyElementWiseInCppNames
 from examples.my_function import MyFunction
 from examples.my_relu import MyReLU
 from examples.nested import SineFunction, SquareFunction
-from pullback.prove import zero_test
-from pullback.prove.proof import prove
+from pullback.prove import prove, zero_test
 from tests.prove.proofs import (
     ALMOST,
     ONE,

@@ -12,8 +12,8 @@ from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.waiting import waiting
 from pullback.derive.backward import derive
 from pullback.errors import PullbackError, TargetError
+from pullback.prove import prove
 from pullback.prove.verdicts import PROVED, REFUTED
-from pullback.prove.proof import prove
 
 _UNDECIDED = 2
 

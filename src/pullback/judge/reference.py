@@ -24,6 +24,7 @@ from pullback.function.modes import DispatchMode
 from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.run import gradients_of, used_outputs
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 
@@ -131,20 +132,9 @@ class Reference:
                 outputs = tensors_in(self.program(*passed))
                 if look is not None:
                     self.noise = max(self.noise, look.of(outputs))
-            used = [
-                (output, cotangent.to(output.dtype))
-                for output, cotangent in zip(outputs, cotangents, strict=True)
-                if cotangent is not None and output.requires_grad
-            ]
-            if not used:
-                return {}
-            found = torch.autograd.grad(
-                [output for output, _ in used],
-                list(leaves.values()),
-                [cotangent for _, cotangent in used],
-                allow_unused=True,
-            )
-        return dict(zip(leaves, found, strict=True))
+            used = [(o, c.to(o.dtype)) for o, c in used_outputs(outputs, cotangents)]
+            found = gradients_of(used, list(leaves.values()))
+        return dict(zip(leaves, found, strict=True)) if used else {}
 
     def loses(self, example: Example, position: int) -> bool:
         """Whether a callable, which is its own reference, takes an argument out of PyTorch."""

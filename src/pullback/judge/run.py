@@ -104,24 +104,17 @@ class Run:
         """
         leaves = self.leaves
         wanted = list(leaves) if wanted is None else list(wanted)
-        used = [
-            (output, cotangent)
-            for output, cotangent in zip(self.outputs, cotangents, strict=True)
-            if cotangent is not None and output.requires_grad
-        ]
+        used = used_outputs(self.outputs, cotangents)
         if not used or not wanted:
             return dict.fromkeys(wanted)
         progress.current.begin(self.example.size)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                grads = torch.autograd.grad(
-                    [output for output, _ in used],
-                    [leaves[name] for name in wanted],
-                    [cotangent for _, cotangent in used],
-                    retain_graph=retain_graph or create_graph,
-                    create_graph=create_graph,
-                    allow_unused=True,
+                inputs = [leaves[name] for name in wanted]
+                retain_graph = retain_graph or create_graph
+                grads = gradients_of(
+                    used, inputs, retain_graph=retain_graph, create_graph=create_graph
                 )
         except Exception as error:
             found = None if create_graph else self._accumulated(used, wanted, retain_graph)
@@ -173,6 +166,27 @@ def run(
         raise ForwardRefusedError(error) from error
     said = tuple(str(warning.message) for warning in caught)
     return Run(example, names, args, passed, result, warnings=said)
+
+
+def used_outputs(
+    outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[tuple[Tensor, Tensor]]:
+    """The outputs that have a cotangent and a graph to pull it through, with that cotangent."""
+    return [
+        (output, cotangent)
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+        if cotangent is not None and output.requires_grad
+    ]
+
+
+def gradients_of(
+    used: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], **options: bool
+) -> list[Tensor | None]:
+    """`torch.autograd.grad` of outputs with their cotangents; None for an input that is unused."""
+    if not used or not inputs:
+        return [None] * len(inputs)
+    outputs, cotangents = zip(*used, strict=True)
+    return list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options))
 
 
 def _clone(arg: Any, through_clone: bool) -> Any:

@@ -1,10 +1,10 @@
 """Is a hand-written expression equal to the derived one, wherever that is defined? Case by case.
 
-Where an expression is made of cases, the variables are divided into regions by the signs of what
-decides: in each region both expressions are plain formulas. The regions of all patterns of signs
+Where an expression is made of cases, the variables are divided into regions by the signs of the
+conditions: in each region both expressions are plain formulas. The regions of all sign patterns
 cover everything, so it does no harm that some of them are empty. A region with an equality in it (a
-tie) that has no volume is the one exception: what is not shown there is said, and does not count
-against the rest. Nothing is asked where the function itself, the `domain`, is not defined.
+tie) and no volume is the one exception: what is not shown there is a proviso, and does not count
+against the rest. Nothing needs to hold where the function itself, the `domain`, is not defined.
 """
 
 from __future__ import annotations
@@ -15,17 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.prove.deadline import TimeLimitError, call_within
-from pullback.prove.region_formula import (
-    NONNEGATIVE,
-    NONZERO,
-    POSITIVE,
-    Infinite,
-    Nowhere,
-    RegionFormula,
-    Unclear,
-)
+from pullback.prove.region_formula import Infinite, Nowhere, RegionFormula, Unclear
 from pullback.prove.regions import Region, Split, relation
-from pullback.prove.scalars import Scalar, variables_of
+from pullback.prove.scalars import NONNEGATIVE, NONZERO, POSITIVE, Scalar, variables_of
 from pullback.prove.signs import Expr
 from pullback.prove.zero_sets import is_thin
 from pullback.prove.zero_test import vanishes
@@ -38,7 +30,7 @@ class ShownEqual:
     """The hand-written expression is right wherever the derived one is defined.
 
     `provisos` say what is left open, on sets without volume, and where there is nothing to show.
-    `has_domain` tells whether it mattered where the function is defined.
+    `has_domain` says whether the domain of the function mattered.
     """
 
     provisos: tuple[str, ...]
@@ -47,13 +39,13 @@ class ShownEqual:
 
 @dataclass(frozen=True, slots=True)
 class NotShown:
-    """Nothing is shown: `reason`, and in which region it failed, if in one."""
+    """Nothing is shown: the `reason`, and the region where the proof failed, if it was in one."""
 
     reason: str
     region: Region | None = None
 
 
-def compare(
+def compare_expressions(
     hand: Scalar, derived: Scalar, deadline: float, domain: Sequence[Scalar] = ()
 ) -> ShownEqual | NotShown:
     """Whether the hand-written expression is equal to the derived one.

@@ -14,10 +14,10 @@ from pullback.prove.programs import Key, View
 from pullback.prove.scalars import Scalar, variables_of
 
 DIGITS = 50
-EQUAL = 1e-30  # what two values of fifty digits may be apart, relative to their size
-DIFFERENT = 1e-6  # what a witness must be apart, so that float64 can see it
-MODERATE = 4  # up to which size of numbers float64 must give what the expressions give
-LOOKS = 8  # at how many points it is looked at
+EQUAL = 1e-30  # relative difference of two equal values with fifty digits
+DIFFERENT = 1e-6  # relative difference of a witness, large enough for float64
+MODERATE = 4  # inputs up to this size must give the same in float64 as the expressions
+LOOKS = 8  # points at which that is checked
 SIMPLE = (1, 2, 4, 16, 256)  # denominators to try for a witness that reads well
 
 
@@ -29,9 +29,9 @@ _NOT_YET: Ran = {}
 
 @dataclass(frozen=True, slots=True)
 class GradientPair:
-    """The elements of one gradient on both sides.
+    """The elements of one gradient, hand-written and derived.
 
-    `domains` has, for each element, the elements of the outputs that it is pulled from: where one
+    `domains` has, for each element, the elements of the outputs that it depends on: where one
     of these is not defined, the gradient does not matter.
     """
 
@@ -43,7 +43,7 @@ class GradientPair:
 def gradient_pair(
     hand: Sequence[Scalar], derived: Sequence[Scalar], outputs: Mapping[Scalar, Scalar]
 ) -> GradientPair:
-    """A gradient on both sides; `outputs` are known by the variables of their cotangents."""
+    """Both forms of a gradient; `outputs` are keyed by the variables of their cotangents."""
     rows = zip(hand, derived, strict=True)
     domains = [[outputs[v] for v in variables_of(*row) if v in outputs] for row in rows]
     return GradientPair(hand, derived, domains)
@@ -51,7 +51,7 @@ def gradient_pair(
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A point at which element `place` of a gradient is wrong, as float64 has it."""
+    """A point at which element `place` of a gradient is wrong, with its values in float64."""
 
     point: Point
     place: int
@@ -61,7 +61,7 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """One element on both sides: its values, None where undefined; and how far they are apart.
+    """One element of both forms: its values, None where undefined; and how far they are apart.
 
     `is_missing` says that the derived one is surely not defined, though the outputs are,
     `is_beyond` that an output is surely not defined.
@@ -75,7 +75,7 @@ class _Element:
 
 
 class CounterexampleSearch:
-    """What came of comparing both sides of a view at points.
+    """Compares both programs of a view at points, and keeps what was found.
 
     `found` are the differences that float64 confirms. Where fifty digits show one and float64
     does not, `nearest` says how large it is, relative to the values; `misread` has the gradients
@@ -96,20 +96,20 @@ class CounterexampleSearch:
     def run(self, rounds: int, deadline: float) -> None:
         """Try the points that are drawn in so many rounds, while there is time."""
         roots = [s for pair in self.pairs.values() for s in (*pair.hand, *pair.derived)]
-        for point in draw(self.view.variables, self._likes(), roots, rounds):
+        for point in draw(self.view.variables, self._example_values(), roots, rounds):
             if time.process_time() > deadline:
                 return
             self.attempt(point, list(self.pairs))
 
-    def _likes(self) -> dict[Scalar, Fraction]:
+    def _example_values(self) -> dict[Scalar, Fraction]:
         """The values of the examples, where a point has a place for them."""
-        likes = {}
+        found = {}
         for place, scalars in self.view.inputs.items():
-            values = self.view.sides.tensors[place].flatten().tolist() or [1.0]
+            values = self.view.programs.tensors[place].flatten().tolist() or [1.0]
             finite = [v if math.isfinite(v) else 1.0 for v in values]
             for n, scalar in enumerate(scalars):
-                likes[scalar] = Fraction(finite[n % len(finite)])
-        return likes
+                found[scalar] = Fraction(finite[n % len(finite)])
+        return found
 
     def attempt(self, point: Point, keys: Sequence[Key]) -> None:
         """Compare the gradients `keys` at `point`."""
@@ -123,7 +123,7 @@ class CounterexampleSearch:
             ran = self._ran(point) if ran is _NOT_YET else ran
             if ran:
                 self._judge(key, values, elements, ran)
-                self._look_at_reading(key, elements, ran, is_moderate)
+                self._check_reading(key, elements, ran, is_moderate)
         self.looks -= is_moderate and bool(ran)
 
     def _ran(self, point: Point) -> Ran:
@@ -147,10 +147,10 @@ class CounterexampleSearch:
         got, expected = (ran[hand].get(key) for hand in (True, False))
         return got[place] if got else 0.0, expected[place] if expected else 0.0
 
-    def _look_at_reading(
+    def _check_reading(
         self, key: Key, elements: Sequence[_Element], ran: Ran, is_moderate: bool
     ) -> None:
-        """Note a gradient whose expressions do not give what the programs give."""
+        """Note a gradient whose expressions do not give the values of the programs."""
         pairs = [(e, *self._of(key, place, ran)) for place, e in enumerate(elements)]
         sizes = [abs(v) for _, *both in pairs for v in both if math.isfinite(v)]
         allowed = 1e-6 * max([1.0, *sizes])
@@ -211,7 +211,7 @@ class _Both:
         return self.values.signs
 
     def elements(self, pair: GradientPair) -> list[_Element]:
-        """Every element of a gradient on both sides."""
+        """Every element of both forms of a gradient."""
         rows = zip(pair.hand, pair.derived, pair.domains, strict=True)
         return [self._element(*row) for row in rows]
 

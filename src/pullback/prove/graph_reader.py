@@ -1,4 +1,4 @@
-"""The gradients of a joint graph as expressions, element by element, for tensors of given sizes."""
+"""Reads the gradients of a joint graph as expressions, element by element, for given sizes."""
 
 from __future__ import annotations
 
@@ -19,81 +19,41 @@ from pullback.prove.pointwise_ops import POINTWISE
 from pullback.prove.reduction_ops import GRIDWISE
 from pullback.prove.scalars import Outside, Scalar, as_scalar, constant
 
-# Ops that only move elements about, or fill up with zeros: torch does them on the places of a grid.
+# Ops that only move elements, or pad with zeros: torch runs them on the places of a grid.
 MOVES = frozenset(
     [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "expand",
-        "expand_as",
-        "permute",
-        "transpose",
-        "t",
-        "movedim",
-        "squeeze",
-        "unsqueeze",
-        "slice",
-        "select",
-        "narrow",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "cat",
-        "stack",
-        "flip",
-        "roll",
-        "repeat",
-        "slice_backward",
-        "select_backward",
-        "constant_pad_nd",
-        "diagonal",
-        "diagonal_backward",
-        "diag_embed",
-        "tril",
-        "triu",
-        "slice_scatter",
-        "select_scatter",
-        "unflatten",
-        "flatten",
+        *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "expand", "expand_as"),
+        *("permute", "transpose", "t", "movedim", "squeeze", "unsqueeze", "flip", "roll"),
+        *("slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "diagonal"),
+        *("slice_backward", "select_backward", "diagonal_backward", "diag_embed"),
+        *("slice_scatter", "select_scatter", "cat", "stack", "repeat", "constant_pad_nd"),
+        *("tril", "triu"),
     ]
 )
 COPIES = frozenset(
     [
-        "clone",
-        "detach",
-        "alias",
-        "lift",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "contiguous",
-        "_to_copy",
-        "view_as",
-        "_reshape_alias",
+        *("clone", "detach", "alias", "lift", "lift_fresh", "lift_fresh_copy"),
+        *("contiguous", "_to_copy", "view_as", "_reshape_alias"),
     ]
 )
-NOTHING = constant(0) / constant(0)  # memory that nobody has written to
-FILLS: dict[str, Any] = {"empty_like": NOTHING, "zeros_like": 0, "ones_like": 1, "full_like": None}
-FILLS |= {"new_empty": NOTHING, "new_zeros": 0, "new_ones": 1}
-FILLS |= {"new_full": None, "zeros": 0, "ones": 1, "full": None, "scalar_tensor": None}
+UNINITIALISED = constant(0) / constant(0)
+FILLS: dict[str, Any] = {
+    **dict.fromkeys(["empty_like", "new_empty"], UNINITIALISED),
+    **dict.fromkeys(["zeros_like", "new_zeros", "zeros"], 0),
+    **dict.fromkeys(["ones_like", "new_ones", "ones"], 1),
+    **dict.fromkeys(["full_like", "new_full", "full", "scalar_tensor"]),
+}
 MADE = frozenset(["arange", "eye", "linspace"])
 SIZES = frozenset(["sym_size", "sym_numel"])
 
-# What gives booleans, and what gives them when it gets them.
+# Ops that return booleans, and ops that do so for boolean inputs.
 BOOLEAN = frozenset(
     ["gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not"]
 )
 EITHER = frozenset(
     [
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_not",
-        "where",
-        "masked_fill",
-        "mul",
-        "maximum",
-        "minimum",
+        *("bitwise_and", "bitwise_or", "bitwise_not"),
+        *("where", "masked_fill", "mul", "maximum", "minimum"),
     ]
 )
 
@@ -103,8 +63,8 @@ _SETTINGS = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_bl
 class GraphReader:
     """One joint graph, read for given inputs and cotangents.
 
-    `is_pointwise` tells, once gradients were read, whether every element of them depends only on
-    the elements at its own place, by a formula that knows no sizes.
+    `is_pointwise` says, once gradients were read, whether every element of them depends only on
+    the elements at its own place, by a formula without sizes.
     """
 
     def __init__(self, joint: JointGraph, given: Sequence[tuple[Sequence[Scalar], Any]]) -> None:
@@ -135,15 +95,15 @@ class GraphReader:
             return self._value(node)
         except Outside:
             raise
-        except Exception as error:  # a form of an op that its formula was not written for
-            raise Outside(f"`{name_of(node)}` in a form that is not read ({error})") from None
+        except Exception as error:  # arguments that the formula of this op does not take
+            raise Outside(f"`{op_path(node)}` in a form that is not read ({error})") from None
 
     def _value(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             values, place = self._taken(node)[0]
             return values[place]
         _require_real(node)
-        name = name_of(node)
+        name = op_path(node)
         args, settings = self._taken(node)
         if _is_arithmetic(node.target):
             return node.target(*args)  # type: ignore[operator]
@@ -158,16 +118,16 @@ class GraphReader:
         if name not in MADE | MOVES | GRIDWISE.keys():
             return self._decomposed(node)
         self.is_pointwise &= name.startswith("log_sigmoid")  # the others join elements
-        return self._spread(node, args, settings)
+        return self._across_elements(node, args, settings)
 
     def _taken(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What `node` is called with, but for what concerns memory only."""
+        """What `node` is called with, without the arguments that only concern memory."""
         map_arg: Any = fx.map_arg
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._values.__getitem__)
         return args, {key: value for key, value in kwargs.items() if key not in _SETTINGS}
 
     def _pointwise(self, node: fx.Node, args: Any, settings: dict[str, Any]) -> Grid:
-        name = name_of(node)
+        name = op_path(node)
         is_boolean = node.meta["val"].dtype is torch.bool
         if is_boolean and name not in BOOLEAN | EITHER:
             raise Outside(f"`{name}` of booleans")
@@ -187,7 +147,7 @@ class GraphReader:
         return result
 
     def _filled(self, node: fx.Node, args: Sequence[Any]) -> Grid:
-        name = name_of(node)
+        name = op_path(node)
         shape = () if name == "scalar_tensor" else args[name.startswith("new_")]
         value = FILLS[name]
         if value is None:
@@ -197,9 +157,9 @@ class GraphReader:
         sizes = shape.shape if isinstance(shape, Grid) else tuple(shape)
         return self.table.grid([as_scalar(value)] * math.prod(sizes), sizes)
 
-    def _spread(self, node: fx.Node, args: Any, settings: dict[str, Any]) -> Any:
-        """What is not computed element by element."""
-        name = name_of(node)
+    def _across_elements(self, node: fx.Node, args: Any, settings: dict[str, Any]) -> Any:
+        """What an op computes from several elements."""
+        name = op_path(node)
         target: Any = node.target
         if name in MADE and not _grids_in(args):
             made = target(*args, **settings)
@@ -215,8 +175,9 @@ class GraphReader:
 
     def _decomposed(self, node: fx.Node) -> Any:
         """What an op computes that has no formula here, by the ops PyTorch decomposes it into."""
-        outside = Outside(f"`{name_of(node)}`")
-        decomposition = decomposition_table.get(node.target)
+        outside = Outside(f"`{op_path(node)}`")
+        op: Any = node.target
+        decomposition = decomposition_table.get(op)
         if decomposition is None:
             raise outside
         stage, values = Stage(dynamic=False), self._values
@@ -225,11 +186,11 @@ class GraphReader:
         def call(*tensors: Tensor) -> Any:
             known = {**values, **dict(zip(inputs, tensors, strict=True))}
             args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            return op(*args, **kwargs)
 
         shapes = [torch.empty(values[n].shape, dtype=n.meta["val"].dtype) for n in inputs]
         given = [stage.stand_in(each) for each in shapes]
-        graph = stage.trace(call, given, decompositions={node.target: decomposition}).graph
+        graph = stage.trace(call, given, decompositions={op: decomposition}).graph
         placeholders = graph.find_nodes(op="placeholder")
         values |= {p: values[each] for p, each in zip(placeholders, inputs, strict=True)}
         try:
@@ -240,7 +201,7 @@ class GraphReader:
         return fx.map_arg(graph.output_node().args[0], values.__getitem__)
 
 
-def name_of(node: fx.Node) -> str:
+def op_path(node: fx.Node) -> str:
     """The op that a node calls: `mul` for `aten.mul.Tensor`, `lib::op` for one of a library."""
     space, _, rest = str(node.target).partition(".")
     name = rest.partition(".")[0]

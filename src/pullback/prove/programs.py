@@ -1,4 +1,4 @@
-"""Both sides of a comparison: the hand-written and the derived gradients of one function.
+"""The two programs of a proof: one with the hand-written backward, one that PyTorch differentiates.
 
 Both are captured with symbols for their sizes, so that they can be read, and run, for sizes that
 are small enough to compare every element.
@@ -21,6 +21,7 @@ from pullback.capture.fake import numbers_of, resized
 from pullback.capture.joint import Capture, Input, capture
 from pullback.capture.trees import flatten, unflatten
 from pullback.errors import CaptureError
+from pullback.judge.run import gradients_of, used_outputs
 from pullback.prove.graph_reader import GraphReader
 from pullback.prove.numerics import Point
 from pullback.prove.scalars import Outside, Scalar, constant, variable
@@ -30,7 +31,7 @@ SMALL, LARGE = 16, 64  # elements, in inputs and cotangents together: to prefer,
 Program = Callable[..., Any]
 Shapes = tuple[tuple[int, ...], ...]
 Key = int
-"""Whose gradient: the place of an argument among the tensors, or the identity of a closure."""
+"""An input: its place among the tensor arguments, or the `id` of a tensor from a closure."""
 
 
 class UnreadableError(Exception):
@@ -65,12 +66,12 @@ class CapturedProgram:
 
 
 def gradient_key(place: int, given: Input) -> Key:
-    """What tells an input from the others, on both sides."""
+    """The key of an input, the same for both programs."""
     return place if given.tensor is None else id(given.tensor)
 
 
 def pair_of_programs(hand: Program, derived: Program, examples: Sequence[Any]) -> ProgramPair:
-    """Both programs, captured in double precision; raises `UnreadableError`."""
+    """Both programs captured in double precision; raises `UnreadableError`."""
     leaves, spec = flatten(tuple(examples))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     wanted = any(tensor.requires_grad for tensor in tensors)
@@ -86,7 +87,7 @@ def pair_of_programs(hand: Program, derived: Program, examples: Sequence[Any]) -
 
 
 def _prepared(tensor: Tensor, wanted: bool) -> Tensor:
-    """A tensor in double precision that may be changed in place, as no leaf can."""
+    """A tensor in double precision that is no leaf, so that it may be changed in place."""
     if not tensor.is_floating_point():
         return tensor
     double = tensor.detach().to(torch.float64).contiguous()
@@ -109,7 +110,7 @@ def captured_program(
 
 
 def _common(hand: CapturedProgram, derived: CapturedProgram) -> list[bool]:
-    """For each differentiable output of the derived side, whether the hand-written one uses it."""
+    """Which differentiable outputs of the derived program the hand-written one uses."""
     outputs = enumerate(derived.captured.outputs)
     return [place in hand.used for place, output in outputs if output.differentiable]
 
@@ -133,9 +134,9 @@ def _require_comparable(hand: CapturedProgram, derived: CapturedProgram) -> None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramPair:
-    """The hand-written side and the derived one, on the same examples.
+    """The hand-written program and the derived one, on the same examples.
 
-    `tensors` are those in the examples, `args` the examples as both programs were given them.
+    `tensors` are those in the examples, `args` the examples as both programs were called with.
     """
 
     hand: CapturedProgram
@@ -147,26 +148,26 @@ class ProgramPair:
     def names(self) -> dict[Key, str]:
         """The inputs whose gradients are compared, with the user's names."""
         own = self.hand.captured.inputs
-        sides = (self.hand.captured, self.derived.captured)
-        needed = [(p, i) for side in sides for p, i in enumerate(side.inputs) if i.needs]
+        programs = (self.hand.captured, self.derived.captured)
+        needed = [(p, i) for side in programs for p, i in enumerate(side.inputs) if i.needs]
         return {gradient_key(p, i): own[p].name if i.tensor is None else i.name for p, i in needed}
 
     @property
     def fixed(self) -> list[str]:
-        """The inputs that are taken as they are: whole numbers, and what comes from around."""
+        """The inputs with fixed values: integer tensors, and tensors from a closure."""
         own = zip(self.hand.captured.inputs, self.tensors, strict=False)
         whole = [given.name for given, tensor in own if not tensor.is_floating_point()]
         return whole + [i.name for i in self.hand.captured.inputs if i.kind == "closure"]
 
     def views(self) -> list[View]:
-        """The two sides at sizes to compare them at, one or two: the first is to prove at.
+        """Both programs at one or two choices of sizes: proofs are made at the first.
 
         Raises `UnreadableError` if no sizes will do.
         """
         own = self._view(lambda size: size)
         is_whole = any(not tensor.is_floating_point() for tensor in self.tensors)
-        ways = [] if is_whole else [*map(_numbering, _NUMBERINGS), lambda size: size + 1]
-        others = [view for way in ways if (view := self._view(way)) is not None]
+        resizings = [] if is_whole else [*map(_numbering, _NUMBERINGS), lambda size: size + 1]
+        others = [view for resize in resizings if (view := self._view(resize)) is not None]
         order = [own, *others] if own is not None and own.count <= SMALL else [*others, own]
         fitting = [view for view in order if view is not None]
         different = {view.shapes: view for view in reversed(fitting)}
@@ -192,7 +193,7 @@ class ProgramPair:
         return View(self, tuple(tensors), tuple(shapes[count:]))
 
 
-# What the sizes of the examples become, in their order: best are sizes that can be told apart.
+# What the sizes of the examples become, in their order: best are sizes that differ.
 _NUMBERINGS = [range(2, 100), [2, 3] * 50, [2] * 100, [2, 4] * 50]
 
 
@@ -209,17 +210,19 @@ def _numbering(numbers: Sequence[int]) -> Callable[[int], int]:
 
 
 class View:
-    """Both sides at given sizes: as expressions, and as programs to run."""
+    """Both programs at given sizes: as expressions, and to run."""
 
-    def __init__(self, sides: ProgramPair, tensors: tuple[Tensor, ...], cotangents: Shapes) -> None:
-        self.sides = sides
+    def __init__(
+        self, programs: ProgramPair, tensors: tuple[Tensor, ...], cotangents: Shapes
+    ) -> None:
+        self.programs = programs
         self.tensors = tensors
-        inputs = sides.hand.captured.inputs
+        inputs = programs.hand.captured.inputs
         floats = {p: t for p, t in enumerate(tensors) if t.is_floating_point()}
         self.inputs = {p: _variables(inputs[p].name, t.shape) for p, t in floats.items()}
         self.cotangents = {
             place: (_variables(f"cotangent({place})", shape), shape)
-            for place, shape in zip(sides.hand.used, cotangents, strict=True)
+            for place, shape in zip(programs.hand.used, cotangents, strict=True)
         }
 
     @property
@@ -247,13 +250,13 @@ class View:
 
     @cached_property
     def hand(self) -> GraphReader:
-        """The hand-written side, read."""
-        return self._reading(self.sides.hand)
+        """The graph of the hand-written program, read as expressions."""
+        return self._reading(self.programs.hand)
 
     @cached_property
     def derived(self) -> GraphReader:
-        """The derived side, read."""
-        return self._reading(self.sides.derived)
+        """The graph of the derived program, read as expressions."""
+        return self._reading(self.programs.derived)
 
     def _reading(self, side: CapturedProgram) -> GraphReader:
         row = side.captured.row(self.tensors)
@@ -264,8 +267,8 @@ class View:
         return GraphReader(side.captured.joint, [*given, *(self.cotangents[p] for p in side.used)])
 
     def gradient(self, key: Key, *, hand: bool) -> list[Scalar]:
-        """The elements of a gradient on one side; raises `Outside`."""
-        side = self.sides.hand if hand else self.sides.derived
+        """The elements of a gradient of one program; raises `Outside`."""
+        side = self.programs.hand if hand else self.programs.derived
         reading = self.hand if hand else self.derived
         found = reading.gradient(side.keys.index(key)) if key in side.keys else None
         return [constant(0)] * math.prod(self.shape(key)) if found is None else found
@@ -274,7 +277,7 @@ class View:
     def outputs(self) -> dict[Scalar, Scalar]:
         """The elements of the outputs that can be read, by the variables of their cotangents."""
         found: dict[Scalar, Scalar] = {}
-        side = self.sides.derived
+        side = self.programs.derived
         for place in side.used:
             index = side.captured.outputs[place].index
             if index is None:
@@ -290,16 +293,17 @@ class View:
         """The shape of a gradient."""
         if key in self.inputs:
             return tuple(self.tensors[key].shape)
-        both = (self.sides.hand, self.sides.derived)
+        both = (self.programs.hand, self.programs.derived)
         closures = [i.tensor for side in both for i in side.captured.inputs]
         return next(tuple(t.shape) for t in closures if t is not None and id(t) == key)
 
-    def plainly(self, text: str) -> str:
-        """`text` without indices, where they say nothing: one element of each input is as any."""
+    def without_indices(self, text: str) -> str:
+        """`text` without indices, where it mentions only one element of an input."""
         for place in self.inputs:
-            element = rf"(?<!\w){re.escape(self.sides.hand.captured.inputs[place].name)}\[[\d, ]+\]"
+            name = self.programs.hand.captured.inputs[place].name
+            element = rf"(?<!\w){re.escape(name)}\[[\d, ]+\]"
             if len(set(re.findall(element, text))) == 1:
-                text = re.sub(element, self.sides.hand.captured.inputs[place].name, text)
+                text = re.sub(element, name, text)
         return text
 
     # ---- as programs ----
@@ -312,7 +316,7 @@ class View:
             else tensor
             for place, tensor in enumerate(self.tensors)
         ]
-        like = self.sides.hand.captured.joint.cotangents
+        like = self.programs.hand.captured.joint.cotangents
         devices = [node.meta["val"].device for node in like]
         rows = zip(self.cotangents.values(), devices, strict=True)
         cotangents = [_filled(*row, point).to(device) for row, device in rows]
@@ -321,9 +325,9 @@ class View:
     def run(self, point: Point, *, hand: bool) -> dict[Key, list[float]]:
         """The gradients that one program gives at a point, in float64.
 
-        Raises `ValueError` where an output is not finite: its gradients are nobody's business.
+        Raises `ValueError` where an output is not finite: no gradient is expected there.
         """
-        side = self.sides.hand if hand else self.sides.derived
+        side = self.programs.hand if hand else self.programs.derived
         arguments, cotangents = self.tensors_at(point)
         captured = side.captured
         needs = [captured.inputs[place].needs for place in range(len(arguments))]
@@ -331,13 +335,12 @@ class View:
         with torch.enable_grad():
             given = [x.clone() if x.requires_grad else x for x in own]
             leaves = flatten(side.program(*captured.fill(given)))[0]
-            pairs = zip(self.cotangents, cotangents, strict=True)
-            outputs = [(leaves[place], c) for place, c in pairs if leaves[place].requires_grad]
-            if not all(bool(output.isfinite().all()) for output, _ in outputs):
+            used = used_outputs([leaves[place] for place in self.cotangents], cotangents)
+            if not all(bool(output.isfinite().all()) for output, _ in used):
                 raise ValueError("an output is not finite")
             row = captured.row(own)
             wanted = [x for x, i in zip(row, captured.inputs, strict=True) if i.needs]
-            gradients = _pulled([o for o, _ in outputs], wanted, [c for _, c in outputs])
+            gradients = gradients_of(used, wanted)
         values = [_listed(g, x) for g, x in zip(gradients, wanted, strict=True)]
         return dict(zip(side.keys, values, strict=True))
 
@@ -356,14 +359,6 @@ def _numbers(tensor: Tensor) -> list[Scalar]:
 def _filled(scalars: Sequence[Scalar], shape: Sequence[int], point: Point) -> Tensor:
     values = [float(point[scalar]) for scalar in scalars]
     return torch.tensor(values, dtype=torch.float64).reshape(tuple(shape))
-
-
-def _pulled(
-    outputs: list[Tensor], wanted: list[Tensor], cotangents: list[Tensor]
-) -> Sequence[Tensor | None]:
-    if not outputs or not wanted:
-        return [None] * len(wanted)
-    return torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)
 
 
 def _listed(gradient: Tensor | None, like: Tensor) -> list[float]:

@@ -24,7 +24,7 @@ from pullback.function.signature import signature_of
 from pullback.prove.programs import Key, ProgramPair, UnreadableError, View, pair_of_programs
 from pullback.prove.requests import Request, partial_requests, view_for
 from pullback.prove.scalars import Outside
-from pullback.prove.verdicts import PROVED, REFUTED, UNKNOWN, Judgement, Judgements, Witness
+from pullback.prove.verdicts import PROVED, REFUTED, UNKNOWN, GradientProver, Judgement, Witness
 
 # Neither sympy nor the capture of a program may run twice at a time.
 _ONE_AT_A_TIME = threading.Lock()
@@ -67,7 +67,7 @@ class Proof:
         return "\n".join(lines)
 
 
-def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
+def proof_of(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
     """Decide whether the hand-written gradients of `target` are right for all inputs.
 
     Arguments:
@@ -94,17 +94,17 @@ def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
     with _ONE_AT_A_TIME:
         deadline = time.process_time() + seconds
         try:
-            sides = pair_of_programs(hand, derived, examples)
-            views = sides.views()
+            programs = pair_of_programs(hand, derived, examples)
+            views = programs.views()
         except UnreadableError as error:
             return Proof(name, UNKNOWN, reason=str(error))
-        if not sides.names:
+        if not programs.names:
             return Proof(name, UNKNOWN, reason="no input needs a gradient")
-        judgements = _judgements(sides, views, deadline)
-    given = [*sides.fixed, *_plain_names(target, examples)]
+        judgements = _judgements(programs, views, deadline)
+    given = [*programs.fixed, *_plain_names(target, examples)]
     surrogates = _surrogates(target)
     gradients = {
-        sides.names[key]: _said(judgement, sides.names[key], given, surrogates)
+        programs.names[key]: _with_scope(judgement, programs.names[key], given, surrogates)
         for key, judgement in judgements.items()
     }
     verdicts = [judgement.verdict for judgement in gradients.values()]
@@ -136,42 +136,44 @@ def _is_class(thing: Any) -> bool:
 # ---- judgements ----
 
 
-def _judgements(sides: ProgramPair, views: Sequence[View], deadline: float) -> dict[Key, Judgement]:
-    """A judgement for each gradient, when everything is asked for, and when less is."""
-    judgements = Judgements(views, list(sides.names), deadline).run()
-    for setting in partial_requests(sides):
+def _judgements(
+    programs: ProgramPair, views: Sequence[View], deadline: float
+) -> dict[Key, Judgement]:
+    """A judgement on each gradient, for every request."""
+    judgements = GradientProver(views, list(programs.names), deadline).run()
+    for request in partial_requests(programs):
         if all(judgement.verdict != PROVED for judgement in judgements.values()):
             break
-        for key, found in _in_setting(setting, views[0], judgements, deadline).items():
+        for key, found in _for_request(request, views[0], judgements, deadline).items():
             judgements[key] = found
     return judgements
 
 
-def _in_setting(
-    setting: Request, whole: View, judgements: Mapping[Key, Judgement], deadline: float
+def _for_request(
+    request: Request, whole: View, judgements: Mapping[Key, Judgement], deadline: float
 ) -> dict[Key, Judgement]:
-    """What a setting changes of what was proved so far."""
+    """The judgements that asking for less changes, of those that are proved so far."""
     proved = [key for key, judgement in judgements.items() if judgement.verdict == PROVED]
-    keys = [key for key in proved if setting.asks_for(key, whole.sides)]
+    keys = [key for key in proved if request.asks_for(key, whole.programs)]
     try:
-        view = view_for(setting, whole, keys) if keys else None
+        view = view_for(request, whole, keys) if keys else None
     except (UnreadableError, Outside) as error:
-        unknown = Judgement(UNKNOWN, reason=f"where {setting.text}: {error}")
+        unknown = Judgement(UNKNOWN, reason=f"where {request.text}: {error}")
         return dict.fromkeys(keys, unknown)
     if view is None:
         return {}
-    found = Judgements([view], keys, deadline, setting.text).run()
-    return {key: _joined(judgements[key], each, setting) for key, each in found.items()}
+    found = GradientProver([view], keys, deadline, request.text).run()
+    return {key: _joined(judgements[key], each, request) for key, each in found.items()}
 
 
-def _joined(whole: Judgement, found: Judgement, setting: Request) -> Judgement:
+def _joined(whole: Judgement, found: Judgement, request: Request) -> Judgement:
     if found.verdict == UNKNOWN:
-        return replace(found, reason=f"where {setting.text}: {found.reason}")
+        return replace(found, reason=f"where {request.text}: {found.reason}")
     provisos = tuple(dict.fromkeys([*whole.provisos, *found.provisos]))
     return replace(found, provisos=provisos if found.verdict == PROVED else ())
 
 
-def _said(
+def _with_scope(
     judgement: Judgement, name: str, given: Sequence[str], surrogates: Sequence[str] | None
 ) -> Judgement:
     """A judgement with what it holds for; none on a gradient that is declared to be another."""
@@ -216,7 +218,7 @@ def _plain_names(target: Any, examples: Sequence[Any]) -> list[str]:
 
 
 def _scope(view: View) -> str:
-    captured = view.sides.hand.captured, view.sides.derived.captured
+    captured = view.programs.hand.captured, view.programs.derived.captured
     is_pointwise = view.hand.is_pointwise and view.derived.is_pointwise
     if is_pointwise and all(_is_for_all_sizes(each.conditions) for each in captured):
         rank = max(len(shape) for shape in view.shapes)
@@ -224,7 +226,7 @@ def _scope(view: View) -> str:
             return "for tensors without dimensions"
         common = " common to all inputs" if len(view.inputs) > 1 else ""
         return f"for every size from 2 on{common}, in {rank} dimension{'s' if rank > 1 else ''}"
-    names = [i.name for i in view.sides.hand.captured.inputs]
+    names = [i.name for i in view.programs.hand.captured.inputs]
     shapes = [f"{n} {list(s)}" for n, s in zip(names, view.shapes, strict=False)]
     return f"for shapes {', '.join(shapes)}"
 

@@ -1,4 +1,4 @@
-"""What sums, and ops made of sums, compute: one line per op, named as in PyTorch."""
+"""Formulas of reductions, and of ops made of them: one line per op, named as in PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _smallest(x: Grid, dim: Dims = None, keepdim: bool = False) -> Grid:
 
 
 def _overall(name: str, reduce: Callable[[Grid], Grid]) -> Callable[..., Grid]:
-    """`reduce` of all elements; along a dimension, `max` and `min` also give places."""
+    """`reduce` of all elements; along a dimension, `max` and `min` also return indices."""
 
     def apply(x: Grid, *rest: Any) -> Grid:
         if rest:
@@ -89,7 +89,7 @@ def _logsumexp(x: Grid, dim: Dims, keepdim: bool = False) -> Grid:
 
 
 def _log_sigmoid_forward(x: Grid) -> tuple[Grid, Grid]:
-    """The value, and what backward may use."""
+    """The value, and the buffer that backward may use."""
     return x.map(lambda each: -s.log(1 + s.exp(-each))), _buffer(x)
 
 

@@ -1,29 +1,23 @@
-"""An expression as sympy's, in a region where it has no cases left; and where it is defined."""
+"""An expression as a sympy formula, in a region where it has no cases left; and its domain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
 from pullback.prove.regions import Region, Split, factors_of, normal_of, rational_of
-from pullback.prove.scalars import Scalar
+from pullback.prove.scalars import DOMAINS, MEETS, NONNEGATIVE, NONZERO, POSITIVE, Scalar
 from pullback.prove.signs import Expr, sign_of
 from pullback.prove.zero_sets import is_thin
-
-POSITIVE, NONNEGATIVE, NONZERO = "> 0", ">= 0", "!= 0"
-_MEETS = {POSITIVE: (1,), NONNEGATIVE: (0, 1), NONZERO: (-1, 1)}
 
 Need = tuple[Expr, str]
 """An expression, and what must hold of it."""
 
 
 class Nowhere(Exception):
-    """An expression is defined nowhere in a region, or, if `is_nearly`, hardly anywhere.
-
-    That is: on a set without volume.
-    """
+    """An expression is defined nowhere in a region; if `is_nearly`, on a set without volume."""
 
     def __init__(self, *, is_nearly: bool = False) -> None:
         Exception.__init__(self)
@@ -31,7 +25,7 @@ class Nowhere(Exception):
 
 
 class Unclear(Exception):
-    """An expression may have a value in a region, but what it is there is not looked into."""
+    """An expression may have a value in a region, but no formula is made for it there."""
 
 
 class Infinite(Unclear):
@@ -81,7 +75,7 @@ class RegionFormula:
         return self._power(*values) if kind == "pow" else self._function(kind, values[0])
 
     def _values(self, parts: Sequence[Scalar]) -> list[Expr]:
-        """The values of all parts; if one of them has none, it does not matter what others are."""
+        """The values of all parts; `Nowhere` in one of them wins over `Unclear` in another."""
         values, unclear = [], None
         for part in parts:
             try:
@@ -93,7 +87,7 @@ class RegionFormula:
         return values
 
     def _factors(self, *parts: Scalar) -> list[Expr]:
-        """The values of two factors; zero times infinity is nothing."""
+        """The values of two factors; zero times infinity is undefined."""
         try:
             return self._values(parts)
         except Infinite:
@@ -117,9 +111,9 @@ class RegionFormula:
         return self._of(parts[1 + sign])
 
     def _condition(self, scalar: Scalar) -> int:
-        """The sign of what decides; raises `Split` where it must first be known if it is defined.
+        """The sign of a condition; raises `Split` where it is not known whether it is defined.
 
-        The one thing that may stay open is whether it has a pole, which has no volume.
+        Only its poles, which have no volume, may stay open.
         """
         before = set(self.needs)
         try:
@@ -150,13 +144,13 @@ class RegionFormula:
         return base**exponent
 
     def _open_power(self, base: Expr, exponent: Expr) -> Expr:
-        """A power that is not a known fraction: negative numbers have the whole ones only."""
+        """A power with an unknown exponent: negative bases have integer powers only."""
         sign = self.region.sign(base)
         if sign > 0:
             return base**exponent
         if sign < 0:
-            is_rarely_whole = is_thin(sympy.sin(sympy.pi * exponent))
-            raise Nowhere(is_nearly=True) if is_rarely_whole else Unclear
+            is_rarely_integer = is_thin(sympy.sin(sympy.pi * exponent))
+            raise Nowhere(is_nearly=True) if is_rarely_integer else Unclear
         of = self.region.sign(exponent)
         if of < 0:
             raise Nowhere
@@ -165,7 +159,7 @@ class RegionFormula:
     def _function(self, kind: str, x: Expr) -> Expr:
         if kind in ("lgamma", "digamma") and self.region.sign(x) < 1:
             raise Unclear  # both have values between their poles
-        for of, rule in _DOMAINS[kind](x) if kind in _DOMAINS else ():
+        for of, rule in DOMAINS.get(kind, lambda x: ())(x):
             self._need(of, rule)
         function: Any = _FUNCTIONS.get(kind) or getattr(sympy, kind)
         return function(x)
@@ -176,7 +170,7 @@ class RegionFormula:
         sign, undecided = self._signs(of)
         if undecided:
             self.needs |= dict.fromkeys(_needed(of, rule, sign, undecided))
-        elif sign not in _MEETS[rule]:
+        elif not MEETS[rule](sign):
             raise Nowhere if sign else Infinite
 
     def _signs(self, of: Expr) -> tuple[int, list[tuple[Expr, int]]]:
@@ -196,7 +190,7 @@ class RegionFormula:
 
 
 def _needed(of: Expr, rule: str, sign: int, factors: list[tuple[Expr, int]]) -> Iterator[Need]:
-    """What is needed of the factors of `of` whose signs vary, for `of` to keep to `rule`."""
+    """What the factors of `of` whose signs vary must meet, for `of` to meet `rule`."""
     base, count = factors[0]
     key, flip = normal_of(base)
     if rule == NONZERO:
@@ -210,11 +204,4 @@ def _needed(of: Expr, rule: str, sign: int, factors: list[tuple[Expr, int]]) -> 
         yield flip * key, rule
 
 
-_DOMAINS: dict[str, Callable[[Expr], list[Need]]] = {
-    "log": lambda x: [(x, POSITIVE)],
-    "asin": lambda x: [(1 - x, NONNEGATIVE), (1 + x, NONNEGATIVE)],
-    "acos": lambda x: [(1 - x, NONNEGATIVE), (1 + x, NONNEGATIVE)],
-    "acosh": lambda x: [(x - 1, NONNEGATIVE)],
-    "atanh": lambda x: [(1 - x, POSITIVE), (1 + x, POSITIVE)],
-}
 _FUNCTIONS: dict[str, Any] = {"lgamma": sympy.loggamma, "ceil": sympy.ceiling}

@@ -1,8 +1,8 @@
-"""What a backward may be asked for, besides everything: some of the gradients, some of the outputs.
+"""Requests for less than all gradients: only some inputs need one, or only some outputs are used.
 
-A hand-written backward may look at `needs_input_grad`, and at cotangents that are None. So it is
-read once more for each setting. Mostly it computes what it computes for everything, with zeros in
-the place of the cotangents that are missing: then a proof for everything is a proof for that too.
+A hand-written backward may look at `needs_input_grad`, and at cotangents that are None, so it is
+read again for each request. Mostly it computes the same as for everything, with zeros for the
+cotangents that are missing: then the proof for everything covers the request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pullback.prove.programs import (
 )
 from pullback.prove.scalars import constant, replaced
 
-FEW = 3  # inputs or outputs: of so many each choice is looked at, of more only each by itself
+FEW = 3  # inputs or outputs: up to so many, every subset is tried; of more, each one alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class Request:
     used: tuple[int, ...]
     text: str
 
-    def asks_for(self, key: Key, sides: ProgramPair) -> bool:
+    def asks_for(self, key: Key, programs: ProgramPair) -> bool:
         """Whether the gradient `key` is needed; those of closures always are."""
-        return key in self.needing or key >= len(sides.tensors)
+        return key in self.needing or key >= len(programs.tensors)
 
 
-def partial_requests(sides: ProgramPair) -> Iterator[Request]:
-    """Every setting but the whole one, in which something is asked for."""
-    captured = sides.hand.captured
-    tensors = range(len(sides.tensors))
+def partial_requests(programs: ProgramPair) -> Iterator[Request]:
+    """Every request that asks for something, but not for everything."""
+    captured = programs.hand.captured
+    tensors = range(len(programs.tensors))
     needing = tuple(place for place in tensors if captured.inputs[place].needs)
-    used = tuple(sides.hand.used)
+    used = tuple(programs.hand.used)
     for some in _choices(needing):
         names = ", ".join(f"`{captured.inputs[place].name}`" for place in some)
         verb = "needs a gradient" if len(some) == 1 else "need gradients"
@@ -59,41 +59,42 @@ def _choices(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(places, count)
 
 
-def view_for(setting: Request, whole: View, keys: Sequence[Key]) -> View | None:
-    """Both sides in a setting, at the sizes of `whole`; None if it has nothing new for `keys`.
+def view_for(request: Request, whole: View, keys: Sequence[Key]) -> View | None:
+    """Both programs under a request, at the sizes of `whole`; None if `keys` have nothing new.
 
     Raises `UnreadableError`, or `Outside`.
     """
-    sides = whole.sides
-    hand = _captured(sides.hand, sides, setting)
-    _require_served(hand, whole)
-    view = _view(ProgramPair(hand, sides.derived, sides.tensors, sides.args), whole)
+    programs = whole.programs
+    hand = _captured(programs.hand, programs, request)
+    _require_same_graph(hand, whole)
+    view = _view(ProgramPair(hand, programs.derived, programs.tensors, programs.args), whole)
     if all(_is_known(key, view, whole) for key in hand.keys if key in keys):
         return None
-    derived = _captured(sides.derived, sides, setting)
-    _require_served(derived, whole)
-    return _view(ProgramPair(hand, derived, sides.tensors, sides.args), whole)
+    derived = _captured(programs.derived, programs, request)
+    _require_same_graph(derived, whole)
+    return _view(ProgramPair(hand, derived, programs.tensors, programs.args), whole)
 
 
-def _captured(side: CapturedProgram, sides: ProgramPair, setting: Request) -> CapturedProgram:
-    needs = [place in setting.needing for place in range(len(sides.tensors))]
+def _captured(side: CapturedProgram, programs: ProgramPair, request: Request) -> CapturedProgram:
+    needs = [place in request.needing for place in range(len(programs.tensors))]
     outputs = enumerate(side.captured.outputs)
-    used = [place in setting.used for place, output in outputs if output.differentiable]
+    used = [place in request.used for place, output in outputs if output.differentiable]
     try:
-        return captured_program(side.program, sides.args, needs=needs, used=used)
+        return captured_program(side.program, programs.args, needs=needs, used=used)
     except UnreadableError:
         raise
-    except Exception as error:  # the user's: a cotangent that is None, where a tensor is expected
+    except Exception as error:  # the backward may not expect a cotangent that is None
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
 
 
-def _require_served(side: CapturedProgram, whole: View) -> None:
+def _require_same_graph(side: CapturedProgram, whole: View) -> None:
     if not side.captured.serves(whole.tensors):
         raise UnreadableError("another graph for these sizes")
 
 
-def _view(sides: ProgramPair, whole: View) -> View:
-    return View(sides, whole.tensors, tuple(whole.cotangents[p][1] for p in sides.hand.used))
+def _view(programs: ProgramPair, whole: View) -> View:
+    shapes = tuple(whole.cotangents[place][1] for place in programs.hand.used)
+    return View(programs, whole.tensors, shapes)
 
 
 def _is_known(key: Key, view: View, whole: View) -> bool:

@@ -131,25 +131,14 @@ def _fraction(value: float, limit: int) -> Fraction | None:
 
 
 def _constants() -> Iterator[tuple[Scalar, float]]:
-    """The numbers that formulas are full of, beside fractions."""
+    """The irrational numbers that formulas often contain."""
     pi, half = _make("pi"), Fraction(1, 2)
+    bases = [(constant(2), 2.0), (constant(3), 3.0), (pi, math.pi), (2 * pi, 2 * math.pi)]
+    roots = [(scalar**half, math.sqrt(size)) for scalar, size in bases]
     logs = [(log(constant(n)), math.log(n)) for n in (2, 10)]
-    yield from [(pi, math.pi), (1 / pi, 1 / math.pi)]
-    for scalar, size in [
-        (constant(2), 2.0),
-        (constant(3), 3.0),
-        (pi, math.pi),
-        (2 * pi, 2 * math.pi),
-    ]:
-        yield from [(scalar**half, math.sqrt(size)), (scalar**-half, 1 / math.sqrt(size))]
-    yield (2 / pi) ** half, math.sqrt(2 / math.pi)
-    for scalar, size in logs:
+    for scalar, size in [(pi, math.pi), *roots, *logs]:
         yield from [(scalar, size), (1 / scalar, 1 / size)]
-
-
-def pi() -> Scalar:
-    """The circle's."""
-    return _make("pi")
+    yield (2 / pi) ** half, math.sqrt(2 / math.pi)
 
 
 # ---- arithmetic ----
@@ -236,6 +225,23 @@ FUNCTIONS = (
     *("exp", "log", "sin", "cos", "asin", "acos", "atan", "asinh", "acosh", "atanh"),
     *("erf", "lgamma", "digamma", "floor", "ceil"),
 )
+
+
+POSITIVE, NONNEGATIVE, NONZERO = "> 0", ">= 0", "!= 0"
+MEETS: dict[str, Callable[[Any], bool]] = {
+    POSITIVE: lambda x: x > 0,
+    NONNEGATIVE: lambda x: x >= 0,
+    NONZERO: lambda x: x != 0,
+}
+
+DOMAINS: dict[str, Callable[[Any], Sequence[tuple[Any, str]]]] = {
+    "log": lambda x: [(x, POSITIVE)],
+    "asin": lambda x: [(1 - x, NONNEGATIVE), (1 + x, NONNEGATIVE)],
+    "acos": lambda x: [(1 - x, NONNEGATIVE), (1 + x, NONNEGATIVE)],
+    "acosh": lambda x: [(x - 1, NONNEGATIVE)],
+    "atanh": lambda x: [(1 - x, POSITIVE), (1 + x, POSITIVE)],
+}
+"""What must hold of the argument of a function, for numbers and for sympy expressions."""
 
 
 def _function(kind: str) -> Callable[[Scalar], Scalar]:

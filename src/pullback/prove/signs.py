@@ -1,4 +1,8 @@
-"""The sign of an expression of sympy's, where it is the same for all values of its symbols."""
+"""The sign of a sympy expression, where it is the same for all values of its symbols.
+
+sympy's own assumptions come first; they know nothing of `exp(p) - 1` for a positive p, so that
+ranges of values follow.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 Expr = Any
-"""An expression of sympy's, which has no types."""
+"""A sympy expression; sympy has no types."""
 
 
 def sign_of(e: Expr) -> int | None:
@@ -31,7 +35,7 @@ def sign_of(e: Expr) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """All values between two ends; whether an end may itself be a value."""
+    """All values between two ends, and whether an end may itself be a value."""
 
     low: Expr
     high: Expr

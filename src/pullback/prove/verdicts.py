@@ -1,4 +1,4 @@
-"""Both sides of a comparison, judged: first by numbers, then by expressions."""
+"""The verdict on each gradient: first by numbers, then by expressions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from pullback.prove.compare import NotShown, compare
+from pullback.judge.mismatch import index_of
+from pullback.prove.compare import NotShown, compare_expressions
 from pullback.prove.counterexamples import (
     DIFFERENT,
     Counterexample,
@@ -56,7 +57,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found out about one gradient.
+    """The verdict on one gradient.
 
     `provisos` belong to "proved": where the gradients are defined, and where nothing is shown.
     `reason` belongs to "unknown", `witness` to "refuted".
@@ -68,8 +69,8 @@ class Judgement:
     witness: Witness | None = None
 
 
-class Judgements:
-    """The gradients of two sides, judged one after the other, at one or two sizes.
+class GradientProver:
+    """The gradients of two programs, judged one after the other, at one or two sizes.
 
     `setting` is what is said of witnesses; the names of the arguments are those of the user.
     """
@@ -142,11 +143,11 @@ class Judgements:
             form = form_of(hand, derived)
             if form in known:
                 continue
-            outcome = compare(hand, derived, self.deadline, domain)
+            outcome = compare_expressions(hand, derived, self.deadline, domain)
             if isinstance(outcome, NotShown):
                 return self._left_open(key, outcome, search)
             known |= set() if outcome.has_domain else {form}
-            provisos += [view.plainly(each) for each in outcome.provisos]
+            provisos += [view.without_indices(each) for each in outcome.provisos]
         return Judgement(PROVED, provisos=tuple(dict.fromkeys(provisos)))
 
     def _left_open(self, key: Key, outcome: NotShown, search: CounterexampleSearch) -> Judgement:
@@ -155,7 +156,7 @@ class Judgements:
             search.attempt(point, [key])
             if key in search.found:
                 return self._refuted(key, search)
-        return Judgement(UNKNOWN, reason=search.view.plainly(outcome.reason))
+        return Judgement(UNKNOWN, reason=search.view.without_indices(outcome.reason))
 
 
 def _doubt(search: CounterexampleSearch, key: Key) -> str:
@@ -227,15 +228,10 @@ def _witness(
 ) -> Witness:
     view = search.view
     arguments, cotangents = view.tensors_at(difference.point)
-    names = [i.name for i in view.sides.hand.captured.inputs]
-    index: list[int] = []
-    rest = difference.place
-    for size in reversed(view.shape(key)):
-        index.insert(0, rest % size)
-        rest //= size
+    names = [i.name for i in view.programs.hand.captured.inputs]
     return Witness(
-        input=view.sides.names[key],
-        index=tuple(index),
+        input=view.programs.names[key],
+        index=index_of(difference.place, view.shape(key)),
         inputs={n: x.tolist() for n, x in zip(names, arguments, strict=False)},
         cotangents=tuple(c.tolist() for c in cotangents),
         expected=difference.expected,

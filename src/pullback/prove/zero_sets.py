@@ -1,4 +1,4 @@
-"""Has the set where an expression of sympy's is zero no volume?
+"""Is a sympy expression zero on a set without volume only?
 
 An expression that is analytic for all values of its symbols, and not zero at some, is zero on a set
 without volume only: a corner, a tie, a pole. `floor(x)` and `sqrt(x**2) - x` are not of that kind.
@@ -44,7 +44,7 @@ def _is_smooth_power(base: Expr, exponent: Expr) -> bool:
 
 
 def _has_value(e: Expr) -> bool:
-    """Whether `e` is not zero at one of some points that nothing is special about."""
+    """Whether `e` is not zero at one of a few arbitrary points."""
     symbols = sorted(e.free_symbols, key=str)
     for start in (3, 17, 101):
         point = {s: sympy.Rational(start + 7 * n, 11 + 2 * n) for n, s in enumerate(symbols)}
