@@ -12,9 +12,9 @@ from examples.my_activation import MyActivationAsPublished
 from examples.my_complex_op import MyComplexOpAsPublished
 from pullback.derive.plain import program_of
 from pullback.diagnose.diagnosis import diagnose
+from pullback.diagnose.edit_search import Edit
 from pullback.diagnose.fault import Faults
-from pullback.diagnose.repairing import Edit
-from pullback.diagnose.repairs import Repairs
+from pullback.diagnose.repairs import RepairSearch
 from pullback.errors import CaptureError
 from pullback.function.signature import signature_of
 from tests.diagnose import faulty, odd
@@ -335,7 +335,7 @@ def test_failure_of_search_leaves_the_numbers(monkeypatch):
     def fail(self):
         raise KeyError("lost")
 
-    monkeypatch.setattr(Repairs, "find", fail)
+    monkeypatch.setattr(RepairSearch, "find", fail)
     faults = diagnose(faulty.SquareWithoutTwo, row(5), seconds=ENOUGH)
 
     assert [fault.pattern for fault in faults] == ["1/2 times what it should be"]

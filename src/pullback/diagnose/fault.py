@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from pullback.diagnose.repairing import Edit
-from pullback.diagnose.trial import Trial
+from pullback.diagnose.edit_search import Edit
+from pullback.diagnose.gradient_trial import GradientTrial
 
 Number = float | complex | None
 
@@ -41,7 +41,7 @@ class Fault:
     edit: Edit | None
     place: str
     is_known: bool = True
-    witness: Trial | None = field(default=None, compare=False, repr=False)
+    witness: GradientTrial | None = field(default=None, compare=False, repr=False)
 
     @property
     def off(self) -> float:

@@ -19,7 +19,7 @@ Shapes = list[tuple[int, ...]]
 # ---- values ----
 
 
-def near(tensor: Tensor, seed: int) -> Tensor:
+def moved(tensor: Tensor, seed: int) -> Tensor:
     """`tensor` with each element moved a little: what was valid stays valid.
 
     A tensor of zeros says nothing about what is valid, and becomes one of normal numbers.
@@ -28,12 +28,12 @@ def near(tensor: Tensor, seed: int) -> Tensor:
     return normal(tensor, seed) if is_blank else seeds.near(tensor, seed)
 
 
-def drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+def drawn_like(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """A tensor of some shape, its elements drawn from those of `tensor` and moved a little.
 
     Integers stay what they are.
     """
-    return near(like_given(tensor, shape, seed), seed)
+    return moved(like_given(tensor, shape, seed), seed)
 
 
 # ---- sizes ----

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pullback.diagnose import patterns_of_error as patterns
-from pullback.diagnose.patterns_of_error import Evidence, repairs, within
-from pullback.diagnose.trial import Trial
+from pullback.diagnose import error_patterns as patterns
+from pullback.diagnose.error_patterns import WrongGradient, shape_repairs, wrong_elements
+from pullback.diagnose.gradient_trial import GradientTrial
 
 
 def evidence_of(rows, place=0, names=("x", "y"), inputs=None):
@@ -16,12 +16,12 @@ def evidence_of(rows, place=0, names=("x", "y"), inputs=None):
     for number, (expected, got) in enumerate(rows):
         tensors = inputs[number] if inputs else tuple(torch.ones(4, 3) for _ in expected)
         cotangents = (torch.ones(4, 3, dtype=torch.float64),)
-        all_.append(Trial(number, tensors, cotangents, tuple(expected), tuple(got)))
+        all_.append(GradientTrial(number, tensors, cotangents, tuple(expected), tuple(got)))
     trials = SimpleNamespace(all=all_, names=list(names), input_names=list(names))
-    return Evidence(trials, place, ("g",))
+    return WrongGradient(trials, place, ("g",))
 
 
-def drawn(*shape, seed=0, dtype=torch.float64):
+def drawn_like(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
@@ -29,19 +29,27 @@ def pairs(change, *shape, dtype=torch.float64):
     """Two trials of one gradient, and of another that is right."""
     rows = []
     for seed in (1, 2):
-        right, other = drawn(*shape, seed=seed, dtype=dtype), drawn(*shape, seed=9 + seed)
+        right, other = drawn_like(*shape, seed=seed, dtype=dtype), drawn_like(*shape, seed=9 + seed)
         rows.append(((right, other), (change(right), other)))
     return evidence_of(rows)
 
 
 FOUND = {
-    "none": (patterns.missing, lambda e: None, "`None` is returned where a gradient flows"),
-    "sign": (patterns.factor, lambda e: -e, "the sign is wrong"),
-    "factor": (patterns.factor, lambda e: e * 3 / 2, "3/2 times what it should be"),
-    "zero": (patterns.factor, torch.zeros_like, "zero where a gradient flows"),
-    "transposed": (patterns.permuted, lambda e: e.t(), "transposed"),
-    "reversed": (patterns.permuted, lambda e: e.flip(1), "reversed along dimension 1"),
-    "shifted": (patterns.permuted, lambda e: e.roll(1, 0), "shifted by 1 along dimension 0"),
+    "none": (
+        patterns.missing_gradient,
+        lambda e: None,
+        "`None` is returned where a gradient flows",
+    ),
+    "sign": (patterns.constant_multiple, lambda e: -e, "the sign is wrong"),
+    "factor": (patterns.constant_multiple, lambda e: e * 3 / 2, "3/2 times what it should be"),
+    "zero": (patterns.constant_multiple, torch.zeros_like, "zero where a gradient flows"),
+    "transposed": (patterns.permuted_gradient, lambda e: e.t(), "transposed"),
+    "reversed": (patterns.permuted_gradient, lambda e: e.flip(1), "reversed along dimension 1"),
+    "shifted": (
+        patterns.permuted_gradient,
+        lambda e: e.roll(1, 0),
+        "shifted by 1 along dimension 0",
+    ),
 }
 
 
@@ -56,69 +64,69 @@ def test_pattern_names_its_error(name):
 def test_pattern_is_silent_about_noise(name):
     pattern, _, _ = FOUND[name]
 
-    assert pattern(pairs(lambda e: e + drawn(4, 4, seed=77), 4, 4)) == ""
+    assert pattern(pairs(lambda e: e + drawn_like(4, 4, seed=77), 4, 4)) == ""
 
 
 def test_factor_that_follows_a_size_is_named():
-    rows = [((drawn(n, 3, seed=n),), (drawn(n, 3, seed=n) / n,)) for n in (4, 5)]
+    rows = [((drawn_like(n, 3, seed=n),), (drawn_like(n, 3, seed=n) / n,)) for n in (4, 5)]
     inputs = [(torch.ones(n, 3),) for n in (4, 5)]
 
     evidence = evidence_of(rows, names=("x",), inputs=inputs)
 
-    assert patterns.factor(evidence) == "`1 / x.shape[0]` times what it should be"
+    assert patterns.constant_multiple(evidence) == "`1 / x.shape[0]` times what it should be"
 
 
 def test_factor_that_changes_is_no_constant():
-    rows = [((drawn(4, seed=n),), (drawn(4, seed=n) * n,)) for n in (2, 7)]
+    rows = [((drawn_like(4, seed=n),), (drawn_like(4, seed=n) * n,)) for n in (2, 7)]
 
-    assert patterns.factor(evidence_of(rows, names=("x",))) == ""
+    assert patterns.constant_multiple(evidence_of(rows, names=("x",))) == ""
     assert patterns.constant_factor(evidence_of(rows, names=("x",))) is None
 
 
 def test_one_wrong_element_is_no_factor():
-    expected = drawn(4)
+    expected = drawn_like(4)
     got = expected.clone()
     got[2] *= 5
 
-    assert patterns.factor(evidence_of([((expected,), (got,))], names=("x",))) == ""
+    assert patterns.constant_multiple(evidence_of([((expected,), (got,))], names=("x",))) == ""
 
 
 def test_conjugate_is_named():
     evidence = pairs(lambda e: e.conj(), 5, dtype=torch.complex128)
 
-    assert patterns.conjugated(evidence) == "the conjugate of what it should be"
+    assert patterns.conjugated_gradient(evidence) == "the conjugate of what it should be"
 
 
 def test_gradient_where_none_flows_is_named():
-    rows = [((torch.zeros(4),), (drawn(4).float(),))]
+    rows = [((torch.zeros(4),), (drawn_like(4).float(),))]
 
-    words = patterns.unexpected(evidence_of(rows, names=("x",)))
+    words = patterns.unexpected_gradient(evidence_of(rows, names=("x",)))
 
     assert words == "a gradient is returned where none flows"
 
 
 def test_swapped_gradients_are_named_both_ways():
-    a, b = drawn(5, seed=1), drawn(5, seed=2)
+    a, b = drawn_like(5, seed=1), drawn_like(5, seed=2)
     rows = [((a, b), (b, a))]
 
-    assert patterns.swapped(evidence_of(rows, 0)) == "swapped with the gradient of `y`"
-    assert patterns.swapped(evidence_of(rows, 1)) == "swapped with the gradient of `x`"
+    assert patterns.swapped_gradient(evidence_of(rows, 0)) == "swapped with the gradient of `y`"
+    assert patterns.swapped_gradient(evidence_of(rows, 1)) == "swapped with the gradient of `x`"
     assert patterns.swapped_with(evidence_of(rows, 1)) == 0
 
 
 def test_copied_gradient_is_not_swapped():
-    a, b = drawn(5, seed=1), drawn(5, seed=2)
+    a, b = drawn_like(5, seed=1), drawn_like(5, seed=2)
     evidence = evidence_of([((a, b), (b, b))])
 
-    assert patterns.swapped(evidence) == ""
-    assert patterns.copied(evidence) == "the gradient of `y` is returned for it"
+    assert patterns.swapped_gradient(evidence) == ""
+    assert patterns.copied_gradient(evidence) == "the gradient of `y` is returned for it"
 
 
 def test_missing_sum_is_named():
-    expected = drawn(4, 3).sum(1, keepdim=True).expand(4, 3).clone()
-    evidence = evidence_of([((expected,), (drawn(4, 3),))], names=("x",))
+    expected = drawn_like(4, 3).sum(1, keepdim=True).expand(4, 3).clone()
+    evidence = evidence_of([((expected,), (drawn_like(4, 3),))], names=("x",))
 
-    assert patterns.unreduced(evidence) == "the sum over dimension 1 is missing"
+    assert patterns.unreduced_gradient(evidence) == "the sum over dimension 1 is missing"
 
 
 REPAIRS = {
@@ -140,14 +148,14 @@ REPAIRS = {
 def test_unfit_shape_is_explained(name):
     change, words = REPAIRS[name]
 
-    assert patterns.misshapen(pairs(change, 4, 3)) == words
+    assert patterns.misshapen_gradient(pairs(change, 4, 3)) == words
 
 
 def test_repair_makes_gradient_right():
     evidence = pairs(lambda e: e.t(), 4, 3)
     expected, got = evidence.pairs[0]
 
-    (_, repair), *_ = repairs(evidence)
+    (_, repair), *_ = shape_repairs(evidence)
 
     assert torch.equal(repair(got, expected.shape), expected)
 
@@ -161,24 +169,24 @@ def test_wrong_elements_are_located_by_condition():
     evidence = pairs(masked(mask), 5)
     conditions = [("kept", {0: mask, 1: mask}), ("~kept", {0: ~mask, 1: ~mask})]
 
-    assert within(evidence, conditions) == ", only where `~kept`"
+    assert wrong_elements(evidence, conditions) == ", only where `~kept`"
 
 
 def test_wrong_elements_are_located_by_sign():
     x = torch.tensor([1.0, -1.0, 2.0, 3.0, -4.0], dtype=torch.float64)
-    rows = [((drawn(5),), (masked(x > 0)(drawn(5)),))]
+    rows = [((drawn_like(5),), (masked(x > 0)(drawn_like(5)),))]
 
     evidence = evidence_of(rows, names=("x",), inputs=[(x,)])
 
-    assert within(evidence, []) == ", only where `x < 0`"
+    assert wrong_elements(evidence, []) == ", only where `x < 0`"
 
 
 def test_wrong_elements_are_located_by_index():
     mask = torch.ones(4, 3, dtype=torch.bool)
     mask[:, 2] = False
 
-    assert within(pairs(masked(mask), 4, 3), []) == ", only at index 2 of dimension 1"
+    assert wrong_elements(pairs(masked(mask), 4, 3), []) == ", only at index 2 of dimension 1"
 
 
 def test_wrong_everywhere_needs_no_location():
-    assert within(pairs(lambda e: 2 * e, 4, 3), []) == ""
+    assert wrong_elements(pairs(lambda e: 2 * e, 4, 3), []) == ""

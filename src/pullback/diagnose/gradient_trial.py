@@ -19,7 +19,7 @@ LARGE = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
+class GradientTrial:
     """One run of both: what went in, and the gradients of the inputs that need one.
 
     `got` is what the user's backward returned, in the shape it has there; `number` is the state

@@ -4,14 +4,14 @@ import torch
 
 from pullback.capture.joint import capture
 from pullback.derive.plain import program_of
-from pullback.diagnose.edits import give
-from pullback.diagnose.repairing import make_edited
+from pullback.diagnose.candidate_edits import give
+from pullback.diagnose.edit_search import make_edited
 from pullback.diagnose.trials import Trials
-from pullback.diagnose.verified import Verifier
+from pullback.diagnose.verifier import Verifier
 from pullback.graph.copies import copy_of, with_graph
 from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
-from tests.diagnose.test_repairing import compared_of, mender_of
+from tests.diagnose.test_edit_search import compared_of, search_of
 
 
 def verifier_of(function):
@@ -23,8 +23,8 @@ def verifier_of(function):
 
 
 def test_right_edit_is_verified():
-    mender = mender_of(faulty.SineWithSavedSine)
-    edited = make_edited(mender.scope, mender.mend(0))
+    search = search_of(faulty.SineWithSavedSine)
+    edited = make_edited(search.scope, search.find(0))
 
     assert verifier_of(faulty.SineWithSavedSine).right(edited) == {0}
 
@@ -47,10 +47,10 @@ def test_edit_that_spoils_is_not_verified():
 
 
 def test_nothing_is_verified_without_trials():
-    mender = mender_of(faulty.SineWithSavedSine)
-    edited = make_edited(mender.scope, mender.mend(0))
+    search = search_of(faulty.SineWithSavedSine)
+    edited = make_edited(search.scope, search.find(0))
 
-    assert Verifier(mender.scope.hand.captured, []).right(edited) == frozenset()
+    assert Verifier(search.scope.hand.captured, []).right(edited) == frozenset()
 
 
 def test_graph_that_cannot_run_is_not_verified():

@@ -4,7 +4,7 @@ import torch
 
 from pullback.capture.joint import capture
 from pullback.derive.plain import program_of
-from pullback.diagnose.held import held_in
+from pullback.diagnose.detached_values import detached_value
 from pullback.diagnose.trials import Trials
 from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
@@ -13,7 +13,7 @@ from tests.diagnose.faulty import EXAMPLES
 def held_of(function, *, is_named=lambda node: False, in_time=lambda: True, place=0):
     trials = Trials(function, EXAMPLES[function])
     captured = capture(program_of(function), trials.examples, needs=trials.needs)
-    return captured, held_in(captured, trials.all, place, is_named, in_time)
+    return captured, detached_value(captured, trials.all, place, is_named, in_time)
 
 
 def test_constant_factor_is_found():

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture, capture
-from pullback.diagnose.fitting import make_fitted
-from pullback.diagnose.patterns_of_error import Evidence, Repair, repairs, swapped_with
+from pullback.diagnose.error_patterns import ShapeRepair, WrongGradient, shape_repairs, swapped_with
+from pullback.diagnose.gradient_trial import GradientTrial
+from pullback.diagnose.graph_values import GraphRun, run_graph
 from pullback.diagnose.scope import Scope, add_derived, add_reductions, scope_of
-from pullback.diagnose.sides import Side, side_of
-from pullback.diagnose.trial import Trial
+from pullback.diagnose.shape_fitting import make_fitted
 from pullback.diagnose.trials import Trials
 from pullback.errors import PullbackError
 from pullback.graph.copies import copy_of, with_graph
@@ -26,7 +26,7 @@ from pullback.graph.text import text_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Compared:
+class Comparison:
     """Both graphs, run in the same trials.
 
     `scope` is everything within reach of the user's backward. `trials` are those that both graphs
@@ -37,8 +37,8 @@ class Compared:
     scope: Scope
     derived: Capture
     readable: JointGraph
-    trials: tuple[Trial, ...]
-    aligned: tuple[Trial, ...]
+    trials: tuple[GradientTrial, ...]
+    aligned: tuple[GradientTrial, ...]
 
     @property
     def hand(self) -> JointGraph:
@@ -74,7 +74,7 @@ class Compared:
         return {twins[node]: name for node, name in (rest | mine).items()}
 
 
-def captured_of(
+def captured_on_examples(
     trials: Trials, program: Callable[..., Any], used: Sequence[bool] | None = None
 ) -> Capture | None:
     """`program` captured on the examples, with symbols for sizes if possible, or None."""
@@ -86,47 +86,47 @@ def captured_of(
     return None
 
 
-def compare(
-    trials: Trials, derived: Capture | None, wrong: Sequence[Evidence], backward: Any
-) -> Compared | None:
+def compare_backwards(
+    trials: Trials, derived: Capture | None, wrong: Sequence[WrongGradient], backward: Any
+) -> Comparison | None:
     """The user's backward beside the derived one, or None if they cannot be captured."""
-    hand = captured_of(trials, _fitted(trials, wrong))
+    hand = captured_on_examples(trials, _fitted(trials, wrong))
     if hand is None or derived is None:
         return None
     used = _used(hand, derived)
     if not all(used):
-        derived = captured_of(trials, trials.program, used)
+        derived = captured_on_examples(trials, trials.program, used)
     if derived is None:
         return None
     rows = [trial for trial in _telling(trials, wrong) if _serve((hand, derived), trial)]
-    user = side_of(hand, _tidied(hand.joint), rows)
+    user = run_graph(hand, _tidied(hand.joint), rows)
     if not rows or not _is_faithful(user, rows):
         return None  # a graph that does not run as its program does explains nothing
     return _compared(trials, user, derived, backward, rows)
 
 
 def _compared(
-    trials: Trials, user: Side, derived: Capture, backward: Any, rows: Sequence[Trial]
-) -> Compared:
+    trials: Trials, user: GraphRun, derived: Capture, backward: Any, rows: Sequence[GradientTrial]
+) -> Comparison:
     scope = scope_of(user, trials.input_names, backward)
     scope.kept = tuple(trials.kept())
     cotangents = _shared_cotangents(user.captured, derived)
     aligned = tuple(_aligned(trial, cotangents) for trial in rows)
     readable = simplify(derived.joint, READABLE)
     for joint in (readable, derived.joint):
-        add_derived(scope, side_of(derived, joint, aligned), cotangents)
+        add_derived(scope, run_graph(derived, joint, aligned), cotangents)
     add_reductions(scope)
-    return Compared(scope, derived, readable, tuple(rows), aligned)
+    return Comparison(scope, derived, readable, tuple(rows), aligned)
 
 
-def _telling(trials: Trials, wrong: Sequence[Evidence]) -> list[Trial]:
+def _telling(trials: Trials, wrong: Sequence[WrongGradient]) -> list[GradientTrial]:
     """The small trials, if every fault shows in them, else all."""
     small = [trial for trial in trials.all if not trial.is_large]
     is_shown = all(any(trial.is_wrong(one.place) for trial in small) for one in wrong)
     return small if is_shown else trials.all
 
 
-def _serve(captured: Sequence[Capture], trial: Trial) -> bool:
+def _serve(captured: Sequence[Capture], trial: GradientTrial) -> bool:
     return all(one.serves(trial.tensors) for one in captured)
 
 
@@ -135,7 +135,7 @@ def _tidied(joint: JointGraph) -> JointGraph:
     return with_graph(joint, rewrite(joint.graph, EXACT, joint.output_count).graph)
 
 
-def _is_faithful(user: Side, rows: Sequence[Trial]) -> bool:
+def _is_faithful(user: GraphRun, rows: Sequence[GradientTrial]) -> bool:
     """Whether the graph gives what the user's backward gave, where the shape was fit."""
     for trial, values in zip(rows, user.values, strict=True):
         for place, (got, node) in enumerate(zip(trial.got, user.joint.gradients, strict=False)):
@@ -162,27 +162,27 @@ def _used(hand: Capture, derived: Capture) -> list[bool]:
     return [i < len(hand.outputs) and hand.outputs[i].used for i in places]
 
 
-def _aligned(trial: Trial, cotangents: Sequence[int]) -> Trial:
+def _aligned(trial: GradientTrial, cotangents: Sequence[int]) -> GradientTrial:
     return replace(trial, cotangents=tuple(trial.cotangents[i] for i in cotangents))
 
 
 # ---- gradients of unfit shape ----
 
 
-def _fitted(trials: Trials, wrong: Sequence[Evidence]) -> Callable[..., Any]:
+def _fitted(trials: Trials, wrong: Sequence[WrongGradient]) -> Callable[..., Any]:
     """The user's Function; gradients of unfit shape are brought into shape, if possible."""
     unfit = [one for one in wrong if not one.has_shape()]
     if not unfit:
         apply: Callable[..., Any] = trials.target.apply
         return apply
-    ways: dict[int, Repair] = {}
+    ways: dict[int, ShapeRepair] = {}
     order: dict[int, int] = {}
     for one in unfit:
         position, other = trials.position(one.place), swapped_with(one)
         if other is not None:
             order[position] = trials.position(other)
             order[trials.position(other)] = position
-        for _, repair in repairs(one):
+        for _, repair in shape_repairs(one):
             ways.setdefault(position, repair)
 
     def fit(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:

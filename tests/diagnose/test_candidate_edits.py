@@ -2,11 +2,11 @@
 
 from torch import fx
 
-from pullback.diagnose import edits
-from pullback.diagnose.edits import candidates, give, leaves_of, swap
+from pullback.diagnose import candidate_edits as edits
+from pullback.diagnose.candidate_edits import candidate_edits, give, leaves_of, swap
 from pullback.graph.parts import BACKWARD, phase_of
 from tests.diagnose import faulty
-from tests.diagnose.test_repairing import compared_of
+from tests.diagnose.test_edit_search import compared_of
 
 
 def scope_of(function):
@@ -14,7 +14,7 @@ def scope_of(function):
 
 
 def test_candidates_are_in_order_of_cost():
-    costs = [candidate.cost for candidate in candidates(scope_of(faulty.SineWithSavedSine), 0)]
+    costs = [candidate.cost for candidate in candidate_edits(scope_of(faulty.SineWithSavedSine), 0)]
 
     assert costs == sorted(costs)
     assert len(costs) > 100
@@ -23,7 +23,7 @@ def test_candidates_are_in_order_of_cost():
 def test_candidates_change_backward_only():
     users = {
         user
-        for candidate in candidates(scope_of(faulty.SineWithSavedSine), 0)
+        for candidate in candidate_edits(scope_of(faulty.SineWithSavedSine), 0)
         for user in candidate.users
     }
 
@@ -31,7 +31,7 @@ def test_candidates_change_backward_only():
 
 
 def test_every_kind_of_change_is_tried():
-    kinds = {candidate.kind for candidate in candidates(scope_of(faulty.SoftmaxOverRows), 0)}
+    kinds = {candidate.kind for candidate in candidate_edits(scope_of(faulty.SoftmaxOverRows), 0)}
 
     assert kinds >= {
         *("op", "constant", "value", "drop", "sign", "factor", "summand"),
@@ -40,23 +40,23 @@ def test_every_kind_of_change_is_tried():
 
 
 def test_gradient_that_is_none_has_no_small_edit():
-    assert candidates(scope_of(faulty.ProductWithNone), 1) == []
+    assert candidate_edits(scope_of(faulty.ProductWithNone), 1) == []
 
 
 def test_places_and_values_are_bounded(monkeypatch):
     scope = scope_of(faulty.SoftmaxOverRows)
-    every = len(candidates(scope, 0))
+    every = len(candidate_edits(scope, 0))
     monkeypatch.setattr(edits, "SITES", 4)
-    few = len(candidates(scope, 0))
+    few = len(candidate_edits(scope, 0))
     monkeypatch.setattr(edits, "VALUES", 10)
 
-    assert every > 2 * few > 4 * len(candidates(scope, 0))
+    assert every > 2 * few > 4 * len(candidate_edits(scope, 0))
 
 
 def test_candidates_end_when_time_is_up():
     ticks = iter([True] * 7)
 
-    assert len(candidates(scope_of(faulty.CubeWithTwo), 0, lambda: next(ticks, False))) == 7
+    assert len(candidate_edits(scope_of(faulty.CubeWithTwo), 0, lambda: next(ticks, False))) == 7
 
 
 def test_values_with_made_up_names_are_not_used():

@@ -1,4 +1,4 @@
-"""Mend a hand-written backward: try edits on every trial, and take the smallest that is right.
+"""The search for an edit: try candidates on every trial, and take the smallest that is right.
 
 An edit is tried on numbers: what it changes is computed again, the rest is known. Only the one that
 is taken is made in a copy of the user's graph.
@@ -14,33 +14,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.passes.tools_common import stable_topological_sort
 
 from pullback.capture.trees import unflatten
-from pullback.diagnose.edits import Candidate, Formula, candidates, leaves_of
-from pullback.diagnose.scope import DERIVED, NUMBER, Known, Scope
-from pullback.diagnose.trial import Trial
-from pullback.diagnose.verified import Verifier
+from pullback.diagnose.candidate_edits import CandidateEdit, built, candidate_edits, leaves_of
+from pullback.diagnose.gradient_trial import GradientTrial
+from pullback.diagnose.scope import DERIVED, NUMBER, NamedValue, Scope
+from pullback.diagnose.verifier import Verifier
 from pullback.graph.copies import copy_of, with_graph
 from pullback.graph.dead import drop_dead
-from pullback.graph.parts import BACKWARD, JointGraph, calls
+from pullback.graph.parts import BACKWARD, JointGraph
 from pullback.graph.values import Maker
 from pullback.judge.tolerances import Measure
 
 Clock = Callable[[], float]
 
 NEAR = 0.6
-"""How much more an edit may cost than the smallest, if it mends more gradients."""
+"""How much more an edit may cost than the smallest, if it repairs more gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """A change of the user's backward that makes a gradient right.
 
-    Law: `graph`, which is the user's joint graph with the change made, gives the derived gradient.
+    `graph`, the user's joint graph with the change made, gives the derived gradient.
 
     Arguments:
         text: What to do, in the user's variables.
-        is_small: Whether it changes one thing, and does not return something else altogether.
+        is_small: Whether it changes one thing, and does not return another expression altogether.
         graph: The joint graph of the Function, changed.
     """
 
@@ -53,11 +54,11 @@ class Edit:
 
 
 @dataclass(slots=True, eq=False)
-class Mender:
+class EditSearch:
     """The search for edits of one backward."""
 
     scope: Scope
-    trials: Sequence[Trial]
+    trials: Sequence[GradientTrial]
     wrong: frozenset[int]
     verifier: Verifier
     deadline: float
@@ -65,23 +66,23 @@ class Mender:
     _orders: dict[frozenset[fx.Node], list[fx.Node]] = field(default_factory=dict)
     _leaves: dict[fx.Node, tuple[list[Any], Any]] = field(default_factory=dict)
     _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
-    _tellings: dict[int, list[int]] = field(default_factory=dict)
+    _trial_orders: dict[int, list[int]] = field(default_factory=dict)
 
-    def mend(self, place: int) -> Candidate | None:
+    def find(self, place: int) -> CandidateEdit | None:
         """The smallest edit that makes the gradient at `place` right, and spoils no other."""
         with _few_threads(self.trials):
-            return self._mend(place)
+            return self._find(place)
 
-    def _mend(self, place: int) -> Candidate | None:
+    def _find(self, place: int) -> CandidateEdit | None:
         best, most = None, 0
-        for candidate in candidates(self.scope, place, self.in_time):
+        for candidate in candidate_edits(self.scope, place, self.in_time):
             if best is not None and candidate.cost > best.cost + NEAR:
                 break
             if not self.in_time():
                 break
             count = len(self.fixes(candidate, place))
             if count > most:
-                count = len(self.mended(candidate, place))
+                count = len(self.repaired(candidate, place))
             if count > most:
                 best, most = candidate, count
             if most == len(self.wrong):
@@ -92,7 +93,7 @@ class Mender:
         """Whether there is time left to search."""
         return self.clock() < self.deadline
 
-    def mended(self, candidate: Candidate, place: int) -> frozenset[int]:
+    def repaired(self, candidate: CandidateEdit, place: int) -> frozenset[int]:
         """The wrong gradients that a candidate makes right, also on inputs not searched with."""
         fixed = self.fixes(candidate, place)
         if not fixed:
@@ -100,13 +101,13 @@ class Mender:
         right = self.verifier.right(make_edited(self.scope, candidate)) & fixed
         return right if place in right else frozenset()
 
-    def fixes(self, candidate: Candidate, place: int) -> frozenset[int]:
+    def fixes(self, candidate: CandidateEdit, place: int) -> frozenset[int]:
         """The wrong gradients that a candidate makes right, if that at `place` is among them."""
         downstream = self.downstream(candidate)
         if not candidate.needs.isdisjoint(downstream):
             return frozenset()
         right = set(self.wrong)
-        for number in self._telling_first(place):
+        for number in self._failing_first(place):
             gradients = self.gradients(candidate, number)
             if gradients is None:
                 return frozenset()
@@ -127,22 +128,22 @@ class Mender:
             self._measures[number, place] = trial.measure(trial.pair(place)[0])
         return self._measures[number, place].fits(gradient)
 
-    def _telling_first(self, place: int) -> list[int]:
+    def _failing_first(self, place: int) -> list[int]:
         """The trials, those in which the gradient is wrong first."""
-        if place not in self._tellings:
+        if place not in self._trial_orders:
             is_right = [not trial.is_wrong(place) for trial in self.trials]
-            self._tellings[place] = sorted(range(len(is_right)), key=is_right.__getitem__)
-        return self._tellings[place]
+            self._trial_orders[place] = sorted(range(len(is_right)), key=is_right.__getitem__)
+        return self._trial_orders[place]
 
     # ---- numbers ----
 
-    def gradients(self, candidate: Candidate, number: int) -> dict[int, Tensor] | None:
+    def gradients(self, candidate: CandidateEdit, number: int) -> dict[int, Tensor] | None:
         """The gradients that change, in one trial; None if the edit cannot be computed."""
         values = self.scope.hand.values[number]
         joint = self.scope.hand.joint
         try:
             with torch.no_grad():
-                new = {use: self.value(what, number) for use, what in candidate.changes}
+                new = {use: self.value(new, number) for use, new in candidate.changes}
                 changed: dict[fx.Node, Any] = {}
                 for node in self.order(candidate):
                     leaves, spec = self.leaves(node)
@@ -171,18 +172,10 @@ class Mender:
             return leaf
         return changed[leaf] if leaf in changed else values[leaf]
 
-    def value(self, what: Any, number: int) -> Any:
+    def value(self, operand: Any, number: int) -> Any:
         """What a new operand is, in one trial."""
-        if isinstance(what, Known):
-            return what.values[number]
-        if isinstance(what, fx.Node):
-            return self.scope.hand.values[number][what]
-        if isinstance(what, Formula):
-            args = self.value(list(what.args), number)
-            return what.op(*args, **{key: self.value(v, number) for key, v in what.kwargs})
-        if isinstance(what, (list, tuple)):
-            return [self.value(item, number) for item in what]
-        return what
+        values = self.scope.hand.values[number]
+        return built(operand, lambda known: known.values[number], values.__getitem__, _called)
 
     # ---- the order of what is computed again ----
 
@@ -192,7 +185,7 @@ class Mender:
             self._leaves[node] = leaves_of(node)
         return self._leaves[node]
 
-    def order(self, candidate: Candidate) -> list[fx.Node]:
+    def order(self, candidate: CandidateEdit) -> list[fx.Node]:
         """The nodes that an edit changes, in an order that runs; the output comes last."""
         key = frozenset(candidate.users)
         if key not in self._orders:
@@ -205,13 +198,13 @@ class Mender:
             self._orders[key] = found
         return self._orders[key]
 
-    def downstream(self, candidate: Candidate) -> set[fx.Node]:
+    def downstream(self, candidate: CandidateEdit) -> set[fx.Node]:
         """The nodes whose values an edit may change."""
         return {node for node in self.order(candidate) if node.op != "output"}
 
 
 @contextmanager
-def _few_threads(trials: Sequence[Trial]) -> Iterator[None]:
+def _few_threads(trials: Sequence[GradientTrial]) -> Iterator[None]:
     """One thread while small tensors are computed with: several mostly wait for each other.
 
     A convolution of 150 numbers took 20 ms on a busy machine, and 0.2 ms on one thread.
@@ -228,18 +221,19 @@ def _few_threads(trials: Sequence[Trial]) -> Iterator[None]:
 # ---- the edit in a graph ----
 
 
-def make_edited(scope: Scope, candidate: Candidate) -> JointGraph:
+def make_edited(scope: Scope, candidate: CandidateEdit) -> JointGraph:
     """The user's joint graph, with an edit made."""
     joint = scope.hand.joint
-    graph, twins = copy_of(joint.graph)
-    builder = _Builder(scope, twins, graph.output_node())
-    for (user, place), what in candidate.changes:
-        new = builder.build(what)
-        twin = twins[user]
-        leaves, spec = leaves_of(twin)
+    graph, copies = copy_of(joint.graph)
+    builder = _Builder(scope, copies, graph.output_node())
+    for (user, place), operand in candidate.changes:
+        new = builder.build(operand)
+        node = copies[user]
+        leaves, spec = leaves_of(node)
         leaves[place] = new
-        twin.args, twin.kwargs = unflatten(leaves, spec)
-    return drop_dead(with_graph(joint, _sorted(graph)))
+        node.args, node.kwargs = unflatten(leaves, spec)
+    in_order = stable_topological_sort(fx.GraphModule({}, graph)).graph
+    return drop_dead(with_graph(joint, in_order))
 
 
 @dataclass(slots=True, eq=False)
@@ -247,24 +241,15 @@ class _Builder:
     """Makes nodes for new operands at the end of a copy of the user's graph."""
 
     scope: Scope
-    twins: dict[fx.Node, fx.Node]
+    copies: dict[fx.Node, fx.Node]
     end: fx.Node
     built: dict[fx.Node, Any] = field(default_factory=dict)
 
-    def build(self, what: Any) -> Any:
+    def build(self, operand: Any) -> Any:
         """The node of a new operand, or the number that it is."""
-        if isinstance(what, Known):
-            return self.build_known(what)
-        if isinstance(what, fx.Node):
-            return self.twins[what]
-        if isinstance(what, Formula):
-            kwargs = {key: self.build(value) for key, value in what.kwargs}
-            return self.call(what.op, *map(self.build, what.args), **kwargs)
-        if isinstance(what, (list, tuple)):
-            return [self.build(item) for item in what]
-        return what
+        return built(operand, self.build_known, self.copies.__getitem__, self.call)
 
-    def build_known(self, known: Known) -> Any:
+    def build_known(self, known: NamedValue) -> Any:
         """The node of a value within reach."""
         if known.origin == NUMBER:
             return known.values[0]
@@ -272,7 +257,8 @@ class _Builder:
             op, inner, args = known.made
             return self.call(op, self.build_known(inner), *args)
         assert known.node is not None
-        return self.build_derived(known.node) if known.origin == DERIVED else self.twins[known.node]
+        is_derived = known.origin == DERIVED
+        return self.build_derived(known.node) if is_derived else self.copies[known.node]
 
     def build_derived(self, node: fx.Node) -> Any:
         """A copy of a node of the derived graph, on the user's values where those are equal."""
@@ -291,18 +277,5 @@ class _Builder:
         return node
 
 
-def _sorted(graph: fx.Graph) -> fx.Graph:
-    """A copy of `graph` in an order that runs, near the one it has."""
-    new, twins = fx.Graph(), dict[fx.Node, fx.Node]()
-
-    def visit(node: fx.Node) -> None:
-        if node in twins:
-            return
-        for arg in node.all_input_nodes:
-            visit(arg)
-        twins[node] = new.node_copy(node, twins.__getitem__)
-        twins[node].meta = dict(node.meta)
-
-    for node in [*graph.find_nodes(op="placeholder"), *calls(graph), graph.output_node()]:
-        visit(node)
-    return new
+def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)

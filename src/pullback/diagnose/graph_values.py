@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
-from pullback.diagnose.trial import Trial
+from pullback.capture.seeds import order_of
+from pullback.derive.recipe import laid_out
+from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.function.isolation import seeded
 from pullback.graph.parts import JointGraph, calls
 
@@ -19,7 +21,7 @@ Values = dict[fx.Node, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class GraphRun:
     """A joint graph with the values of its nodes in each trial."""
 
     captured: Capture
@@ -27,20 +29,22 @@ class Side:
     values: tuple[Values, ...]
 
 
-def side_of(captured: Capture, joint: JointGraph, trials: Sequence[Trial]) -> Side:
+def run_graph(captured: Capture, joint: JointGraph, trials: Sequence[GradientTrial]) -> GraphRun:
     """`joint`, which is that of `captured` or a simpler form of it, run in every trial."""
-    return Side(captured, joint, tuple(values_in(captured, joint, trial) for trial in trials))
+    return GraphRun(captured, joint, tuple(values_in(captured, joint, trial) for trial in trials))
 
 
-def values_in(captured: Capture, joint: JointGraph, trial: Trial) -> Values:
+def values_in(captured: Capture, joint: JointGraph, trial: GradientTrial) -> Values:
     """The value of each node of `joint`, which takes what `captured` takes, in one trial."""
     row = [tensor.detach() for tensor in captured.row(trial.tensors)]
-    pairs = zip(trial.cotangents, joint.cotangents, strict=True)
+    for cotangent, node in zip(trial.cotangents, joint.cotangents, strict=True):
+        strides = numbers_of(node.meta["val"].stride())
+        row.append(laid_out(cotangent, order_of(strides)))
     with seeded(trial.number):
-        return values_of(joint.graph, [*row, *(laid_out(c, node) for c, node in pairs)])
+        return node_values(joint.graph, row)
 
 
-def values_of(graph: fx.Graph, row: Sequence[Any]) -> Values:
+def node_values(graph: fx.Graph, row: Sequence[Any]) -> Values:
     """The value of each node, for these values of the placeholders."""
     values: Values = dict(zip(graph.find_nodes(op="placeholder"), row, strict=True))
     with torch.no_grad():
@@ -48,11 +52,3 @@ def values_of(graph: fx.Graph, row: Sequence[Any]) -> Values:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return values
-
-
-def laid_out(cotangent: Tensor, node: fx.Node) -> Tensor:
-    """`cotangent` in the memory order of the placeholder that it is given to."""
-    strides = numbers_of(node.meta["val"].stride())
-    order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
-    dims = sorted(range(len(order)), key=order.__getitem__)
-    return cotangent.permute(order).contiguous().permute(dims)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.trees import flatten, unflatten
-from pullback.diagnose.alternatives import alternatives, is_idle, is_wrapper, turns
+from pullback.diagnose.op_alternatives import alternatives, is_idle, is_wrapper, turns
 from pullback.diagnose.scope import (
     ARITHMETIC,
     COTANGENT,
     DERIVED,
     NUMBER,
     REDUCED,
-    Known,
+    NamedValue,
     Scope,
     literals_in,
     numbers_in,
@@ -38,7 +39,7 @@ Use = tuple[fx.Node, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Formula:
+class NewCall:
     """A call of an op: on known values, on nodes of the user's graph, on formulas, on numbers."""
 
     op: Any
@@ -46,13 +47,34 @@ class Formula:
     kwargs: tuple[tuple[str, Any], ...] = ()
 
 
+def built(
+    operand: Any,
+    of_value: Callable[[NamedValue], Any],
+    of_node: Callable[[fx.Node], Any],
+    call: Callable[..., Any],
+) -> Any:
+    """A new operand, made by `call` from what stands for its named values and nodes."""
+
+    def make(part: Any) -> Any:
+        if isinstance(part, NamedValue):
+            return of_value(part)
+        if isinstance(part, fx.Node):
+            return of_node(part)
+        if isinstance(part, NewCall):
+            kwargs = {key: make(value) for key, value in part.kwargs}
+            return call(part.op, *map(make, part.args), **kwargs)
+        return [make(item) for item in part] if isinstance(part, (list, tuple)) else part
+
+    return make(operand)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """An edit that is not tried yet: the new operands, what it costs, and how it is said.
+class CandidateEdit:
+    """An edit that is not tried yet: the new operands, its cost, and its description.
 
     `needs` are the nodes of the user's backward that the new operands are made from: the edit
-    makes sense only if it does not change those. `say` gives the edit and the pattern of the
-    error that it mends.
+    makes sense only if it does not change those. `say` gives the text of the edit, and of the
+    error that it repairs.
     """
 
     cost: float
@@ -86,10 +108,10 @@ def leaves_of(node: fx.Node) -> tuple[list[Any], Any]:
     return flatten((node.args, node.kwargs))
 
 
-def candidates(
+def candidate_edits(
     scope: Scope, place: int, in_time: Callable[[], bool] = lambda: True
-) -> list[Candidate]:
-    """Every edit that might mend the gradient at `place`, the smallest first.
+) -> list[CandidateEdit]:
+    """Every edit that might repair the gradient at `place`, the smallest first.
 
     When the time is up it is those that were made until then.
     """
@@ -101,7 +123,7 @@ def candidates(
     return sorted(found, key=lambda candidate: candidate.cost)
 
 
-def swap(scope: Scope, place: int, other: int) -> Candidate | None:
+def swap(scope: Scope, place: int, other: int) -> CandidateEdit | None:
     """The edit that exchanges two of the returned gradients."""
     joint = scope.hand.joint
     one, two = joint.gradients[place], joint.gradients[other]
@@ -109,17 +131,17 @@ def swap(scope: Scope, place: int, other: int) -> Candidate | None:
         return None
     output, count = joint.graph.output_node(), joint.output_count
     changes = (((output, count + place), two), ((output, count + other), one))
-    return Candidate(0, changes, frozenset(), "swap", lambda: ("", ""))
+    return CandidateEdit(0, changes, frozenset(), "swap", lambda: ("", ""))
 
 
-def give(scope: Scope, place: int, known: Known | None) -> Candidate:
+def give(scope: Scope, place: int, known: NamedValue | None) -> CandidateEdit:
     """The edit that returns another value for the gradient at `place`, or None."""
     joint = scope.hand.joint
     use = (joint.graph.output_node(), joint.output_count + place)
     instead = " instead of `None`" if joint.gradients[place] is None else ""
     text = f"return `{known.text.text if known else None}`{instead}"
     needs = known.needs if known else frozenset()
-    return Candidate(99, ((use, known),), needs, "derived", lambda: (text, ""))
+    return CandidateEdit(99, ((use, known),), needs, "derived", lambda: (text, ""))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +150,11 @@ class _Maker:
 
     scope: Scope
     place: int
+
+    @property
+    def words(self) -> Wording:
+        """How its edits are described."""
+        return Wording(self.scope)
 
     # ---- where ----
 
@@ -148,7 +175,7 @@ class _Maker:
                 found.append(node)
         return found
 
-    def within_reach(self) -> list[Known]:
+    def within_reach(self) -> list[NamedValue]:
         """The values that are cheapest to use, of those that can be written down."""
         clear = [known for known in self.scope.known if known.is_clear]
         return sorted(clear, key=_dear)[:VALUES]
@@ -178,35 +205,34 @@ class _Maker:
 
     # ---- another op, other constants ----
 
-    def rewrites(self) -> Iterator[Candidate]:
+    def rewrites(self) -> Iterator[CandidateEdit]:
         """Another op or another order of its arguments."""
         for node in self.cone():
             for op, args in alternatives(node):
-                yield self._rewritten(node, Formula(op, args, tuple(node.kwargs.items())), 1.0)
+                yield self._rewritten(node, NewCall(op, args, tuple(node.kwargs.items())), 1.0)
 
-    def literals(self) -> Iterator[Candidate]:
+    def literals(self) -> Iterator[CandidateEdit]:
         """Another number in the place of one that is written in the user's backward."""
         for node in self.cone():
             leaves, spec = leaves_of(node)
             for place, leaf in enumerate(leaves):
                 for number in self._instead_of(node, leaf):
                     args, kwargs = unflatten([*leaves[:place], number, *leaves[place + 1 :]], spec)
-                    formula = Formula(node.target, args, tuple(kwargs.items()))
+                    formula = NewCall(node.target, args, tuple(kwargs.items()))
                     if not is_idle(node.target, args):
                         yield self._renumbered(node, formula, leaf, number)
 
-    def _rewritten(self, node: fx.Node, formula: Formula, cost: float) -> Candidate:
-        changes = tuple((use, formula) for use in self.every_use(node))
-        words = Wording(self.scope)
-        kind = "reduction" if is_reduction(node, formula) else "op"
-        return Candidate(cost, changes, _needs(node), kind, lambda: words.rewritten(node, formula))
+    def _rewritten(self, node: fx.Node, new: NewCall, cost: float) -> CandidateEdit:
+        changes = _changed(self.every_use(node), new)
+        kind = "reduction" if is_reduction(node, new) else "op"
+        say = partial(self.words.rewritten, node, new)
+        return CandidateEdit(cost, changes, _needs(node), kind, say)
 
-    def _renumbered(self, node: fx.Node, formula: Formula, old: Any, new: Any) -> Candidate:
-        changes = tuple((use, formula) for use in self.every_use(node))
-        cost = 1.1 + (0.2 if isinstance(new, Known) else 0.0)
-        words = Wording(self.scope)
-        say = lambda: words.renumbered(node, formula, old, new)  # noqa: E731
-        return Candidate(cost, changes, _needs(node), "constant", say)
+    def _renumbered(self, node: fx.Node, new: NewCall, was: Any, number: Any) -> CandidateEdit:
+        changes = _changed(self.every_use(node), new)
+        cost = 1.1 + (0.2 if isinstance(number, NamedValue) else 0.0)
+        say = partial(self.words.renumbered, node, new, was, number)
+        return CandidateEdit(cost, changes, _needs(node), "constant", say)
 
     def _instead_of(self, node: fx.Node, leaf: Any) -> Iterator[Any]:
         if isinstance(leaf, bool):
@@ -218,7 +244,7 @@ class _Maker:
         elif isinstance(leaf, int) and op_name(node) not in SHAPES:
             yield from (n for n in dict.fromkeys((-leaf, leaf + 1, leaf - 1, 0, 1)) if n != leaf)
 
-    def _numbers(self, leaf: float = 2) -> list[Known]:
+    def _numbers(self, leaf: float = 2) -> list[NamedValue]:
         near = [-leaf, 2 * leaf, leaf / 2, leaf + 1, leaf - 1, leaf * leaf]
         near += [1 / leaf] if leaf else []
         known = literals_in(self.scope.hand.joint.graph)[:NUMBERS]
@@ -226,7 +252,7 @@ class _Maker:
 
     # ---- another value ----
 
-    def replacements(self) -> Iterator[Candidate]:
+    def replacements(self) -> Iterator[CandidateEdit]:
         """Another value in the place of one that is used."""
         reach = self.within_reach()
         for site in self.sites():
@@ -237,29 +263,23 @@ class _Maker:
                 if is_like and is_edit and known is not self.scope.twins.get(site.old):
                     yield self._replaced(site, known)
 
-    def _replaced(self, site: Site, known: Known) -> Candidate:
-        words = Wording(self.scope)
-        changes = tuple((use, known) for use in site.uses)
+    def _replaced(self, site: Site, known: NamedValue) -> CandidateEdit:
         part = known.node
         is_whole = is_wrapper(site.old) and site.old not in self.scope.names
         if part is not None and is_whole and part in site.old.all_input_nodes:
             cost, kind = 1.2, "drop"
-            say = lambda: words.dropped(site.old, part, site)  # noqa: E731
+            say = partial(self.words.dropped, site.old, part, site)
         else:
-            old = self.scope.texts[site.old].size
             is_like = known.values[0].shape == _first(self.scope, site.old).shape
-            cost = (
-                (1 if is_like else 1.2)
-                + 0.3 * old
-                + _dear(known)
-                + (2.0 if site.is_returned else 0.0)
-            )
-            kind, say = "value", lambda: words.replaced(site.old, known, site)
-        return Candidate(cost + 0.01 * len(site.uses), changes, known.needs, kind, say)
+            cost = (1 if is_like else 1.2) + 0.3 * self.scope.texts[site.old].size + _dear(known)
+            cost += 2.0 if site.is_returned else 0.0
+            kind, say = "value", partial(self.words.replaced, site.old, known, site)
+        cost += 0.01 * len(site.uses)
+        return CandidateEdit(cost, _changed(site.uses, known), known.needs, kind, say)
 
     # ---- a sign, a factor, a summand ----
 
-    def additions(self) -> Iterator[Candidate]:
+    def additions(self) -> Iterator[CandidateEdit]:
         """The same value, with something done to it."""
         numbers = numbers_in(self.scope, [*self.scope.numbers[:NUMBERS], 2, 3, 4])
         reach = self.within_reach()
@@ -278,35 +298,31 @@ class _Maker:
                 if _fits_into(known.values[0], first):
                     yield from self._joined(site, known, base + 0.5 + _dear(known), JOINS)
 
-    def _turned(self, site: Site, first: Tensor, base: float) -> Iterator[Candidate]:
-        words = Wording(self.scope)
+    def _turned(self, site: Site, first: Tensor, base: float) -> Iterator[CandidateEdit]:
         for kind, op, args, cost in turns(first):
-            formula = Formula(op, (site.old, *args))
-            changes = tuple((use, formula) for use in site.uses)
-            say = _bind(words.turned, site.old, kind, args, site)
-            yield Candidate(cost + base, changes, _own(site.old), kind, say)
+            changes = _changed(site.uses, NewCall(op, (site.old, *args)))
+            say = partial(self.words.turned, site.old, kind, args, site)
+            yield CandidateEdit(cost + base, changes, frozenset({site.old}), kind, say)
 
     def _joined(
-        self, site: Site, known: Known, base: float, ops: Iterable[Any]
-    ) -> Iterator[Candidate]:
-        words = Wording(self.scope)
+        self, site: Site, known: NamedValue, base: float, ops: Iterable[Any]
+    ) -> Iterator[CandidateEdit]:
         for op in ops:
             is_sum = op in (aten.add.Tensor, aten.sub.Tensor)
             if is_sum and known.values[0].dtype == torch.bool:
                 continue
-            formula = Formula(op, (site.old, known))
-            changes = tuple((use, formula) for use in site.uses)
+            changes = _changed(site.uses, NewCall(op, (site.old, known)))
             kind = "summand" if is_sum else "divisor" if op == aten.div.Tensor else "factor"
             if kind == "factor" and known.origin == COTANGENT:
                 kind = "cotangent"
-            needs = known.needs | _own(site.old)
+            needs = known.needs | {site.old}
             cost = base + (2.0 if is_sum else 1.5) + (0.01 if op == aten.div.Tensor else 0)
-            say = _bind(words.joined, site.old, op, known, site)
-            yield Candidate(cost, changes, needs, kind, say)
+            say = partial(self.words.joined, site.old, op, known, site)
+            yield CandidateEdit(cost, changes, needs, kind, say)
 
 
-def _bind(function: Callable[..., tuple[str, str]], *args: Any) -> Callable[[], tuple[str, str]]:
-    return lambda: function(*args)
+def _changed(uses: Iterable[Use], operand: Any) -> tuple[tuple[Use, Any], ...]:
+    return tuple((use, operand) for use in uses)
 
 
 # ---- tables ----
@@ -344,16 +360,12 @@ def _needs(node: fx.Node) -> frozenset[fx.Node]:
     return frozenset(arg for arg in node.all_input_nodes if phase_of(arg) == BACKWARD)
 
 
-def _own(node: fx.Node) -> frozenset[fx.Node]:
-    return frozenset({node})
-
-
 def _first(scope: Scope, node: fx.Node) -> Tensor:
     first: Tensor = scope.hand.values[0][node]
     return first
 
 
-def _dear(known: Known) -> float:
+def _dear(known: NamedValue) -> float:
     """How much a value adds to the cost of an edit."""
     extra = {DERIVED: 0.5, REDUCED: 1.0, COTANGENT: 0.0}.get(known.origin, 0.0)
     return extra + 0.5 * known.size

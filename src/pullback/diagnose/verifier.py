@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from pullback.capture.joint import Capture
-from pullback.diagnose.sides import Values, values_in
-from pullback.diagnose.trial import Trial
+from pullback.diagnose.gradient_trial import GradientTrial
+from pullback.diagnose.graph_values import Values, values_in
 from pullback.graph.parts import JointGraph
 
 
@@ -22,7 +22,7 @@ class Verifier:
     """The user's Function, captured, and trials that no edit was searched with."""
 
     hand: Capture
-    trials: Sequence[Trial]
+    trials: Sequence[GradientTrial]
 
     def right(self, graph: JointGraph) -> frozenset[int]:
         """The places at which the gradients of a changed graph are right in every trial.
@@ -39,7 +39,7 @@ class Verifier:
             places &= found
         return frozenset(places)
 
-    def _right_in(self, graph: JointGraph, trial: Trial) -> set[int]:
+    def _right_in(self, graph: JointGraph, trial: GradientTrial) -> set[int]:
         try:
             values = values_in(self.hand, graph, trial)
         except Exception:  # an op of any kind may refuse these sizes in any way

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from functools import partial
+from itertools import combinations, permutations
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.capture.seeds import normal
+from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.diagnose.numerals import simplest
-from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
 from pullback.function.gradients import fits
 from pullback.judge.patterns import ratio_of
@@ -25,7 +26,7 @@ from pullback.judge.tolerances import PATTERN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class WrongGradient:
     """One wrong gradient: the trials it is wrong in, and what the user calls things."""
 
     trials: Trials
@@ -33,12 +34,12 @@ class Evidence:
     cotangent_names: tuple[str, ...]
 
     @property
-    def first(self) -> Trial | None:
+    def first(self) -> GradientTrial | None:
         """The first trial in which the gradient is wrong; None if it is right in all."""
         return next((trial for trial in self.trials.all if trial.is_wrong(self.place)), None)
 
     @property
-    def shown(self) -> list[Trial]:
+    def shown(self) -> list[GradientTrial]:
         """The trials in which the gradient is wrong; only the small ones, if it is in one."""
         shown = [trial for trial in self.trials.all if trial.is_wrong(self.place)]
         return [trial for trial in shown if not trial.is_large] or shown
@@ -48,41 +49,42 @@ class Evidence:
         """The expected and the got gradient in each of these."""
         return [trial.pair(self.place) for trial in self.shown]
 
-    def always(self, law: Callable[[Trial, Tensor, Tensor], bool]) -> bool:
-        """Whether a law of (trial, expected, got) holds in each of these."""
-        return all(law(trial, *trial.pair(self.place)) for trial in self.shown)
+    def is_right_after(self, change: Callable[[Tensor], Tensor]) -> bool:
+        """Whether a change of the gradient that was got makes it right in each of these."""
+        rows = ((trial, *trial.pair(self.place)) for trial in self.shown)
+        return all(trial.agrees(expected, change(got)) for trial, expected, got in rows)
 
     def has_shape(self) -> bool:
         """Whether what was returned has the shape of the input."""
         return all(expected.shape == got.shape for expected, got in self.pairs)
 
 
-Pattern = Callable[[Evidence], str]
+ErrorPattern = Callable[[WrongGradient], str]
 
 
 # ---- the whole gradient ----
 
 
-def missing(evidence: Evidence) -> str:
+def missing_gradient(evidence: WrongGradient) -> str:
     """None, though the output depends on the input."""
     trial = evidence.shown[0]
     is_none = trial.got[evidence.place] is None
     return "`None` is returned where a gradient flows" if is_none else ""
 
 
-def unexpected(evidence: Evidence) -> str:
+def unexpected_gradient(evidence: WrongGradient) -> str:
     """A gradient, though the derivative is zero."""
-    is_zero = evidence.always(lambda trial, expected, got: not bool(expected.any()))
+    is_zero = not any(bool(expected.any()) for expected, _ in evidence.pairs)
     return "a gradient is returned where none flows" if is_zero else ""
 
 
-def swapped(evidence: Evidence) -> str:
+def swapped_gradient(evidence: WrongGradient) -> str:
     """Two gradients, each in the place of the other."""
     other = swapped_with(evidence)
     return "" if other is None else f"swapped with the gradient of `{evidence.trials.names[other]}`"
 
 
-def copied(evidence: Evidence) -> str:
+def copied_gradient(evidence: WrongGradient) -> str:
     """The gradient of another input."""
     for other, name in enumerate(evidence.trials.names):
         if other != evidence.place and _is_gradient_of(evidence, evidence.place, other):
@@ -90,7 +92,7 @@ def copied(evidence: Evidence) -> str:
     return ""
 
 
-def swapped_with(evidence: Evidence) -> int | None:
+def swapped_with(evidence: WrongGradient) -> int | None:
     """The place of the gradient that this one is swapped with."""
     for other in range(len(evidence.trials.names)):
         both = ((evidence.place, other), (other, evidence.place))
@@ -99,7 +101,7 @@ def swapped_with(evidence: Evidence) -> int | None:
     return None
 
 
-def _is_gradient_of(evidence: Evidence, place: int, other: int) -> bool:
+def _is_gradient_of(evidence: WrongGradient, place: int, other: int) -> bool:
     """Whether what was got at `place` is what was expected at `other`."""
     for trial in evidence.shown:
         got, expected = trial.got[place], trial.expected[other]
@@ -112,17 +114,17 @@ def _is_gradient_of(evidence: Evidence, place: int, other: int) -> bool:
     return True
 
 
-def misshapen(evidence: Evidence) -> str:
+def misshapen_gradient(evidence: WrongGradient) -> str:
     """A shape that the engine refuses."""
     expected, got = evidence.pairs[0]
     if evidence.has_shape():
         return ""
-    reason = next((words for words, _ in repairs(evidence)), "")
+    reason = next((words for words, _ in shape_repairs(evidence)), "")
     shapes = f"the shape is {list(got.shape)} instead of {list(expected.shape)}"
     return f"{reason}: {shapes}" if reason else shapes
 
 
-def unused_cotangent(evidence: Evidence) -> str:
+def unused_cotangent(evidence: WrongGradient) -> str:
     """The same whatever the cotangent is."""
     trials, trial = evidence.trials, evidence.shown[0]
     for place, name in enumerate(evidence.cotangent_names):
@@ -136,7 +138,7 @@ def unused_cotangent(evidence: Evidence) -> str:
     return ""
 
 
-def factor(evidence: Evidence) -> str:
+def constant_multiple(evidence: WrongGradient) -> str:
     """A constant times the right one."""
     ratios = _ratios(evidence)
     if not ratios:
@@ -149,7 +151,7 @@ def factor(evidence: Evidence) -> str:
     return f"{words} times what it should be" if words else ""
 
 
-def _ratios(evidence: Evidence) -> list[float]:
+def _ratios(evidence: WrongGradient) -> list[float]:
     """The ratio of got and expected in each trial; nothing if it is not one number in one."""
     if not evidence.has_shape():
         return []
@@ -165,7 +167,7 @@ def _ratios(evidence: Evidence) -> list[float]:
     return found if count > 1 else []
 
 
-def constant_factor(evidence: Evidence) -> float | None:
+def constant_factor(evidence: WrongGradient) -> float | None:
     """The number that the gradient is too large by, if it is one in every trial."""
     ratios = _ratios(evidence)
     return ratios[0] if ratios and _is_one(ratios) else None
@@ -176,7 +178,7 @@ def _is_one(numbers: Sequence[float]) -> bool:
     return all(abs(number - numbers[0]) <= PATTERN * abs(numbers[0]) for number in numbers)
 
 
-def _constant_words(ratios: Sequence[float], evidence: Evidence) -> str:
+def _constant_words(ratios: Sequence[float], evidence: WrongGradient) -> str:
     if _is_one(ratios):
         return simplest(ratios[0])
     for name, place, dim in _dimensions(evidence.trials):
@@ -200,55 +202,49 @@ def _dimensions(trials: Trials) -> Iterator[tuple[str, int, int]]:
 # ---- the elements in another order ----
 
 
-def conjugated(evidence: Evidence) -> str:
+def conjugated_gradient(evidence: WrongGradient) -> str:
     """The complex conjugate."""
-    law = lambda trial, expected, got: trial.agrees(expected, got.conj())  # noqa: E731
     is_complex = evidence.pairs[0][0].is_complex()
-    return "the conjugate of what it should be" if is_complex and evidence.always(law) else ""
+    is_conjugate = is_complex and evidence.is_right_after(Tensor.conj)
+    return "the conjugate of what it should be" if is_conjugate else ""
 
 
-def permuted(evidence: Evidence) -> str:
+def permuted_gradient(evidence: WrongGradient) -> str:
     """Two dimensions of equal size exchanged, or one reversed."""
     dims = range(evidence.pairs[0][0].dim())
     if not evidence.has_shape() or len(dims) > 4:
         return ""
     for order in permutations(dims):
-        if list(order) == list(dims):
-            continue
-        if evidence.always(lambda t, e, g, p=order: t.agrees(e, g.permute(p))):  # type: ignore[misc]
+        if list(order) != list(dims) and evidence.is_right_after(
+            partial(torch.permute, dims=order)
+        ):
             return "transposed"
     for dim in dims:
-        if evidence.always(lambda t, e, g, d=dim: t.agrees(e, g.flip(d))):  # type: ignore[misc]
+        if evidence.is_right_after(partial(torch.flip, dims=[dim])):
             return f"reversed along dimension {dim}"
         for shift in (1, -1):
-            law = lambda t, e, g, d=dim, s=shift: t.agrees(e, g.roll(-s, d))  # noqa: E731
-            if evidence.always(law):
+            if evidence.is_right_after(partial(torch.roll, shifts=-shift, dims=dim)):
                 return f"shifted by {shift} along dimension {dim}"
     return ""
 
 
-def unreduced(evidence: Evidence) -> str:
-    """The sum of it along a dimension would be right, or what was summed over."""
-    dims = range(evidence.pairs[0][0].dim())
-    if not evidence.has_shape():
-        return ""
-    for dim in dims:
+def unreduced_gradient(evidence: WrongGradient) -> str:
+    """The sum or mean along a dimension would be right."""
+    sizes = [got.shape for _, got in evidence.pairs]
+    for dim in range(len(sizes[0])) if evidence.has_shape() else ():
         for name in ("sum", "mean"):
-            law = _reduced_law(name, dim)
-            if evidence.always(law):
+            reduced = partial(_reduced_along, name, dim)
+            if all(size[dim] > 1 for size in sizes) and evidence.is_right_after(reduced):
                 return f"the {name} over dimension {dim} is missing"
     return ""
 
 
-def _reduced_law(name: str, dim: int) -> Callable[[Trial, Tensor, Tensor], bool]:
-    def law(trial: Trial, expected: Tensor, got: Tensor) -> bool:
-        whole = getattr(got, name)(dim, keepdim=True).expand_as(got)
-        return got.shape[dim] > 1 and trial.agrees(expected, whole)
-
-    return law
+def _reduced_along(name: str, dim: int, gradient: Tensor) -> Tensor:
+    reduced: Tensor = getattr(gradient, name)(dim, keepdim=True)
+    return reduced.expand_as(gradient)
 
 
-def nonlinear(evidence: Evidence) -> str:
+def nonlinear_gradient(evidence: WrongGradient) -> str:
     """Not linear in the cotangent, which every derivative is."""
     trials, trial = evidence.trials, evidence.shown[0]
     twice = [2 * cotangent for cotangent in trial.cotangents]
@@ -259,75 +255,73 @@ def nonlinear(evidence: Evidence) -> str:
     return "not linear in the cotangent"
 
 
-PATTERNS: tuple[Pattern, ...] = (
-    missing,
-    unexpected,
-    swapped,
-    misshapen,
+PATTERNS: tuple[ErrorPattern, ...] = (
+    missing_gradient,
+    unexpected_gradient,
+    swapped_gradient,
+    misshapen_gradient,
     unused_cotangent,
-    factor,
-    copied,
-    conjugated,
-    permuted,
+    constant_multiple,
+    copied_gradient,
+    conjugated_gradient,
+    permuted_gradient,
 )
 """What is sure to be the matter, if it holds."""
 
-LAST: tuple[Pattern, ...] = (nonlinear, unreduced)
+LAST: tuple[ErrorPattern, ...] = (nonlinear_gradient, unreduced_gradient)
 """What is said if no edit says more."""
 
 
 # ---- shapes ----
 
-Repair = Callable[[Tensor, Sequence[Any]], Tensor]
+ShapeRepair = Callable[[Tensor, Sequence[Any]], Tensor]
 """What makes a gradient of unfit shape right: of the gradient and the shape of the input."""
 
 
-def repairs(evidence: Evidence) -> Iterator[tuple[str, Repair]]:
+def shape_repairs(evidence: WrongGradient) -> Iterator[tuple[str, ShapeRepair]]:
     """Each way to make a gradient of unfit shape right, with what was the matter."""
-    expected, got = evidence.pairs[0]
-    for words, repair in _shape_repairs(got, expected.shape):
-        if evidence.always(lambda t, e, g, r=repair: t.agrees(e, _tried(r, g, e.shape))):  # type: ignore[misc]
+    for words, repair in _shape_repairs(evidence.pairs[0][1], evidence.pairs[0][0].shape):
+        rows = ((trial, *trial.pair(evidence.place)) for trial in evidence.shown)
+        if all(t.agrees(e, _tried(repair, got, e.shape)) for t, e, got in rows):
             yield words, repair
 
 
-def _tried(repair: Repair, got: Tensor, shape: Sequence[Any]) -> Tensor | None:
+def _tried(repair: ShapeRepair, got: Tensor, shape: Sequence[Any]) -> Tensor | None:
     try:
         return repair(got, shape)
     except RuntimeError:
         return None
 
 
-def _shape_repairs(got: Tensor, shape: Sequence[int]) -> Iterator[tuple[str, Repair]]:
+def _shape_repairs(got: Tensor, shape: Sequence[int]) -> Iterator[tuple[str, ShapeRepair]]:
     dims = range(got.dim())
     for order in permutations(dims) if got.dim() <= 5 else ():
         if [got.shape[d] for d in order] == list(shape):
-            is_plain = got.dim() == 2
-            yield "transposed", (lambda g, s: g.t()) if is_plain else _permuting(order)
-    for count in range(1, got.dim() + 1):
-        for chosen in permutations(dims, count):
-            if sorted(chosen) == list(chosen):
-                yield "a reduction is missing", _reducing("sum", chosen)
-                yield "a reduction is missing", _reducing("mean", chosen)
+            is_matrix = got.dim() == 2  # `t()` is how people write it
+            yield "transposed", (lambda g, s: g.t()) if is_matrix else partial(_permute, order)
+    for count in dims:
+        for chosen in combinations(dims, count + 1):
+            for name in ("sum", "mean"):
+                yield "a reduction is missing", partial(_reduce, name, chosen)
     yield "not expanded", lambda g, s: g.expand(tuple(s))
     yield "not reshaped", lambda g, s: g.reshape(tuple(s))
 
 
-def _permuting(order: Sequence[int]) -> Repair:
-    return lambda gradient, shape: gradient.permute(tuple(order))
+def _permute(order: Sequence[int], gradient: Tensor, shape: Sequence[Any]) -> Tensor:
+    return gradient.permute(tuple(order))
 
 
-def _reducing(name: str, dims: Sequence[int]) -> Repair:
-    def reduce(gradient: Tensor, shape: Sequence[Any]) -> Tensor:
-        reduced: Tensor = getattr(gradient, name)(tuple(dims))
-        return reduced if reduced.dim() == len(shape) else reduced.reshape(tuple(shape))
-
-    return reduce
+def _reduce(name: str, dims: Sequence[int], gradient: Tensor, shape: Sequence[Any]) -> Tensor:
+    reduced: Tensor = getattr(gradient, name)(tuple(dims))
+    return reduced if reduced.dim() == len(shape) else reduced.reshape(tuple(shape))
 
 
 # ---- where ----
 
 
-def within(evidence: Evidence, masks: Sequence[tuple[str, Mapping[int, Tensor]]]) -> str:
+def wrong_elements(
+    evidence: WrongGradient, masks: Sequence[tuple[str, Mapping[int, Tensor]]]
+) -> str:
     """Which elements are wrong, if not all that could be: `, only where ...`.
 
     `masks` are the user's own conditions, each with its value by the number of the trial.
@@ -345,7 +339,7 @@ def within(evidence: Evidence, masks: Sequence[tuple[str, Mapping[int, Tensor]]]
     return _slice_words([wrong for _, wrong, _ in rows])
 
 
-def _wrong_and_not(trial: Trial, place: int) -> tuple[Tensor, Tensor]:
+def _wrong_and_not(trial: GradientTrial, place: int) -> tuple[Tensor, Tensor]:
     """Where the gradient is wrong, and where it could be: zeros that are right say nothing."""
     expected, got = trial.pair(place)
     wrong = trial.wrong(place)
@@ -360,7 +354,7 @@ def _is_mask(mask: Tensor, wrong: Tensor, care: Tensor) -> bool:
     return bool(((mask & care) == wrong).all())
 
 
-def _sign_masks(evidence: Evidence) -> Iterator[tuple[str, dict[int, Tensor]]]:
+def _sign_masks(evidence: WrongGradient) -> Iterator[tuple[str, dict[int, Tensor]]]:
     """Where an input of the same shape is positive, negative or zero."""
     trials = evidence.trials
     for place, name in enumerate(trials.input_names):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.diagnose.fitting import make_fitted, zeros
+from pullback.diagnose.shape_fitting import make_fitted, zeros
 from pullback.function.gradients import fits
 from tests.diagnose import faulty
 from tests.diagnose.faulty import row

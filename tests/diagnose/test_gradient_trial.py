@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.diagnose.trial import Trial
+from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.diagnose.trials import Trials
 from tests.diagnose import faulty
 from tests.diagnose.faulty import row
@@ -10,7 +10,7 @@ from tests.diagnose.faulty import row
 
 def trial_of(expected, got, *, is_rough=False):
     cotangents = (torch.ones(3, dtype=torch.float64),)
-    return Trial(0, (row(3),), cotangents, (expected,), (got,), is_rough)
+    return GradientTrial(0, (row(3),), cotangents, (expected,), (got,), is_rough)
 
 
 def test_infinite_derivative_is_not_judged():

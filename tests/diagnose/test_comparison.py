@@ -2,12 +2,12 @@
 
 import torch
 
-from pullback.diagnose.compared import captured_of, compare
-from pullback.diagnose.patterns_of_error import Evidence
+from pullback.diagnose.comparison import captured_on_examples, compare_backwards
+from pullback.diagnose.error_patterns import WrongGradient
 from pullback.diagnose.trials import Trials
 from tests.diagnose import faulty, sound
 from tests.diagnose.faulty import EXAMPLES, row
-from tests.diagnose.test_repairing import compared_of
+from tests.diagnose.test_edit_search import compared_of
 
 
 def test_user_graph_gives_what_backward_gave():
@@ -58,9 +58,11 @@ def test_cotangent_without_derivative_is_left_out():
             return 2 * g
 
     trials = Trials(HalfRounded, (row(4),))
-    derived = captured_of(trials, trials.program)
+    derived = captured_on_examples(trials, trials.program)
     trials.add_fresh(derived)
-    compared = compare(trials, derived, [Evidence(trials, 0, ("g",))], HalfRounded.backward)
+    compared = compare_backwards(
+        trials, derived, [WrongGradient(trials, 0, ("g",))], HalfRounded.backward
+    )
 
     assert len(compared.trials[0].cotangents) == 2
     assert len(compared.aligned[0].cotangents) == 1
@@ -77,10 +79,12 @@ def test_listing_is_in_users_variables():
 def test_large_trials_are_left_out_if_small_tell():
     function = faulty.SquareWithoutTwo
     trials = Trials(function, (row(100, 64),))
-    derived = captured_of(trials, trials.program)
+    derived = captured_on_examples(trials, trials.program)
     trials.add_fresh(derived)
 
-    compared = compare(trials, derived, [Evidence(trials, 0, ("g",))], function.backward)
+    compared = compare_backwards(
+        trials, derived, [WrongGradient(trials, 0, ("g",))], function.backward
+    )
 
     assert len(compared.trials) == 3
     assert not any(trial.is_large for trial in compared.trials)
@@ -90,4 +94,4 @@ def test_examples_of_sound_functions_are_captured():
     examples = EXAMPLES[faulty.TanhWithInput]
     trials = Trials(sound.Softmax, examples)
 
-    assert captured_of(trials, trials.program) is not None
+    assert captured_on_examples(trials, trials.program) is not None
