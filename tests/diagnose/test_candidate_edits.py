@@ -78,7 +78,7 @@ def test_swap_exchanges_what_is_returned():
 
 def test_given_gradient_replaces_none():
     scope = scope_of(faulty.ProductWithNone)
-    known = scope.twins[scope.hand.joint.inputs[0]]
+    known = scope.named[scope.hand.joint.inputs[0]]
 
     assert give(scope, 1, known).say()[0] == "return `a` instead of `None`"
     assert give(scope, 0, None).say()[0] == "return `None`"

@@ -17,7 +17,7 @@ def test_user_graph_gives_what_backward_gave():
         assert torch.allclose(values[compared.hand.gradients[0]], trial.got[0], rtol=1e-12)
 
 
-def test_unfit_gradient_is_brought_into_shape():
+def test_gradient_of_wrong_shape_is_corrected():
     compared, _ = compared_of(faulty.LinearTransposed)
     gradient = compared.hand.gradients[1]
 

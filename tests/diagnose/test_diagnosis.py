@@ -1,4 +1,4 @@
-"""Every planted fault is named, with the edit that mends it; Functions that are right have none."""
+"""Every planted fault is named, with the edit that repairs it; right Functions have none."""
 
 import ast
 import functools
@@ -290,7 +290,7 @@ def test_program_that_is_no_function_is_refused():
         diagnose(torch.sin, row(3))
 
     assert str(caught.value) == (
-        "E301 capture: `sin` must be a Function class to be blamed\n"
+        "E301 capture: `sin` must be a Function class to be diagnosed\n"
         "  got:      builtin_function_or_method\n"
         "  fix:      pass the class itself, and the arguments after it"
     )

@@ -145,7 +145,7 @@ REPAIRS = {
 
 
 @pytest.mark.parametrize("name", REPAIRS)
-def test_unfit_shape_is_explained(name):
+def test_wrong_shape_is_explained(name):
     change, words = REPAIRS[name]
 
     assert patterns.misshapen_gradient(pairs(change, 4, 3)) == words

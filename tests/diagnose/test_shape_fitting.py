@@ -1,4 +1,4 @@
-"""Gradients of unfit shape reach who asks for them, and the engine gets something that fits."""
+"""Gradients of the wrong shape reach the callback, and the engine gets what fits."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_engine_takes_what_sums_down(shape, target, expected):
     assert fits(shape, target) is expected
 
 
-def test_unfit_gradient_is_handed_over():
+def test_gradient_of_wrong_shape_reaches_the_callback():
     seen = []
 
     def fit(position, gradient, shape):

@@ -37,12 +37,12 @@ def test_wrong_gradient_is_not_verified():
 
 def test_edit_that_spoils_is_not_verified():
     compared, _ = compared_of(faulty.QuotientWithNumerator)
-    right = compared.scope.twins[compared.readable.gradients[0]]
-    mended = make_edited(compared.scope, give(compared.scope, 0, right))
+    right = compared.scope.named[compared.readable.gradients[0]]
+    edited = make_edited(compared.scope, give(compared.scope, 0, right))
     spoilt = make_edited(compared.scope, give(compared.scope, 1, None))
     verifier = verifier_of(faulty.QuotientWithNumerator)
 
-    assert verifier.right(mended) == {0, 1}
+    assert verifier.right(edited) == {0, 1}
     assert verifier.right(spoilt) == frozenset()
 
 

@@ -33,7 +33,7 @@ from pullback.check.report import Report, Reports
 from pullback.check.target import Target, target_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.function.slots import transforms_active
-from pullback.judge.example import copy_of, mapped, tensors_in, words_of
+from pullback.judge.example import describe_value, exact_copy, mapped, tensors_in
 
 SCHEMA = "pullback.recording/1"
 KINDS = 3  # calls of one class that are kept
@@ -59,7 +59,7 @@ class Call:
     @property
     def inputs(self) -> tuple[Any, ...]:
         """The arguments to call with again, requiring grad where they did."""
-        args = tuple(mapped(arg, lambda t: copy_of(t)) for arg in self.args)
+        args = tuple(mapped(arg, lambda t: exact_copy(t)) for arg in self.args)
         for i in self.needs:
             args[i].requires_grad_()
         return args
@@ -70,7 +70,7 @@ class Call:
         return sum(t.untyped_storage().nbytes() for t in tensors_in(self.args))
 
     def __str__(self) -> str:
-        return f"{self.target}({', '.join(words_of(arg) for arg in self.args)})"
+        return f"{self.target}({', '.join(describe_value(arg) for arg in self.args)})"
 
 
 class Recording:
@@ -125,7 +125,7 @@ class Recording:
         self._size += size
         needs = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         seen: dict[int, Tensor] = {}
-        kept = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in args)
+        kept = tuple(mapped(arg, lambda t: exact_copy(t, seen)) for arg in args)
         self.calls.append(Call(name, kept, frozenset(needs), _file_of(cls), cls))
 
     # ---- afterwards ----

@@ -1,8 +1,8 @@
 """Edits: the small changes of a hand-written backward that might make it right.
 
-An edit gives one or more operands in the user's graph a new value: another one that is within
-reach, the same with a sign, a factor or a summand, or what the op gives with another constant,
-another argument order, or as another op. Each has a cost, so that the smallest is tried first.
+An edit gives one or more operands in the user's graph a new value: another value in scope, the same
+with a sign, a factor or a summand, or the op with another constant, another argument order, or
+another op. Each has a cost, so that the smallest is tried first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Use = tuple[fx.Node, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewCall:
-    """A call of an op: on known values, on nodes of the user's graph, on formulas, on numbers."""
+    """A call of an op on named values, nodes of the user's graph, other calls, and numbers."""
 
     op: Any
     args: tuple[Any, ...]
@@ -113,7 +113,7 @@ def candidate_edits(
 ) -> list[CandidateEdit]:
     """Every edit that might repair the gradient at `place`, the smallest first.
 
-    When the time is up it is those that were made until then.
+    When the time is over, those that were made until then.
     """
     if not isinstance(scope.hand.joint.gradients[place], fx.Node):
         return []
@@ -176,9 +176,9 @@ class _Maker:
         return found
 
     def within_reach(self) -> list[NamedValue]:
-        """The values that are cheapest to use, of those that can be written down."""
+        """The cheapest values in scope that have an expression."""
         clear = [known for known in self.scope.known if known.is_clear]
-        return sorted(clear, key=_dear)[:VALUES]
+        return sorted(clear, key=_cost_of)[:VALUES]
 
     def sites(self) -> Iterator[Site]:
         """Where a value may change, the places nearest to what is returned first."""
@@ -212,7 +212,7 @@ class _Maker:
                 yield self._rewritten(node, NewCall(op, args, tuple(node.kwargs.items())), 1.0)
 
     def literals(self) -> Iterator[CandidateEdit]:
-        """Another number in the place of one that is written in the user's backward."""
+        """Another number instead of one in the user's backward."""
         for node in self.cone():
             leaves, spec = leaves_of(node)
             for place, leaf in enumerate(leaves):
@@ -258,9 +258,9 @@ class _Maker:
         for site in self.sites():
             for known in reach:
                 is_like = _stands_for(known.values[0], _first(self.scope, site.old), site)
-                # A long expression that is returned instead is no edit of the user's backward.
+                # Returning a long expression instead would not be an edit of the user's backward.
                 is_edit = known.size <= SMALL or not site.is_returned
-                if is_like and is_edit and known is not self.scope.twins.get(site.old):
+                if is_like and is_edit and known is not self.scope.named.get(site.old):
                     yield self._replaced(site, known)
 
     def _replaced(self, site: Site, known: NamedValue) -> CandidateEdit:
@@ -271,7 +271,7 @@ class _Maker:
             say = partial(self.words.dropped, site.old, part, site)
         else:
             is_like = known.values[0].shape == _first(self.scope, site.old).shape
-            cost = (1 if is_like else 1.2) + 0.3 * self.scope.texts[site.old].size + _dear(known)
+            cost = (1 if is_like else 1.2) + 0.3 * self.scope.texts[site.old].size + _cost_of(known)
             cost += 2.0 if site.is_returned else 0.0
             kind, say = "value", partial(self.words.replaced, site.old, known, site)
         cost += 0.01 * len(site.uses)
@@ -296,7 +296,7 @@ class _Maker:
                 yield from self._joined(site, known, extra, (aten.mul.Tensor, aten.div.Tensor))
             for known in reach if site.is_returned else reach[: VALUES // 2]:
                 if _fits_into(known.values[0], first):
-                    yield from self._joined(site, known, base + 0.5 + _dear(known), JOINS)
+                    yield from self._joined(site, known, base + 0.5 + _cost_of(known), JOINS)
 
     def _turned(self, site: Site, first: Tensor, base: float) -> Iterator[CandidateEdit]:
         for kind, op, args, cost in turns(first):
@@ -328,16 +328,16 @@ def _changed(uses: Iterable[Use], operand: Any) -> tuple[tuple[Use, Any], ...]:
 # ---- tables ----
 
 SMALL = 2
-"""How many ops a value may have that is returned in the place of a gradient."""
+"""How many ops a value may have that is returned instead of a gradient."""
 
 SITES, VALUES, NUMBERS = 120, 200, 12
-"""How many places and values of a large backward are tried: what is left out costs most."""
+"""How many places, values and numbers of a large backward are tried, the cheapest first."""
 
 COMMON = (1, 2, 3, 4, 0.5, 0, -1, 1.5, 0.25, 1 / 3)
 """Numbers that a formula may need."""
 
 SHAPES = ("view", "reshape", "expand", "sym_size", "_unsafe_view", "new_zeros", "zeros")
-"""Ops whose whole numbers are sizes."""
+"""Ops whose integer arguments are sizes."""
 
 BROADCASTING = ("add", "sub", "rsub", "mul", "div", "pow", "where", "maximum", "minimum")
 """Ops that take operands of different shapes."""
@@ -365,7 +365,7 @@ def _first(scope: Scope, node: fx.Node) -> Tensor:
     return first
 
 
-def _dear(known: NamedValue) -> float:
+def _cost_of(known: NamedValue) -> float:
     """How much a value adds to the cost of an edit."""
     extra = {DERIVED: 0.5, REDUCED: 1.0, COTANGENT: 0.0}.get(known.origin, 0.0)
     return extra + 0.5 * known.size

@@ -29,9 +29,9 @@ from pullback.graph.text import text_of
 class Comparison:
     """Both graphs, run in the same trials.
 
-    `scope` is everything within reach of the user's backward. `trials` are those that both graphs
-    serve, large ones only if a fault does not show in the others. `aligned` are the same, with the
-    cotangents that the derived graph takes.
+    `scope` has the values that edits can use. `trials` are those that both graphs can run, large
+    ones only if a fault does not show in the others. `aligned` are the same, with the cotangents
+    that the derived graph takes.
     """
 
     scope: Scope
@@ -42,36 +42,36 @@ class Comparison:
 
     @property
     def hand(self) -> JointGraph:
-        """The user's graph; gradients of unfit shape, and swapped ones, are brought into shape."""
+        """The user's graph, with wrong shapes and swapped gradients corrected."""
         return self.scope.hand.joint
 
     def shows(self, place: int) -> bool:
-        """Whether the gradient at `place` is wrong in these trials: else every edit seems right."""
+        """Whether the gradient at `place` is wrong in these trials: edits need such a trial."""
         return any(trial.is_wrong(place) for trial in self.trials)
 
     def listing(self, place: int) -> str:
         """The derived gradient as a list of statements, in the user's variables."""
         joint = self.readable
-        graph, twins = copy_of(joint.graph)
-        graph.output_node().args = ((twins[joint.gradients[place]],),)
+        graph, copies = copy_of(joint.graph)
+        graph.output_node().args = ((copies[joint.gradients[place]],),)
         erase_dead(graph)
-        names = self._names(twins)
+        names = self._names(copies)
         text = text_of(graph, {node: names[node] for node in graph.nodes if node in names})
         return "\n".join([*text.statements, f"return {', '.join(text.returned)}"])
 
-    def _names(self, twins: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, str]:
-        """The user's names for nodes of the derived graph, by their twins; telling ones besides."""
+    def _names(self, copies: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, str]:
+        """The user's names for the copies of nodes of the derived graph, and generated ones."""
         derived, scope = self.derived, self.scope
         given = [scope.names[node] for node in self.hand.inputs]
         given += [one.name for one in derived.inputs[len(given) :]]
         needing = [i for i, one in enumerate(derived.inputs) if one.needs]
         made = names_of(self.readable, derived.local_names, given, differentiated=needing)
         own = set(scope.names.values())
-        known = {node: scope.twins[node].text.text for node in made if node in scope.twins}
+        known = {node: scope.named[node].text.text for node in made if node in scope.named}
         mine = {node: text for node, text in known.items() if text in own}
         taken = set(mine.values())
         rest = {n: name for n, name in made.items() if n in made.given and name not in taken}
-        return {twins[node]: name for node, name in (rest | mine).items()}
+        return {copies[node]: name for node, name in (rest | mine).items()}
 
 
 def captured_on_examples(
@@ -98,10 +98,10 @@ def compare_backwards(
         derived = captured_on_examples(trials, trials.program, used)
     if derived is None:
         return None
-    rows = [trial for trial in _telling(trials, wrong) if _serve((hand, derived), trial)]
+    rows = [trial for trial in _showing(trials, wrong) if _serve((hand, derived), trial)]
     user = run_graph(hand, _tidied(hand.joint), rows)
     if not rows or not _is_faithful(user, rows):
-        return None  # a graph that does not run as its program does explains nothing
+        return None  # a graph that does not give what its program gives explains nothing
     return _compared(trials, user, derived, backward, rows)
 
 
@@ -119,7 +119,7 @@ def _compared(
     return Comparison(scope, derived, readable, tuple(rows), aligned)
 
 
-def _telling(trials: Trials, wrong: Sequence[WrongGradient]) -> list[GradientTrial]:
+def _showing(trials: Trials, wrong: Sequence[WrongGradient]) -> list[GradientTrial]:
     """The small trials, if every fault shows in them, else all."""
     small = [trial for trial in trials.all if not trial.is_large]
     is_shown = all(any(trial.is_wrong(one.place) for trial in small) for one in wrong)
@@ -131,12 +131,12 @@ def _serve(captured: Sequence[Capture], trial: GradientTrial) -> bool:
 
 
 def _tidied(joint: JointGraph) -> JointGraph:
-    """`joint` without noise. Nothing is merged: each thing the user wrote can change by itself."""
+    """`joint` without no-ops. Nothing is merged, so that an edit can change each op by itself."""
     return with_graph(joint, rewrite(joint.graph, EXACT, joint.output_count).graph)
 
 
 def _is_faithful(user: GraphRun, rows: Sequence[GradientTrial]) -> bool:
-    """Whether the graph gives what the user's backward gave, where the shape was fit."""
+    """Whether the graph gives what the user's backward gave, where its shape was right."""
     for trial, values in zip(rows, user.values, strict=True):
         for place, (got, node) in enumerate(zip(trial.got, user.joint.gradients, strict=False)):
             found = values[node] if isinstance(node, fx.Node) else None
@@ -166,28 +166,28 @@ def _aligned(trial: GradientTrial, cotangents: Sequence[int]) -> GradientTrial:
     return replace(trial, cotangents=tuple(trial.cotangents[i] for i in cotangents))
 
 
-# ---- gradients of unfit shape ----
+# ---- gradients of the wrong shape ----
 
 
 def _fitted(trials: Trials, wrong: Sequence[WrongGradient]) -> Callable[..., Any]:
-    """The user's Function; gradients of unfit shape are brought into shape, if possible."""
-    unfit = [one for one in wrong if not one.has_shape()]
-    if not unfit:
+    """The user's Function; gradients of the wrong shape are corrected, if possible."""
+    misshapen = [one for one in wrong if not one.has_shape()]
+    if not misshapen:
         apply: Callable[..., Any] = trials.target.apply
         return apply
-    ways: dict[int, ShapeRepair] = {}
+    by_position: dict[int, ShapeRepair] = {}
     order: dict[int, int] = {}
-    for one in unfit:
+    for one in misshapen:
         position, other = trials.position(one.place), swapped_with(one)
         if other is not None:
             order[position] = trials.position(other)
             order[trials.position(other)] = position
         for _, repair in shape_repairs(one):
-            ways.setdefault(position, repair)
+            by_position.setdefault(position, repair)
 
     def fit(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:
-        if position in ways:
-            return ways[position](gradient, shape)
+        if position in by_position:
+            return by_position[position](gradient, shape)
         return gradient.new_zeros(tuple(shape))
 
     return make_fitted(trials.target, fit, order=order)

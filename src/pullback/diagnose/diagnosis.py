@@ -1,4 +1,4 @@
-"""Where a hand-written backward goes wrong, by how much, by what pattern, and what mends it.
+"""Where a hand-written backward is wrong, by how much, by what pattern, and which edit repairs it.
 
 The truth is the forward: PyTorch's own derivative of it, on the examples and on fresh inputs, in
 double precision. Where the forward hides a value from autograd (`detach`, NumPy), finite
@@ -74,13 +74,13 @@ def diagnose(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
     """
     if not (isinstance(target, type) and issubclass(target, TorchFunction)):
         raise CaptureError(
-            f"`{getattr(target, '__name__', target)}` must be a Function class to be blamed",
+            f"`{getattr(target, '__name__', target)}` must be a Function class to be diagnosed",
             got=type(target).__name__,
             fix="pass the class itself, and the arguments after it",
         )
     deadline = time.process_time() + seconds
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
-        warnings.simplefilter("ignore")  # each trial would say them again
+        warnings.simplefilter("ignore")  # each trial would repeat them
         try:
             return _Case(target, examples, deadline).faults()
         except UntriedError as error:
@@ -88,7 +88,7 @@ def diagnose(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
 
 
 class _Case:
-    """A Function under suspicion, and everything found out about it."""
+    """A Function to diagnose, and what is known about it."""
 
     def __init__(self, target: Any, examples: Sequence[Any], deadline: float) -> None:
         self.name = target.__name__
@@ -111,7 +111,7 @@ class _Case:
             self.attempt(self.explain)
 
     def attempt(self, step: Callable[[], Result]) -> Result | None:
-        """Take a step that may fail on a Function of an odd kind: what is known stands without."""
+        """Take a step that may fail on an unusual Function: the rest of the diagnosis stands."""
         try:
             return step()
         except Exception as error:
@@ -128,7 +128,7 @@ class _Case:
         return time.process_time() < self.deadline
 
     def is_right(self, evidence: WrongGradient) -> bool:
-        """Whether the judge sides with the user: then finite differences contradict autograd."""
+        """Whether the judge finds it right: then finite differences contradict autograd."""
         place, trial = evidence.place, evidence.first
         if trial is None or place in trial.misfits:
             return trial is None
@@ -151,12 +151,12 @@ class _Case:
     # ---- faults ----
 
     def faults(self) -> Faults:
-        """Everything that is known."""
+        """The result."""
         found = tuple(self.fault(evidence) for evidence in self.wrong)
         return Faults(self.name, found, len(self.trials.all), self.reason(found))
 
     def reason(self, found: Sequence[Fault]) -> str:
-        """What could not be found out, and why."""
+        """What could not be determined, and why."""
         is_whole = all(fault.edit and fault.edit.is_small for fault in found)
         refusals = self.trials.refusals
         if is_whole and self.derived is not None:
@@ -201,7 +201,7 @@ class _Case:
         )
 
     def pattern(self, evidence: WrongGradient) -> tuple[str, bool]:
-        """What is the matter, and where; and whether that is known."""
+        """The error, and where it is; and whether it is known."""
         if evidence.place in self.hidden:
             return HIDDEN, True
         words, is_clear = self.attempt(lambda: self.kind_of_error(evidence)) or ("", False)
@@ -209,9 +209,9 @@ class _Case:
         return (words or UNKNOWN) + (where or ""), bool(words)
 
     def kind_of_error(self, evidence: WrongGradient) -> tuple[str, bool]:
-        """What is the matter, and whether that says where: as a mask does that is missing.
+        """The error, and whether that says where: as a missing mask does.
 
-        First comes what is sure, then what the edit tells, then what may be.
+        First comes what is certain, then what the edit shows, then what is likely.
         """
         known = PATTERNS if self.in_time() or not evidence.shown[0].is_large else PATTERNS[:2]
         found = ((text, pattern) for pattern in known if (text := pattern(evidence)))
@@ -231,18 +231,18 @@ class _Case:
         return self.held(evidence) or words or last, False
 
     def held(self, evidence: WrongGradient) -> str:
-        """What the user's backward takes for a constant."""
+        """The value that the user's backward treats as a constant."""
         compared = self.compared
         if compared is None:
             return ""
-        twins = compared.scope.twins
+        named = compared.scope.named
         shown = [trial for trial in compared.aligned if trial.is_wrong(evidence.place)]
-        is_named = lambda node: not twins[node].text.size  # noqa: E731
+        is_named = lambda node: not named[node].text.size  # noqa: E731
         held = detached_value(compared.derived, shown, evidence.place, is_named, self.in_time)
         if held is None:
             return ""
-        where = f" in `{twins[held.user].text.text}`" if held.user else ""
-        name = twins[held.node].text.text
+        where = f" in `{named[held.user].text.text}`" if held.user else ""
+        name = named[held.node].text.text
         return f"the derivative of `{name}`{where} is missing, as if it were a constant"
 
     def where(self, evidence: WrongGradient) -> str:

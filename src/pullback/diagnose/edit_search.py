@@ -262,7 +262,7 @@ class _Builder:
 
     def build_derived(self, node: fx.Node) -> Any:
         """A copy of a node of the derived graph, on the user's values where those are equal."""
-        known = self.scope.twins.get(node)
+        known = self.scope.named.get(node)
         if known is not None and known.node is not node:
             return self.build_known(known)
         if node not in self.built:

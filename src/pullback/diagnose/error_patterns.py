@@ -1,8 +1,7 @@
-"""Patterns of error: what a wrong gradient looks like beside the right one, by numbers alone.
+"""How a wrong gradient differs from the right one, by its numbers alone.
 
-Each pattern is a function of the evidence that gives one sentence, or nothing. What it says holds
-in every trial in which the gradient is wrong. `PATTERNS` has them in order: the first that holds
-counts.
+Each pattern is a function of a wrong gradient that returns one sentence, or an empty text. The
+sentence holds in every trial in which the gradient is wrong. `PATTERNS` is in order of priority.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pullback.judge.tolerances import PATTERN
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrongGradient:
-    """One wrong gradient: the trials it is wrong in, and what the user calls things."""
+    """One wrong gradient: the trials in which it is wrong, and the user's names."""
 
     trials: Trials
     place: int
@@ -266,20 +265,20 @@ PATTERNS: tuple[ErrorPattern, ...] = (
     conjugated_gradient,
     permuted_gradient,
 )
-"""What is sure to be the matter, if it holds."""
+"""Patterns that are certain to be the error, if they hold."""
 
 LAST: tuple[ErrorPattern, ...] = (nonlinear_gradient, unreduced_gradient)
-"""What is said if no edit says more."""
+"""Patterns that are reported if no edit explains more."""
 
 
 # ---- shapes ----
 
 ShapeRepair = Callable[[Tensor, Sequence[Any]], Tensor]
-"""What makes a gradient of unfit shape right: of the gradient and the shape of the input."""
+"""Corrects a gradient of the wrong shape: of the gradient and the shape of the input."""
 
 
 def shape_repairs(evidence: WrongGradient) -> Iterator[tuple[str, ShapeRepair]]:
-    """Each way to make a gradient of unfit shape right, with what was the matter."""
+    """Each correction of a gradient of the wrong shape, with the name of the error."""
     for words, repair in _shape_repairs(evidence.pairs[0][1], evidence.pairs[0][0].shape):
         rows = ((trial, *trial.pair(evidence.place)) for trial in evidence.shown)
         if all(t.agrees(e, _tried(repair, got, e.shape)) for t, e, got in rows):
@@ -340,7 +339,7 @@ def wrong_elements(
 
 
 def _wrong_and_not(trial: GradientTrial, place: int) -> tuple[Tensor, Tensor]:
-    """Where the gradient is wrong, and where it could be: zeros that are right say nothing."""
+    """Where the gradient is wrong, and where it could be: not where zero is right."""
     expected, got = trial.pair(place)
     wrong = trial.wrong(place)
     return wrong, wrong | (torch.isfinite(expected) & ((expected != 0) | (got != 0)))

@@ -64,7 +64,7 @@ def unlike_shapes(captured: Capture, own: Sequence[Tensor]) -> Shapes | None:
     """The shapes of the arguments, with sizes apart that are equal by chance; None if there are
     none.
 
-    Of square examples alone nobody can tell the number of rows from that of columns.
+    With square examples alone, the numbers of rows and of columns cannot be distinguished.
     """
     shapes = [tuple(tensor.shape) for tensor in own]
     if is_unchecked(captured):

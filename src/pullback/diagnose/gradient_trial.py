@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.tolerances import DRIVEN, EXACT, HIDDEN, ROUGH, Measure, Tolerance, largest
+from pullback.judge.tolerances import (
+    DRIVEN,
+    EXACT,
+    HIDDEN,
+    ROUGH,
+    Measure,
+    Tolerance,
+    largest_entry,
+)
 
 LARGE = 4096
 """More numbers than these in the inputs of a trial are too many to try hundreds of edits on."""
@@ -62,7 +70,7 @@ class GradientTrial:
         return {place for place, e, g in both if e.shape != g.shape}
 
     def pair(self, place: int) -> tuple[Tensor, Tensor]:
-        """Both gradients at `place`, with zeros for None; those of unlike shapes stay so."""
+        """Both gradients at `place`, with zeros for None; shapes may differ."""
         expected, got = self.expected[place], self.got[place]
         like = expected if expected is not None else got
         if like is None:
@@ -78,7 +86,7 @@ class GradientTrial:
         return tuple(int(i) for i in torch.unravel_index(flat, apart.shape))
 
     def sees(self, place: int, mismatch: Mismatch) -> bool:
-        """Whether autograd knows of what the gradient must be where it is worst."""
+        """Whether autograd gives what finite differences give where the gradient is worst."""
         if mismatch.index is None:
             return self.expected[place] is not None
         return HIDDEN.is_near(complex(self.pair(place)[0][mismatch.index]), mismatch.expected)
@@ -90,14 +98,14 @@ class GradientTrial:
         return self.measure(expected).differs(got)
 
     def measure(self, expected: Tensor) -> Measure:
-        """What a gradient is measured by, in this trial."""
+        """The comparison with a right gradient, in this trial."""
         return self.tolerance(expected).measure(expected)
 
     def tolerance(self, expected: Tensor) -> Tolerance:
         """How far a gradient may be from `expected`, in this trial."""
         is_exact = torch.finfo(expected.dtype).bits == 64 and not self.is_rough
         usual = EXACT if is_exact else ROUGH
-        driven = max((largest(cotangent) for cotangent in self.cotangents), default=0.0)
+        driven = max((largest_entry(cotangent) for cotangent in self.cotangents), default=0.0)
         return replace(usual, floor=DRIVEN * usual.scaled * driven)
 
     def agrees(self, expected: Tensor | None, got: Tensor | None) -> bool:

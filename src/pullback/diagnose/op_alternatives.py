@@ -1,6 +1,6 @@
-"""What a user may have meant by an op: tables of ops that are taken for one another.
+"""Which op a user may have meant: tables of ops that are confused with one another.
 
-Also what may be done to a value by itself, and which ops an operand may be taken out of.
+Also the ops that an edit may apply to a value, and those that it may remove.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ALIKE: tuple[tuple[Any, ...], ...] = (
         for overload in ("Scalar", "Tensor")
     ),
 )
-"""Ops that take the same arguments, and that are taken for one another."""
+"""Ops that take the same arguments, and are confused with one another."""
 
 WRAPPERS = {
     *("mul", "div", "add", "sub", "neg", "rsub", "t", "transpose", "permute", "flip"),
     *("sum", "mean", "pow", "exp", "where", "abs", "sign", "conj", "_conj", "clamp"),
 }
-"""Ops that an operand may be taken out of."""
+"""Ops that an edit may remove, leaving one of their operands."""
 
 
 def alternatives(node: fx.Node) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -69,7 +69,7 @@ def is_idle(op: Any, args: tuple[Any, ...]) -> bool:
 
 
 def turns(first: Tensor) -> Iterator[tuple[str, Any, tuple[Any, ...], float]]:
-    """What may be done to a value by itself: kind, op, further arguments, cost."""
+    """Ops that an edit may apply to a value: kind, op, further arguments, cost."""
     yield "sign", aten.neg.default, (), 1.4
     if first.is_complex():
         yield "conjugate", aten.conj_physical.default, (), 1.6
@@ -91,5 +91,5 @@ def turns(first: Tensor) -> Iterator[tuple[str, Any, tuple[Any, ...], float]]:
 
 
 def is_wrapper(node: fx.Node) -> bool:
-    """Whether an operand may be taken out of an op."""
+    """Whether an edit may remove an op, and leave one of its operands."""
     return node.op == "call_function" and op_name(node) in WRAPPERS

@@ -28,12 +28,12 @@ from pullback.judge.tolerances import PATTERN
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientRepair:
-    """An edit that was found, and what it tells about the error.
+    """An edit that was found, and what it says about the error.
 
     Arguments:
         edit: The edit.
         kind: What kind of change it is.
-        pattern: What was the matter, if the edit tells.
+        pattern: The error, if the edit shows it.
         users: The nodes that are given a new operand.
     """
 
@@ -77,7 +77,7 @@ class RepairSearch:
     def _repaired(self, search: EditSearch, place: int) -> dict[int, GradientRepair]:
         """What repairs the gradient at `place`, also for the others that it repairs."""
         self._add_numbers(place)
-        for find in (self._obvious, search.find, self._given):
+        for find in (self._from_numbers, search.find, self._given):
             candidate = find(place)
             repaired = search.repaired(candidate, place) if candidate else frozenset()
             if candidate and repaired:
@@ -88,8 +88,8 @@ class RepairSearch:
                 return dict.fromkeys(repaired, repair)
         return {}
 
-    def _obvious(self, place: int) -> CandidateEdit | None:
-        """The edit that the numbers alone tell."""
+    def _from_numbers(self, place: int) -> CandidateEdit | None:
+        """The edit that follows from the numbers alone."""
         evidence, scope = self.wrong[place], self.compared.scope
         if unexpected_gradient(evidence):
             return give(scope, place, None)
@@ -107,7 +107,7 @@ class RepairSearch:
         """The derived gradient, returned instead of the user's."""
         compared = self.compared
         node = compared.readable.gradients[place]
-        known = compared.scope.twins.get(node) if isinstance(node, fx.Node) else None
+        known = compared.scope.named.get(node) if isinstance(node, fx.Node) else None
         if known is None:
             return None
         candidate = give(compared.scope, place, known)
@@ -117,7 +117,7 @@ class RepairSearch:
         return replace(candidate, say=lambda: (text, ""))
 
     def _reshaped(self, evidence: WrongGradient) -> GradientRepair | None:
-        """The repair of a gradient of unfit shape: the captured graph has it in shape already."""
+        """The repair of a gradient of the wrong shape: the captured graph has it corrected."""
         hand, place = self.compared.hand, evidence.place
         if place not in self.verifier.right(hand):
             return None

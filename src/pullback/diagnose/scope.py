@@ -1,8 +1,8 @@
-"""What a hand-written backward has within reach: every value around it, and how it is written.
+"""The values that an edit of a hand-written backward can use, and how each is written.
 
-The values are those of the user's own forward and backward, those of the derived backward, sums
-and means of them, sizes and numbers. Each comes with what it was in every trial, so that equal
-values are known to be equal, and with its expression in the user's variables.
+These are the values of the user's own forward and backward, those of the derived backward, sums and
+means of them, sizes and numbers. Each has its value in every trial, so that equal values are known
+to be equal, and its expression in the user's variables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pullback.graph.values import aten, tensor_of
 from pullback.judge.tolerances import VALUE, are_near
 
 LONGEST = 160
-"""The longest expression; what is longer gets a made-up name."""
+"""The longest expression; a longer one gets a made-up name."""
 
 INPUT, COTANGENT, OUTPUT, SAVED, BACKWARD_VALUE, DERIVED, REDUCED, NUMBER, SIZE = (
     *("input", "cotangent", "output", "saved", "backward", "derived", "reduced", "number", "size"),
@@ -39,11 +39,11 @@ INPUT, COTANGENT, OUTPUT, SAVED, BACKWARD_VALUE, DERIVED, REDUCED, NUMBER, SIZE 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedValue:
-    """A value within reach.
+    """A value that an edit can use.
 
     Arguments:
         text: Its expression in the user's variables.
-        values: What it was in each trial.
+        values: Its value in each trial.
         origin: What kind of thing it is.
         node: Its node, in the user's graph or in the derived one.
         needs: The nodes of the user's backward that it is made from.
@@ -75,7 +75,10 @@ class NamedValue:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """Everything within reach, cheapest first, and the texts of the nodes of the user's graph."""
+    """All values that an edit can use, and the texts of the nodes of the user's graph.
+
+    `named` has the value that each node, of either graph, equals.
+    """
 
     hand: GraphRun
     names: dict[fx.Node, str]
@@ -83,14 +86,14 @@ class Scope:
     reads: dict[fx.Node, frozenset[fx.Node]]
     writer: Writer
     known: list[NamedValue] = field(default_factory=list)
-    twins: dict[fx.Node, NamedValue] = field(default_factory=dict)
+    named: dict[fx.Node, NamedValue] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)  # to try, beside the common ones
     kept: tuple[Tensor, ...] = ()  # what forward saved in the first trial
     unclear: set[fx.Node] = field(default_factory=set)  # those whose text has a made-up name
     _shelves: dict[Any, list[NamedValue]] = field(default_factory=dict)
 
     def add(self, known: NamedValue) -> NamedValue:
-        """Add a value, unless one that is equal in every trial is there; the one that counts."""
+        """Add a value, unless one is equal to it in every trial; the one that is kept."""
         shelf = self._shelves.setdefault(_label(known), [])
         for other in shelf:
             if _equal(other.values, known.values):
@@ -110,7 +113,7 @@ class Scope:
 
 
 def _label(known: NamedValue) -> Any:
-    """A key that equal values share; rounding may part a few that are."""
+    """A key that equal values share, but for rounding."""
     first = known.values[0]
     if not isinstance(first, Tensor):
         return type(first).__name__, first
@@ -199,7 +202,7 @@ def _parameter_name(parameters: Sequence[inspect.Parameter], position: int) -> s
 
 def _spelled(writer: Writer, node: fx.Node) -> Expression | None:
     """The expression of a node, or None if it has no short one."""
-    if node.target is torch.sym_float:  # Python needs no such thing
+    if node.target is torch.sym_float:  # Python converts by itself
         return writer.expression(node.args[0])
     try:
         expression = spell(writer, node)
@@ -241,7 +244,7 @@ def _add_own(scope: Scope, node: fx.Node) -> None:
         *(scope.texts[node], values, origin, node, needs, scope.reads[node]),
         is_clear=node not in scope.unclear,
     )
-    scope.twins[node] = scope.add(known)
+    scope.named[node] = scope.add(known)
 
 
 def _origin(joint: JointGraph, node: fx.Node) -> str:
@@ -261,25 +264,25 @@ def add_derived(scope: Scope, derived: GraphRun, cotangents: Sequence[int]) -> N
     `cotangents` gives for each cotangent of the derived graph its place among the user's.
     """
     user = scope.hand.joint
-    twins: dict[fx.Node, NamedValue] = {}
-    for node, twin in zip(derived.joint.inputs, user.inputs, strict=False):
-        twins[node] = scope.twins[twin]
+    named: dict[fx.Node, NamedValue] = {}
+    for node, own in zip(derived.joint.inputs, user.inputs, strict=False):
+        named[node] = scope.named[own]
     for node, place in zip(derived.joint.cotangents, cotangents, strict=True):
-        twins[node] = scope.twins[user.cotangents[place]]
+        named[node] = scope.named[user.cotangents[place]]
     names = {node: node.name for node in derived.joint.graph.nodes}
-    names |= {node: known.text.text for node, known in twins.items()}
-    inlined = {node: known.text for node, known in twins.items()}
+    names |= {node: known.text.text for node, known in named.items()}
+    inlined = {node: known.text for node, known in named.items()}
     writer = Writer(tuple(derived.joint.placeholders), names, inlined)
     unclear: set[fx.Node] = set()
     for node in calls(derived.joint.graph):
         _inline(writer, node, unclear, made_up=9)
         if tensor_of(node) is not None:
-            inputs = [twins[arg] for arg in node.all_input_nodes if arg in twins]
+            inputs = [named[arg] for arg in node.all_input_nodes if arg in named]
             made = _derived(derived, node, writer.inlined[node], inputs)
-            twins[node] = scope.add(replace(made, is_clear=node not in unclear))
-            writer.inlined[node] = twins[node].text
-            (unclear.discard if twins[node].is_clear else unclear.add)(node)
-    scope.twins.update(twins)
+            named[node] = scope.add(replace(made, is_clear=node not in unclear))
+            writer.inlined[node] = named[node].text
+            (unclear.discard if named[node].is_clear else unclear.add)(node)
+    scope.named.update(named)
     scope.numbers += literals_in(derived.joint.graph)
 
 
@@ -293,7 +296,7 @@ def _derived(
 
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "gt", "ge", "lt", "le", "clamp", "full")
-"""Ops whose whole numbers are numbers, not places or sizes."""
+"""Ops whose integer arguments are numbers, not dimensions or sizes."""
 
 
 def literals_in(graph: fx.Graph) -> list[float]:
@@ -364,11 +367,11 @@ def _sizes(scope: Scope, node: fx.Node) -> list[NamedValue]:
     made: tuple[Any, NamedValue, tuple[Any, ...]]
     for dim in range(tensors[0].dim()):
         sizes = tuple(int(tensor.shape[dim]) for tensor in tensors)
-        made = (aten.sym_size.int, scope.twins[node], (dim,))
+        made = (aten.sym_size.int, scope.named[node], (dim,))
         found.append(NamedValue(Expression(f"{name}.shape[{dim}]"), sizes, SIZE, made=made))
     if tensors[0].dim() > 1:
         counts = tuple(tensor.numel() for tensor in tensors)
-        made = (aten.sym_numel.default, scope.twins[node], ())
+        made = (aten.sym_numel.default, scope.named[node], ())
         found.append(NamedValue(Expression(f"{name}.numel()"), counts, SIZE, made=made))
     return [known for known in found if max(known.values) > 1]
 

@@ -1,7 +1,7 @@
-"""Run a hand-written backward that returns gradients of shapes the engine would refuse.
+"""Runs a hand-written backward that returns gradients of shapes that the engine would refuse.
 
-A Function is run under a subclass of itself, whose backward hands each such gradient to someone
-who knows what to make of it.
+A Function is run as a subclass of itself, whose backward passes each such gradient to a callback
+that returns one of the right shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pullback.function.signature import signature_of
 from pullback.function.slots import new_class, no_vjp
 
 Fit = Callable[[int, Tensor, Sequence[Any]], Tensor]
-"""What to make of a gradient whose shape does not fit: from its position, itself and the shape."""
+"""Replaces a gradient of the wrong shape: called with its position, itself and the right shape."""
 
 
 def make_fitted(
@@ -31,7 +31,7 @@ def make_fitted(
 
     Arguments:
         target: The user's Function.
-        fit: What to make of such a gradient.
+        fit: Returns the gradient to use instead.
         note: Called with the context of each backward.
         order: For positions whose gradients are returned elsewhere, where.
     """
@@ -47,11 +47,11 @@ def make_fitted(
 
     fitting.__name__ = key
     space = {key: staticmethod(fitting), "__module__": target.__module__}
-    twin = new_class(target.__name__, target, space)
+    subclass = new_class(target.__name__, target, space)
 
     def apply(*args: Any) -> Any:
         shapes[:] = [arg.shape if isinstance(arg, Tensor) else None for arg in args]
-        return twin.apply(*args)
+        return subclass.apply(*args)
 
     return apply
 
@@ -82,5 +82,5 @@ def _fit_one(fit: Fit, shapes: Sequence[Any], position: int, gradient: Any) -> A
 
 
 def zeros(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Zeros in the place of a gradient of unfit shape."""
+    """Zeros instead of a gradient of the wrong shape."""
     return gradient.new_zeros(tuple(shape))

@@ -3,7 +3,7 @@
 Each trial runs both on the same inputs and cotangents, in double precision where the Function can:
 first on the examples, then on values near them or drawn from them, also of other sizes. If the
 examples are large the other trials are small. What came out is kept: the gradient that was
-expected, and the one that was got.
+expected, and the one that the user's backward returned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pullback.errors import PullbackError
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, example_of
 from pullback.judge.mismatch import Mismatch, flat_of
-from pullback.judge.reference import FINEST, Precision, Reference
+from pullback.judge.reference import FINEST, PrecisionWatcher, Reference
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, describe, run
 from pullback.judge.tolerances import REPEATED, are_near
 from pullback.judge.verdict import Case
@@ -78,7 +78,7 @@ class Trials:
 
     def _first(self) -> GradientTrial:
         """The trial of the examples: in double precision, if the Function takes that."""
-        given, precision = self.given, Precision()
+        given, precision = self.given, PrecisionWatcher()
         self.given = given.double()
         try:
             with precision:
@@ -91,7 +91,7 @@ class Trials:
             return self._run(self._own(), 0)
 
     def _require_same_outputs(self) -> None:
-        """A forward that gives other outputs each time has no gradients to compare."""
+        """Refuse a forward that gives other outputs each time: it has no gradients to compare."""
         own = self.all[0].tensors
         once, again = (
             self._called(f, own, 0).outputs for f in (self.program, make_fitted(self.target, zeros))
@@ -247,7 +247,7 @@ class Trials:
     def written(
         self, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], number: int
     ) -> list[Tensor | None]:
-        """The gradients that the user's backward returns, also those of unfit shape."""
+        """The gradients that the user's backward returns, also those of the wrong shape."""
         misfits: dict[int, Tensor] = {}
 
         def fit(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:
@@ -321,7 +321,7 @@ class Trials:
 
 @contextmanager
 def _described(what: str) -> Iterator[None]:
-    """Say what was under way when something raised."""
+    """Add to an error what was being done."""
     try:
         yield
     except (ForwardRefusedError, BackwardFailedError) as failure:

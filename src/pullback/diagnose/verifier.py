@@ -1,4 +1,4 @@
-"""Verify an edit: the changed graph is run on inputs that the search has not seen.
+"""Verifies an edit: the changed graph is run on inputs that the search has not seen.
 
 An edit that is right on the trials it was found with may be so by chance: two sizes that are equal
 there, a value that is one. It is named only if it is right on fresh values and other sizes too.
@@ -27,7 +27,7 @@ class Verifier:
     def right(self, graph: JointGraph) -> frozenset[int]:
         """The places at which the gradients of a changed graph are right in every trial.
 
-        Nothing, if a gradient that was right before is wrong now, or if there are no trials.
+        Empty if a gradient that was right before is wrong now, or if there are no trials.
         """
         rows = [trial for trial in self.trials if self.hand.serves(trial.tensors)]
         places = set(range(len(graph.gradients))) if rows else set()

@@ -1,4 +1,4 @@
-"""How an edit, and the error that it mends, are said in the user's variables."""
+"""Describes an edit, and the error that it repairs, in the user's variables."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ NOUNS = {
     "_softmax": "softmax",
     "relu": "rectified value",
 }
-"""What the result of an op is called."""
+"""Nouns for the results of ops."""
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "cumsum", "_softmax", "softmax", "flip")
-"""Ops whose whole numbers are dimensions."""
+"""Ops whose integer arguments are dimensions."""
 
 TURNS = {
     "sign": ("change the sign of {}", "the sign is wrong"),
@@ -73,7 +73,7 @@ TURNS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wording:
-    """Words for the edits of one backward; each method gives the edit, and the pattern."""
+    """Describes the edits of one backward; each method gives the edit, and the error."""
 
     scope: Scope
 
@@ -100,10 +100,10 @@ class Wording:
         """The text of the op of `node` in another form."""
         graph = node.graph
         with graph.inserting_after(node):
-            twin = graph.call_function(formula.op, formula.args, dict(formula.kwargs))
-        twin.meta = dict(node.meta)
-        text = self.scope.written(twin).strip("`")
-        graph.erase_node(twin)
+            other = graph.call_function(formula.op, formula.args, dict(formula.kwargs))
+        other.meta = dict(node.meta)
+        text = self.scope.written(other).strip("`")
+        graph.erase_node(other)
         return text
 
     def renumbered(self, node: fx.Node, formula: NewCall, old: Any, new: Any) -> tuple[str, str]:
@@ -127,11 +127,11 @@ class Wording:
         if site.is_returned:
             return f"return {new}", f"{self.scope.of(old)} is returned where {new} is needed"
         text = f"use {new} instead of {self.scope.of(old)}{self.where(site)}{self.saving(known)}"
-        is_used = self.described(self.scope.twins[old], is_saved=True)
+        is_used = self.described(self.scope.named[old], is_saved=True)
         return text, f"{is_used} is used where {self.described(known)} is needed"
 
     def dropped(self, old: fx.Node, kept: fx.Node, site: Site) -> tuple[str, str]:
-        """An operand of `old` in its place: the rest of it is too much."""
+        """An operand of `old` in its place: the rest of the expression is superfluous."""
         name, whole = op_name(old), self.scope.written(old)
         others = [arg for arg in old.args if arg is not kept and isinstance(arg, fx.Node)]
         rest = [f"`{self.scope.texts[arg].text}`" for arg in others]
@@ -144,7 +144,7 @@ class Wording:
         if name in ("add", "sub") and rest and old.args[0] is kept:
             return f"drop {rest[0]} from {whole}", f"a summand too many in {whole}: {rest[0]}"
         text = f"use {self.scope.of(kept)} instead of {whole}{self.where(site)}"
-        needed = self.described(self.scope.twins[kept])
+        needed = self.described(self.scope.named[kept])
         return text, f"{whole} is used where {needed} is needed"
 
     # ---- the same value, with something done to it ----

@@ -49,7 +49,7 @@ current = Progress()
 """That of this process; a worker and who forked it share one."""
 
 
-def shared() -> Progress:
+def shared_progress() -> Progress:
     """A new one, for a worker that is forked from here on."""
     global current
     current = Progress()

@@ -32,7 +32,7 @@ STEP = 1e-2
 FINEST = torch.finfo(torch.float64).eps
 
 
-class Precision(DispatchMode):
+class PrecisionWatcher(DispatchMode):
     """Sees the coarsest floating dtype that went into each tensor of a program."""
 
     def __init__(self) -> None:
@@ -149,13 +149,13 @@ class Reference:
         return self._lost[position]
 
     @contextmanager
-    def _looking(self) -> Iterator[Precision | None]:
+    def _looking(self) -> Iterator[PrecisionWatcher | None]:
         """The first time, watch in which precision forward computes."""
         if self._has_looked:
             yield None
             return
         self._has_looked = True
-        look = Precision()
+        look = PrecisionWatcher()
         try:
             with look:
                 yield look
@@ -187,7 +187,7 @@ class Reference:
             total = 0.0
             for output, cotangent in zip(outputs, cotangents, strict=True):
                 if cotangent is not None:
-                    total += float(inner(cotangent, output))
+                    total += float(real_inner_product(cotangent, output))
             return total
 
         return value
@@ -226,7 +226,7 @@ class Reference:
         return float(max([self.noise, *coarse]))
 
 
-def inner(cotangent: Tensor, other: Tensor) -> Tensor:
+def real_inner_product(cotangent: Tensor, other: Tensor) -> Tensor:
     """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
     wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
     one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))

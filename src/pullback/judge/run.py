@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pullback.function.isolation import seeded
 from pullback.judge import progress
-from pullback.judge.example import Example, can_differ, copy_of, tensors_in
+from pullback.judge.example import Example, can_differ, exact_copy, tensors_in
 
 PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
 
@@ -205,7 +205,7 @@ def cotangents_of(outputs: Sequence[Tensor], draw: int) -> tuple[Tensor | None, 
 
 def copies_of(cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Copies to pull with, so that what a reference is computed from stays as it was given."""
-    return tuple(None if c is None else copy_of(c) for c in cotangents)
+    return tuple(None if c is None else exact_copy(c) for c in cotangents)
 
 
 def cotangent_of(output: Tensor, draw: int) -> Tensor | None:

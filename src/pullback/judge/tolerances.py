@@ -26,7 +26,7 @@ class Tolerance:
     def allowed(self, want: Tensor) -> Tensor:
         """How far each entry of a gradient may be from `want`."""
         size = want.abs()
-        return self.relative * size + (self.scaled * largest(want) + self.floor)
+        return self.relative * size + (self.scaled * largest_entry(want) + self.floor)
 
     def is_near(self, number: complex, truth: complex) -> bool:
         """Whether one number is another."""
@@ -168,7 +168,7 @@ def are_near(a: Tensor, b: Tensor, tolerance: Tolerance) -> bool:
     return bool((near | (one == two) | (one.isnan() & two.isnan())).all())
 
 
-def largest(tensor: Tensor) -> float:
+def largest_entry(tensor: Tensor) -> float:
     """The largest finite size of an entry; 0 where there is none."""
     size = tensor.detach().abs()
     finite = size[torch.isfinite(size)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
-from pullback.judge.reference import STEP, Reference, inner
+from pullback.judge.reference import STEP, Reference, real_inner_product
 from pullback.judge.run import Run
 from pullback.judge.slopes import DIRECTIONS, Slopes
 from pullback.judge.tolerances import (
@@ -26,7 +26,7 @@ from pullback.judge.tolerances import (
     SHARE,
     USUAL,
     Tolerance,
-    largest,
+    largest_entry,
     tolerance_for,
 )
 
@@ -117,7 +117,7 @@ class Judge:
         have, want = eager[position], exact[position]
         if have is None or want is None:
             return 0.0
-        return USUAL * largest(wide_of(have) - wide_of(want))
+        return USUAL * largest_entry(wide_of(have) - wide_of(want))
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Case(Slopes):
             if self.is_over():
                 return None
             estimate, step = self.slope(along)
-            told = float(inner(have, along))
+            told = float(real_inner_product(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
             slack = ALONG * tolerance.relative * size + tolerance.floor
             if not estimate.is_known or estimate.agrees(told, slack):
@@ -256,7 +256,7 @@ class Case(Slopes):
             return True
         unit = apart / apart.abs().max()
         estimate, step = self.slope(unit)
-        said, mine = float(inner(want, unit)), float(inner(have, unit))
+        said, mine = float(real_inner_product(want, unit)), float(real_inner_product(have, unit))
         gap = abs(said - mine)
         return not (
             estimate.is_known

@@ -4,42 +4,44 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.plan.rows import (
+from pullback.plan.measurements import (
     AS_WRITTEN,
     COMBINED,
     HYBRID,
-    Candidate,
-    Row,
+    Measurement,
+    PlanCandidate,
     front,
     label_of,
     marked,
-    nodes_of,
+    node_count,
 )
 
 NAMES = ["Sin", "Exp", "Tanh", "Mul"]
 
 
 def row(relative, saved=0, error=None, how=HYBRID, **facts):
-    candidate = AS_WRITTEN if how == "nested" else Candidate(how, ((0, 1),), "eager", "auto")
-    return Row(candidate, how, 1, relative, relative, relative, relative, saved, 9, error, **facts)
+    candidate = AS_WRITTEN if how == "nested" else PlanCandidate(how, ((0, 1),), "eager", "auto")
+    return Measurement(
+        candidate, how, 1, relative, relative, relative, relative, saved, 9, error, **facts
+    )
 
 
 @pytest.mark.parametrize(
     ("candidate", "label", "nodes"),
     [
         (AS_WRITTEN, "Sin Exp Tanh Mul", 4),
-        (Candidate(COMBINED), "[Sin Exp Tanh Mul]", 1),
-        (Candidate(HYBRID, ((0, 1), (2, 3))), "[Sin Exp] [Tanh Mul]", 2),
-        (Candidate(HYBRID, ((0, 3), (1,))), "[Sin Mul] [Exp] Tanh", 3),
+        (PlanCandidate(COMBINED), "[Sin Exp Tanh Mul]", 1),
+        (PlanCandidate(HYBRID, ((0, 1), (2, 3))), "[Sin Exp] [Tanh Mul]", 2),
+        (PlanCandidate(HYBRID, ((0, 3), (1,))), "[Sin Mul] [Exp] Tanh", 3),
     ],
 )
 def test_label_brackets_what_shares_a_node(candidate, label, nodes):
     assert label_of(candidate, NAMES) == label
-    assert nodes_of(candidate, 4) == nodes
+    assert node_count(candidate, 4) == nodes
 
 
 def test_repeated_steps_are_counted():
-    steps = Candidate(HYBRID, tuple((n, n + 1) for n in range(0, 20, 2)))
+    steps = PlanCandidate(HYBRID, tuple((n, n + 1) for n in range(0, 20, 2)))
 
     assert label_of(steps, ["Force", "Axpy"] * 10) == "[Force Axpy] x10"
     assert label_of(AS_WRITTEN, ["Force", "Axpy"] * 10) == "(Force Axpy) x10"
@@ -47,7 +49,7 @@ def test_repeated_steps_are_counted():
 
 
 def test_long_node_is_shortened():
-    assert label_of(Candidate(COMBINED), NAMES * 3) == "[Sin Exp Tanh ... Mul: 12 units]"
+    assert label_of(PlanCandidate(COMBINED), NAMES * 3) == "[Sin Exp Tanh ... Mul: 12 units]"
 
 
 def test_error_far_above_the_least_is_marked():
@@ -71,6 +73,6 @@ def test_front_has_no_row_that_another_beats():
 
 
 def test_row_says_its_spread():
-    told = Row(AS_WRITTEN, "Sin", 1, 1.0, 0.5, 0.4, 0.8, is_inexact=True)
+    told = Measurement(AS_WRITTEN, "Sin", 1, 1.0, 0.5, 0.4, 0.8, is_inexact=True)
 
     assert str(told) == "Sin: 2.00 times (1.25 to 2.50), loses accuracy"

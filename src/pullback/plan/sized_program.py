@@ -23,7 +23,7 @@ from pullback.plan.precision import Gradients, exact_gradients
 
 
 @dataclass(eq=False)
-class Case:
+class SizedProgram:
     """A program with arguments of one size; `units` is None where it could not be recorded."""
 
     program: Callable[..., Any]
@@ -36,7 +36,7 @@ class Case:
     # ---- the whole program ----
 
     @cached_property
-    def renews(self) -> bool:
+    def changes_inputs(self) -> bool:
         """Whether the program changes its inputs."""
         copies = copies_of(self.args)
         before = [tensor._version for tensor in tensors_in(copies)]
@@ -45,19 +45,19 @@ class Case:
         return before != [tensor._version for tensor in tensors_in(copies)]
 
     @cached_property
-    def around(self) -> list[Tensor]:
-        """The tensors from around the program."""
+    def closure_tensors(self) -> list[Tensor]:
+        """The tensors that the program closes over."""
         return [closure.tensor for closure in self.units.closures] if self.units else []
 
     def task(self, function: Callable[..., Any]) -> Task:
-        """What it takes to call `function` as the program is called here."""
-        leaves = [t for t in (*tensors_in(self.args), *self.around) if t.requires_grad]
-        return Task(function, self.args, leaves, renews=self.renews)
+        """A task that calls `function` as the program is called here."""
+        leaves = [t for t in (*tensors_in(self.args), *self.closure_tensors) if t.requires_grad]
+        return Task(function, self.args, leaves, changes_inputs=self.changes_inputs)
 
     @property
     def spared(self) -> list[Tensor]:
-        """Tensors that are there anyway: to keep them for backward costs nothing."""
-        return [*tensors_in(self.args), *self.around]
+        """Tensors that exist anyway: keeping them for backward costs nothing."""
+        return [*tensors_in(self.args), *self.closure_tensors]
 
     @property
     def rounding(self) -> float:
@@ -68,7 +68,7 @@ class Case:
     def reference(self, task: Task) -> Gradients | None:
         """The gradients of `task` in double precision; None if there are none to compare with.
 
-        A program that draws random numbers draws others for other numbers.
+        A program that draws random numbers draws other ones in double precision.
         """
         if self.units is None or self.drawing:
             return None
@@ -123,42 +123,46 @@ class Case:
         return part_of(self.units, group)
 
     def crosses(self, group: Group) -> bool:
-        """Whether something reaches over the border of the group, so that it is no node."""
+        """Whether a change in place crosses the border of the group: it cannot be a node."""
         assert self.units is not None
         return bool(unfit(self.units, groups_of(self.units, [group], self.drawing), {group}))
 
     def task_of_node(self, part: Part, node: Any) -> Task:
-        """What it takes to call a node for a group."""
+        """A task that calls a node for a group."""
         return self._task(node.apply, part)
 
     def task_of_unit(self, unit: Unit) -> Task:
-        """What it takes to call a unit as it is written."""
+        """A task that calls a unit as it is written."""
         part = self.part((unit.number,))
         run = function_of("unit", part.units, part.inputs, part.outputs)
-        return self._task(run, part, renews=bool(unit.changed))
+        return self._task(run, part, changes_inputs=bool(unit.changed))
 
-    def _task(self, function: Callable[..., Any], part: Part, *, renews: bool = False) -> Task:
+    def _task(
+        self, function: Callable[..., Any], part: Part, *, changes_inputs: bool = False
+    ) -> Task:
         args = [_leaf(self.values[number]) for number in part.inputs]
-        return Task(function, args, [t for t in args if t.requires_grad], renews=renews)
+        return Task(
+            function, args, [t for t in args if t.requires_grad], changes_inputs=changes_inputs
+        )
 
     @property
     def kept_anyway(self) -> list[Tensor]:
-        """The values that are there anyway: inputs, and what comes from around."""
+        """The values that exist anyway: inputs, and tensors that the program closes over."""
         assert self.units is not None
-        return [*(self.values[number] for number, _ in self.units.inputs), *self.around]
+        return [*(self.values[number] for number, _ in self.units.inputs), *self.closure_tensors]
 
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def case_of(program: Callable[..., Any], args: Sequence[Any], size: int) -> Case:
+def sized_program(program: Callable[..., Any], args: Sequence[Any], size: int) -> SizedProgram:
     """A program at the size of `args`. Raises what the program raises."""
     with measuring():
         with keeping_random_state(args):
             program(*copies_of(args))
         units, reason = _recorded(program, args)
-    return Case(program, tuple(args), size, units, reason)
+    return SizedProgram(program, tuple(args), size, units, reason)
 
 
 def _recorded(program: Callable[..., Any], args: Sequence[Any]) -> tuple[Program | None, str]:

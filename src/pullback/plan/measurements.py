@@ -13,7 +13,7 @@ INEXACT = 10.0  # times the error of the most exact candidate: beyond it, accura
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Candidate:
+class PlanCandidate:
     """A way to run a program.
 
     `how` is "nested", "combined" or "hybrid"; `groups` are the nodes of a hybrid, by the numbers of
@@ -31,11 +31,11 @@ class Candidate:
         return f"{self.how} ({self.backend}, save {self.save})"
 
 
-AS_WRITTEN = Candidate(NESTED)
+AS_WRITTEN = PlanCandidate(NESTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Measurement:
     """What was measured of a candidate at one size.
 
     `seconds` is the median time of one call forward and backward. `relative` is it as a part of the
@@ -45,7 +45,7 @@ class Row:
     more than another candidate's. What was not measured is None.
     """
 
-    candidate: Candidate
+    candidate: PlanCandidate
     label: str
     nodes: int
     seconds: float
@@ -68,7 +68,7 @@ class Row:
         return f"{self.label}: {self.speedup:.2f} times ({slow:.2f} to {fast:.2f}){marked}"
 
 
-def marked(rows: Sequence[Row], rounding: float) -> tuple[Row, ...]:
+def marked(rows: Sequence[Measurement], rounding: float) -> tuple[Measurement, ...]:
     """The rows, with those marked that lose accuracy; `rounding` is that of the inputs' numbers."""
     known = [row.error for row in rows if row.error is not None]
     limit = INEXACT * max(rounding, min(known, default=0.0))
@@ -77,7 +77,7 @@ def marked(rows: Sequence[Row], rounding: float) -> tuple[Row, ...]:
     )
 
 
-def front(rows: Sequence[Row]) -> Iterator[Row]:
+def front(rows: Sequence[Measurement]) -> Iterator[Measurement]:
     """The rows that no other beats in time without keeping more bytes, fastest first."""
     least: int | None = None
     for row in sorted(rows, key=lambda row: (row.relative, row.saved or 0)):
@@ -91,7 +91,7 @@ def front(rows: Sequence[Row]) -> Iterator[Row]:
 _NAMES = 6  # names of units in one node that are written out
 
 
-def label_of(candidate: Candidate, names: Sequence[str]) -> str:
+def label_of(candidate: PlanCandidate, names: Sequence[str]) -> str:
     """A grouping in words: the units of one node stand in brackets, the others are as written.
 
     Nodes follow each other as their first units do. What repeats is counted.
@@ -136,7 +136,7 @@ def _times(parts: Sequence[str], place: int, size: int) -> int:
     return count if len(first) == size else 1
 
 
-def nodes_of(candidate: Candidate, units: int) -> int:
+def node_count(candidate: PlanCandidate, units: int) -> int:
     """How many nodes run: those of groups, and each other unit by itself."""
     if candidate.how == COMBINED:
         return 1
