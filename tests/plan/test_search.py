@@ -135,7 +135,7 @@ def test_policy_far_from_the_best_is_not_searched(monkeypatch):
             slow.append(function.apply)
         return function
 
-    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build", made)
+    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build_candidate", made)
     found = search(chain, ByPolicy(), pairs=(PAIR, ("eager", "auto")))
 
     hybrids = [row.candidate for row in found.rows[8] if row.candidate.how == HYBRID]
@@ -197,7 +197,7 @@ def test_few_groupings_are_known_before_compiling(monkeypatch):
             meter.clock += 1000.0  # a compiler that takes longer than there is time
         return build_candidate(program, replace(candidate, backend="eager"), args)
 
-    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build", made)
+    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build_candidate", made)
     native = ("native", "everything")
     found = search(square_sine, meter, (leaf(), leaf()), budget=100.0, pairs=(native, PAIR))
 
@@ -285,7 +285,7 @@ def test_failing_backend_is_a_reason(monkeypatch):
             raise RuntimeError("no compiler\nat all")
         return build_candidate(program, candidate, args)
 
-    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build", made)
+    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build_candidate", made)
     found = search(chain, FakeMeter())
 
     assert found.refused["combined (eager, save everything)"] == "RuntimeError: no compiler at all"
