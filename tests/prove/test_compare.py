@@ -9,10 +9,10 @@ import pytest
 from pullback.prove import compare as module
 from pullback.prove import scalars as s
 from pullback.prove.compare import NotShown, ShownEqual
-from pullback.prove.scalars import case, constant, greater, select, variable
+from pullback.prove.scalars import case, greater, known_number, select, variable
 
 X, Y, Z = (variable(name) for name in "xyz")
-ZERO, ONE = constant(0), constant(1)
+ZERO, ONE = known_number(0), known_number(1)
 
 
 def compare(hand, derived, *domain, seconds=60):
@@ -70,9 +70,9 @@ def test_points_of_an_open_region_lie_in_it():
     ("hand", "derived", "proviso"),
     [
         (case(X, ZERO, ONE, ONE), greater(X, ZERO), "not shown where x = 0"),
-        (case(X - 2, ZERO, ONE, ONE), greater(X, constant(2)), "not shown where x = 2"),
+        (case(X - 2, ZERO, ONE, ONE), greater(X, known_number(2)), "not shown where x = 2"),
         (case(X - Y, ZERO, ONE, ONE), greater(X, Y), "not shown where x = y"),
-        (case(-3 - X, ZERO, ONE, ONE), greater(constant(-3), X), "not shown where x = -3"),
+        (case(-3 - X, ZERO, ONE, ONE), greater(known_number(-3), X), "not shown where x = -3"),
     ],
     ids=["zero", "number", "variable", "negative"],
 )
@@ -180,7 +180,11 @@ def test_infinity_is_not_taken_for_undefined():
 
 @pytest.mark.parametrize(
     "of",
-    [s.floor(X), (X * X) ** Fraction(1, 2) - X, s.atan(X) + s.atan(1 / X) - constant(math.pi) / 2],
+    [
+        s.floor(X),
+        (X * X) ** Fraction(1, 2) - X,
+        s.atan(X) + s.atan(1 / X) - known_number(math.pi) / 2,
+    ],
     ids=["step", "root of a square", "two arcs"],
 )
 def test_equality_with_volume_is_no_tie(of):

@@ -26,7 +26,7 @@ from pullback.graph.text import text_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
+class BackwardComparison:
     """Both graphs, run in the same trials.
 
     `scope` has the values that edits can use. `trials` are those that both graphs can run, large
@@ -88,7 +88,7 @@ def captured_on_examples(
 
 def compare_backwards(
     trials: Trials, derived: Capture | None, wrong: Sequence[WrongGradient], backward: Any
-) -> Comparison | None:
+) -> BackwardComparison | None:
     """The user's backward beside the derived one, or None if they cannot be captured."""
     hand = captured_on_examples(trials, _fitted(trials, wrong))
     if hand is None or derived is None:
@@ -107,7 +107,7 @@ def compare_backwards(
 
 def _compared(
     trials: Trials, user: GraphRun, derived: Capture, backward: Any, rows: Sequence[GradientTrial]
-) -> Comparison:
+) -> BackwardComparison:
     scope = scope_of(user, trials.input_names, backward)
     scope.kept = tuple(trials.kept())
     cotangents = _shared_cotangents(user.captured, derived)
@@ -116,7 +116,7 @@ def _compared(
     for joint in (readable, derived.joint):
         add_derived(scope, run_graph(derived, joint, aligned), cotangents)
     add_reductions(scope)
-    return Comparison(scope, derived, readable, tuple(rows), aligned)
+    return BackwardComparison(scope, derived, readable, tuple(rows), aligned)
 
 
 def _showing(trials: Trials, wrong: Sequence[WrongGradient]) -> list[GradientTrial]:

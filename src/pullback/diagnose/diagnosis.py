@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.joint import Capture
-from pullback.diagnose.comparison import Comparison, captured_on_examples, compare_backwards
+from pullback.diagnose.comparison import BackwardComparison, captured_on_examples, compare_backwards
 from pullback.diagnose.detached_values import detached_value
 from pullback.diagnose.error_patterns import (
     LAST,
@@ -105,7 +105,7 @@ class _Case:
         self.evidence = [WrongGradient(trials, place, names) for place in range(len(trials.names))]
         self.hidden: dict[int, Mismatch] = {}  # where slopes contradict autograd
         self.wrong = [one for one in self.evidence if one.first and not self.is_right(one)]
-        self.compared: Comparison | None = None
+        self.compared: BackwardComparison | None = None
         self.repairs: dict[int, GradientRepair] = {}
         if self.wrong and self.in_time() and self.derived is not None:
             self.attempt(self.explain)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from torch import Tensor
 
 from pullback.capture import seeds
-from pullback.capture.fake import numbers_of, resized
+from pullback.capture.fake import is_open, numbers_of, resized, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
@@ -61,53 +62,28 @@ def other_shapes(
 
 
 def unlike_shapes(captured: Capture, own: Sequence[Tensor]) -> Shapes | None:
-    """The shapes of the arguments, with sizes apart that are equal by chance; None if there are
-    none.
+    """The shapes of the arguments, without sizes that are equal by chance; None if there are none.
 
-    With square examples alone, the numbers of rows and of columns cannot be distinguished.
+    With square examples alone, the numbers of rows and of columns cannot be distinguished. Sizes
+    that must be equal are one symbol of the capture. Integers keep their shape.
     """
-    shapes = [tuple(tensor.shape) for tensor in own]
     if is_unchecked(captured):
         return None
-    changed = False
-    pointing = {i for i, tensor in enumerate(own) if is_index(tensor)}
-    for step, spots in enumerate(_alike(shapes), start=1):
-        wish = None if pointing & {i for i, _ in spots} else _grown(shapes, spots, step)
-        if wish is not None and captured.serves(_blank(own, wish)):
-            shapes, changed = wish, True
-    return shapes if changed else None
-
-
-Spot = tuple[int, int]
-"""One size: the tensor it belongs to, and the dimension."""
-
-
-def _alike(shapes: Shapes) -> Iterator[list[Spot]]:
-    """Sizes to move away from others that they equal: each by itself, then by dimension."""
-    spots = [(i, d) for i, shape in enumerate(shapes) for d in range(len(shape))]
-    sizes = [shapes[i][d] for i, d in spots]
-    alike = [spot for spot, size in zip(spots, sizes, strict=True) if sizes.count(size) > 1]
-    yield from ([spot] for spot in alike)
-    for end in sorted({d - len(shapes[i]) for i, d in alike}):
-        yield [(i, d) for i, d in alike if d - len(shapes[i]) == end]
-
-
-def _grown(shapes: Shapes, spots: Sequence[Spot], step: int) -> Shapes | None:
-    """`shapes` with some sizes larger; None if these are no longer equal to any other."""
-    taken = {size for shape in shapes for size in shape}
-    olds = {shapes[i][d] for i, d in spots}
-    count = sum(shape.count(old) for shape in shapes for old in olds)
-    if len(olds) != 1 or count <= len(spots):
-        return None
-    new = max(taken) + step
-    rows = [list(shape) for shape in shapes]
-    for i, d in spots:
-        rows[i][d] = new
-    return [tuple(row) for row in rows]
-
-
-def _blank(own: Sequence[Tensor], shapes: Shapes) -> list[Tensor]:
-    return [tensor.new_zeros(shape) for tensor, shape in zip(own, shapes, strict=True)]
+    rows = [node.meta["val"].shape for node in captured.joint.inputs[: len(own)]]
+    shapes = before = [tuple(tensor.shape) for tensor in own]
+    pairs = zip(chain(*rows), chain(*before), strict=True)
+    numbers = {s.node.expr: n for s, n in pairs if is_open(s) and s.node.expr.is_Symbol}
+    pointing = [row for tensor, row in zip(own, rows, strict=True) if is_index(tensor)]
+    fixed = {size.node.expr for size in chain(*pointing) if is_open(size)}
+    for symbol in [one for one in numbers if one not in fixed]:
+        unlike = {**numbers, symbol: max(chain(*shapes)) + 1}
+        wish = [tuple(size_with(size, unlike) for size in row) for row in rows]
+        changed = sum(a != b for a, b in zip(chain(*shapes), chain(*wish), strict=True))
+        is_alike = [*chain(*shapes)].count(numbers[symbol]) > changed
+        blank = [t.new_zeros(shape) for t, shape in zip(own, wish, strict=True)]
+        if is_alike and captured.serves(blank):
+            numbers, shapes = unlike, wish
+    return shapes if shapes != before else None
 
 
 def small_sizes(captured: Capture) -> Iterator[Callable[[int], int]]:

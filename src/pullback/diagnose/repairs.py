@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from pullback.diagnose.candidate_edits import CandidateEdit, give, swap
-from pullback.diagnose.comparison import Comparison
+from pullback.diagnose.comparison import BackwardComparison
 from pullback.diagnose.edit_search import Edit, EditSearch, make_edited
 from pullback.diagnose.error_patterns import (
     WrongGradient,
@@ -54,7 +54,7 @@ class RepairSearch:
         deadline: When to stop searching.
     """
 
-    compared: Comparison
+    compared: BackwardComparison
     wrong: Mapping[int, WrongGradient]
     verifier: Verifier
     deadline: float

@@ -17,7 +17,7 @@ from pullback.graph.parts import JointGraph, calls
 from pullback.prove.grids import Grid, Table, together
 from pullback.prove.pointwise_ops import POINTWISE
 from pullback.prove.reduction_ops import GRIDWISE
-from pullback.prove.scalars import Outside, Scalar, as_scalar, constant
+from pullback.prove.scalars import Outside, Scalar, as_scalar, known_number
 
 # Ops that only move elements, or pad with zeros: torch runs them on the places of a grid.
 MOVES = frozenset(
@@ -36,7 +36,7 @@ COPIES = frozenset(
         *("contiguous", "_to_copy", "view_as", "_reshape_alias"),
     ]
 )
-UNINITIALISED = constant(0) / constant(0)
+UNINITIALISED = known_number(0) / known_number(0)
 FILLS: dict[str, Any] = {
     **dict.fromkeys(["empty_like", "new_empty"], UNINITIALISED),
     **dict.fromkeys(["zeros_like", "new_zeros", "zeros"], 0),
@@ -117,7 +117,7 @@ class GraphReader:
             return args[0].shape[args[1]] if name == "sym_size" else args[0].places.numel()
         if name not in MADE | MOVES | GRIDWISE.keys():
             return self._decomposed(node)
-        self.is_pointwise &= name.startswith("log_sigmoid")  # the others join elements
+        self.is_pointwise = False
         return self._across_elements(node, args, settings)
 
     def _taken(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -163,7 +163,7 @@ class GraphReader:
         target: Any = node.target
         if name in MADE and not _grids_in(args):
             made = target(*args, **settings)
-            return self.table.grid([constant(v) for v in made.flatten().tolist()], made.shape)
+            return self.table.grid([known_number(v) for v in made.flatten().tolist()], made.shape)
         if name == "constant_pad_nd" and len(args) > 2 and args[2]:
             raise Outside(f"`{name}` with {args[2]}")
         if name in MOVES:

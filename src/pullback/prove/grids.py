@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.prove.scalars import Scalar, as_scalar, constant
+from pullback.prove.scalars import Scalar, as_scalar, known_number
 
 
 class Table:
     """Expressions by place; the first is the number 0."""
 
     def __init__(self) -> None:
-        self.scalars = [constant(0)]
+        self.scalars = [known_number(0)]
         self.places = {self.scalars[0]: 0}
 
     def grid(self, scalars: Sequence[Scalar], shape: Sequence[int]) -> Grid:

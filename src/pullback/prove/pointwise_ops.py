@@ -11,10 +11,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from pullback.prove import scalars as s
-from pullback.prove.scalars import Outside, Scalar, case, constant, select
+from pullback.prove.scalars import Outside, Scalar, case, known_number, select
 
-ZERO, ONE, TWENTY = constant(0), constant(1), constant(20)
-HALF = constant(Fraction(1, 2))
+ZERO, ONE, TWENTY = known_number(0), known_number(1), known_number(20)
+HALF = known_number(Fraction(1, 2))
 
 # ---- functions of one number ----
 
@@ -131,11 +131,11 @@ POINTWISE: dict[str, Callable[..., Scalar]] = {
     "hypot": lambda a, b: (a * a + b * b) ** HALF,
     # exponentials and logarithms
     "exp": s.exp,
-    "exp2": lambda x: s.exp(x * s.log(constant(2))),
+    "exp2": lambda x: s.exp(x * s.log(known_number(2))),
     "expm1": lambda x: s.exp(x) - 1,
     "log": s.log,
-    "log2": lambda x: s.log(x) / s.log(constant(2)),
-    "log10": lambda x: s.log(x) / s.log(constant(10)),
+    "log2": lambda x: s.log(x) / s.log(known_number(2)),
+    "log10": lambda x: s.log(x) / s.log(known_number(10)),
     "log1p": lambda x: s.log(1 + x),
     "xlogy": _xlogy,
     "logaddexp": lambda a, b: s.log(s.exp(a) + s.exp(b)),

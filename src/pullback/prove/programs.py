@@ -24,7 +24,7 @@ from pullback.errors import CaptureError
 from pullback.judge.run import gradients_of, used_outputs
 from pullback.prove.graph_reader import GraphReader
 from pullback.prove.numerics import Point
-from pullback.prove.scalars import Outside, Scalar, constant, variable
+from pullback.prove.scalars import Outside, Scalar, known_number, variable
 
 SMALL, LARGE = 16, 64  # elements, in inputs and cotangents together: to prefer, and at most
 
@@ -271,7 +271,7 @@ class View:
         side = self.programs.hand if hand else self.programs.derived
         reading = self.hand if hand else self.derived
         found = reading.gradient(side.keys.index(key)) if key in side.keys else None
-        return [constant(0)] * math.prod(self.shape(key)) if found is None else found
+        return [known_number(0)] * math.prod(self.shape(key)) if found is None else found
 
     @cached_property
     def outputs(self) -> dict[Scalar, Scalar]:
@@ -353,7 +353,7 @@ def _variables(name: str, shape: Sequence[int]) -> list[Scalar]:
 
 
 def _numbers(tensor: Tensor) -> list[Scalar]:
-    return [constant(value) for value in tensor.detach().flatten().tolist()]
+    return [known_number(value) for value in tensor.detach().flatten().tolist()]
 
 
 def _filled(scalars: Sequence[Scalar], shape: Sequence[int], point: Point) -> Tensor:

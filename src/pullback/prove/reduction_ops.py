@@ -88,22 +88,6 @@ def _logsumexp(x: Grid, dim: Dims, keepdim: bool = False) -> Grid:
     return _sum(x.map(s.exp), dim, keepdim).map(s.log)
 
 
-def _log_sigmoid_forward(x: Grid) -> tuple[Grid, Grid]:
-    """The value, and the buffer that backward may use."""
-    return x.map(lambda each: -s.log(1 + s.exp(-each))), _buffer(x)
-
-
-def _buffer(x: Grid) -> Grid:
-    return x.map(lambda each: s.exp(-POINTWISE["abs"](each)))
-
-
-def _log_sigmoid_backward(g: Grid, x: Grid, buffer: Grid) -> Grid:
-    # On a GPU the buffer is empty.
-    if buffer.scalars() and buffer.scalars() != _buffer(x).scalars():
-        raise Outside("`log_sigmoid_backward` with the buffer of another input")
-    return g * x.map(lambda each: 1 / (1 + s.exp(each)))
-
-
 def _cumsum(x: Grid, dim: int) -> Grid:
     return x.running(dim, s.sum_of)
 
@@ -122,6 +106,4 @@ GRIDWISE: dict[str, Callable[..., Any]] = {
     "_softmax": _softmax,
     "_log_softmax": _log_softmax,
     "logsumexp": _logsumexp,
-    "log_sigmoid_forward": _log_sigmoid_forward,
-    "log_sigmoid_backward": _log_sigmoid_backward,
 }

@@ -19,7 +19,7 @@ from pullback.prove.programs import (
     View,
     captured_program,
 )
-from pullback.prove.scalars import constant, replaced
+from pullback.prove.scalars import known_number, replaced
 
 FEW = 3  # inputs or outputs: up to so many, every subset is tried; of more, each one alone
 
@@ -100,5 +100,5 @@ def _view(programs: ProgramPair, whole: View) -> View:
 def _is_known(key: Key, view: View, whole: View) -> bool:
     """Whether a hand-written gradient is the whole one, with zeros for missing cotangents."""
     present = set(view.cotangent_variables)
-    missing = {v: constant(0) for v in whole.cotangent_variables if v not in present}
+    missing = {v: known_number(0) for v in whole.cotangent_variables if v not in present}
     return view.gradient(key, hand=True) == replaced(whole.gradient(key, hand=True), missing)

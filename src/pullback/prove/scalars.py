@@ -38,28 +38,28 @@ class Scalar:
         return sum_of([self, as_scalar(other)])
 
     def __radd__(self, other: Number) -> Scalar:
-        return constant(other) + self
+        return known_number(other) + self
 
     def __neg__(self) -> Scalar:
-        return constant(-1) * self
+        return known_number(-1) * self
 
     def __sub__(self, other: Scalar | Number) -> Scalar:
         return self + -as_scalar(other)
 
     def __rsub__(self, other: Number) -> Scalar:
-        return constant(other) - self
+        return known_number(other) - self
 
     def __mul__(self, other: Scalar | Number) -> Scalar:
         return _product(self, as_scalar(other))
 
     def __rmul__(self, other: Number) -> Scalar:
-        return constant(other) * self
+        return known_number(other) * self
 
     def __truediv__(self, other: Scalar | Number) -> Scalar:
         return _quotient(self, as_scalar(other))
 
     def __rtruediv__(self, other: Number) -> Scalar:
-        return constant(other) / self
+        return known_number(other) / self
 
     def __pow__(self, other: Scalar | Number) -> Scalar:
         return _power(self, as_scalar(other))
@@ -82,7 +82,7 @@ def _make(kind: str, *parts: Any) -> Scalar:
 
 def as_scalar(value: Scalar | Number) -> Scalar:
     """`value` as an expression."""
-    return value if isinstance(value, Scalar) else constant(value)
+    return value if isinstance(value, Scalar) else known_number(value)
 
 
 def constant_value(scalar: Scalar) -> Fraction | None:
@@ -98,7 +98,7 @@ def variable(name: str) -> Scalar:
     return _make("variable", name)
 
 
-def constant(value: Number) -> Scalar:
+def known_number(value: Number) -> Scalar:
     """The number that `value` stands for.
 
     A float stands for the simplest number that rounds to it: 0.1 for 1/10, 0.7978845608028654 for
@@ -133,9 +133,9 @@ def _fraction(value: float, limit: int) -> Fraction | None:
 def _constants() -> Iterator[tuple[Scalar, float]]:
     """The irrational numbers that formulas often contain."""
     pi, half = _make("pi"), Fraction(1, 2)
-    bases = [(constant(2), 2.0), (constant(3), 3.0), (pi, math.pi), (2 * pi, 2 * math.pi)]
+    bases = [(known_number(2), 2.0), (known_number(3), 3.0), (pi, math.pi), (2 * pi, 2 * math.pi)]
     roots = [(scalar**half, math.sqrt(size)) for scalar, size in bases]
-    logs = [(log(constant(n)), math.log(n)) for n in (2, 10)]
+    logs = [(log(known_number(n)), math.log(n)) for n in (2, 10)]
     for scalar, size in [(pi, math.pi), *roots, *logs]:
         yield from [(scalar, size), (1 / scalar, 1 / size)]
     yield (2 / pi) ** half, math.sqrt(2 / math.pi)
@@ -149,30 +149,30 @@ def sum_of(scalars: Sequence[Scalar]) -> Scalar:
     known = sum((s.parts[0] for s in scalars if s.kind == "number"), Fraction(0))
     parts = [s for s in scalars if s.kind != "number"]
     if known:
-        parts.append(constant(known))
+        parts.append(known_number(known))
     if not parts:
-        return constant(0)
+        return known_number(0)
     return parts[0] if len(parts) == 1 else _make("add", *parts)
 
 
 def _product(a: Scalar, b: Scalar) -> Scalar:
     x, y = constant_value(a), constant_value(b)
     if x is not None and y is not None:
-        return constant(x * y)
+        return known_number(x * y)
     if y is not None:
         return _product(b, a)
     if x == 1:
         return b
     first = constant_value(b.parts[0]) if b.kind == "mul" else None
     if x is not None and first is not None:
-        return _product(constant(x * first), b.parts[1])
+        return _product(known_number(x * first), b.parts[1])
     return _make("mul", a, b)
 
 
 def _quotient(a: Scalar, b: Scalar) -> Scalar:
     divisor = constant_value(b)
     if divisor:
-        return constant(1 / divisor) * a
+        return known_number(1 / divisor) * a
     return _make("div", a, b)
 
 
@@ -180,7 +180,7 @@ def _power(a: Scalar, b: Scalar) -> Scalar:
     if constant_value(b) == 1:
         return a
     if constant_value(b) == 0:
-        return constant(1)  # also of zero, as in PyTorch
+        return known_number(1)  # also of zero, as in PyTorch
     return _make("pow", a, b)
 
 
@@ -206,12 +206,12 @@ def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
 
 def greater(a: Scalar, b: Scalar) -> Scalar:
     """1 where a > b, otherwise 0."""
-    return case(a - b, constant(0), constant(0), constant(1))
+    return case(a - b, known_number(0), known_number(0), known_number(1))
 
 
 def equal_to(a: Scalar, b: Scalar) -> Scalar:
     """1 where a = b, otherwise 0."""
-    return case(a - b, constant(0), constant(1), constant(0))
+    return case(a - b, known_number(0), known_number(1), known_number(0))
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
@@ -340,7 +340,7 @@ def _coefficients(
     if free[scalar]:
         return {} if constant_value(scalar) == 0 else None
     if scalar.kind == "variable":
-        return {scalar: constant(1)}
+        return {scalar: known_number(1)}
     parts = [found[part] for part in scalar.parts]
     if scalar.kind == "add" and None not in parts:
         return _joined(parts, lambda each: sum_of(each))
@@ -368,4 +368,4 @@ def _joined(
     parts: Sequence[dict[Scalar, Scalar] | None], join: Callable[[list[Scalar]], Scalar]
 ) -> dict[Scalar, Scalar]:
     names = dict.fromkeys(v for part in parts for v in part or ())
-    return {v: join([(part or {}).get(v, constant(0)) for part in parts]) for v in names}
+    return {v: join([(part or {}).get(v, known_number(0)) for part in parts]) for v in names}

@@ -22,7 +22,7 @@ from pullback.prove.counterexamples import (
 from pullback.prove.numerics import fraction_between
 from pullback.prove.programs import Key, View
 from pullback.prove.regions import Region
-from pullback.prove.scalars import Outside, Scalar, coefficients, constant, form_of
+from pullback.prove.scalars import Outside, Scalar, coefficients, form_of, known_number
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 ROUNDS = (3, 1)  # of points: at the sizes to prove at, and at others
@@ -198,7 +198,7 @@ def _coefficients(
     if left is None or right is None:
         return []
     domains = {c: [outputs[c]] if c in outputs else [] for c in {**left, **right}}
-    zero = constant(0)
+    zero = known_number(0)
     return [(left.get(c, zero), right.get(c, zero), domain) for c, domain in domains.items()]
 
 
