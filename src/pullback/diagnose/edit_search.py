@@ -7,6 +7,7 @@ is taken is made in a copy of the user's graph.
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ from pullback.graph.copies import copy_of, with_graph
 from pullback.graph.dead import drop_dead
 from pullback.graph.parts import BACKWARD, JointGraph
 from pullback.graph.values import Maker
-from pullback.judge.tolerances import Measure
 
 Clock = Callable[[], float]
 
@@ -64,9 +64,11 @@ class EditSearch:
     deadline: float
     clock: Clock = time.process_time
     _orders: dict[frozenset[fx.Node], list[fx.Node]] = field(default_factory=dict)
-    _leaves: dict[fx.Node, tuple[list[Any], Any]] = field(default_factory=dict)
-    _measures: dict[tuple[int, int], Measure] = field(default_factory=dict)
     _trial_orders: dict[int, list[int]] = field(default_factory=dict)
+    _leaves: dict[fx.Node, tuple[list[Any], Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leaves = {node: leaves_of(node) for node in self.scope.hand.joint.graph.nodes}
 
     def find(self, place: int) -> CandidateEdit | None:
         """The smallest edit that makes the gradient at `place` right, and spoils no other."""
@@ -112,21 +114,12 @@ class EditSearch:
             if gradients is None:
                 return frozenset()
             for other, gradient in gradients.items():
-                if not self.is_right(number, other, gradient):
+                if not self.trials[number].accepts(other, gradient):
                     if other == place or other not in self.wrong:
                         return frozenset()
                     right.discard(other)
             right -= {other for other in right if other not in gradients}
         return frozenset(right) if place in right else frozenset()
-
-    def is_right(self, number: int, place: int, gradient: Any) -> bool:
-        """Whether a gradient is right in one trial; None is as good as zeros."""
-        trial = self.trials[number]
-        if gradient is None or trial.expected[place] is None:
-            return trial.agrees(trial.expected[place], gradient)
-        if (number, place) not in self._measures:
-            self._measures[number, place] = trial.measure(trial.pair(place)[0])
-        return self._measures[number, place].fits(gradient)
 
     def _failing_first(self, place: int) -> list[int]:
         """The trials, those in which the gradient is wrong first."""
@@ -139,20 +132,17 @@ class EditSearch:
 
     def gradients(self, candidate: CandidateEdit, number: int) -> dict[int, Tensor] | None:
         """The gradients that change, in one trial; None if the edit cannot be computed."""
-        values = self.scope.hand.values[number]
-        joint = self.scope.hand.joint
+        changed: dict[fx.Node, Any] = {}
+        values = ChainMap(changed, self.scope.hand.values[number])
         try:
             with torch.no_grad():
                 new = {use: self.value(new, number) for use, new in candidate.changes}
-                changed: dict[fx.Node, Any] = {}
                 for node in self.order(candidate):
-                    leaves, spec = self.leaves(node)
-                    filled = [
-                        new[node, i] if (node, i) in new else self.look(leaf, changed, values)
-                        for i, leaf in enumerate(leaves)
-                    ]
+                    leaves, spec = self._leaves[node]
+                    now = [values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+                    filled = [new.get((node, i), leaf) for i, leaf in enumerate(now)]
                     if node.op == "output":
-                        end = joint.output_count
+                        end = self.scope.hand.joint.output_count
                         pairs = zip(leaves[end:], filled[end:], strict=True)
                         return {
                             place: after
@@ -165,25 +155,12 @@ class EditSearch:
             return None
         return {}
 
-    @staticmethod
-    def look(leaf: Any, changed: dict[fx.Node, Any], values: dict[fx.Node, Any]) -> Any:
-        """The value of a leaf: changed, known, or itself."""
-        if not isinstance(leaf, fx.Node):
-            return leaf
-        return changed[leaf] if leaf in changed else values[leaf]
-
     def value(self, operand: Any, number: int) -> Any:
         """What a new operand is, in one trial."""
         values = self.scope.hand.values[number]
         return built(operand, lambda known: known.values[number], values.__getitem__, _called)
 
     # ---- the order of what is computed again ----
-
-    def leaves(self, node: fx.Node) -> tuple[list[Any], Any]:
-        """The leaves of the arguments of a node, looked up once."""
-        if node not in self._leaves:
-            self._leaves[node] = leaves_of(node)
-        return self._leaves[node]
 
     def order(self, candidate: CandidateEdit) -> list[fx.Node]:
         """The nodes that an edit changes, in an order that runs; the output comes last."""

@@ -41,6 +41,7 @@ class GradientTrial:
     got: tuple[Tensor | None, ...]
     is_rough: bool = False
     _wrong: dict[int, Tensor] = field(default_factory=dict)
+    _measures: dict[int, Measure] = field(default_factory=dict)
 
     def wrong(self, place: int) -> Tensor:
         """Where the gradient at `place` is wrong, as a mask of the shape of its input."""
@@ -107,6 +108,15 @@ class GradientTrial:
         usual = EXACT if is_exact else ROUGH
         driven = max((largest_entry(cotangent) for cotangent in self.cotangents), default=0.0)
         return replace(usual, floor=DRIVEN * usual.scaled * driven)
+
+    def accepts(self, place: int, gradient: Tensor | None) -> bool:
+        """Whether another gradient at `place` would be right; None is as good as zeros."""
+        expected = self.expected[place]
+        if gradient is None or expected is None:
+            return self.agrees(expected, gradient)
+        if place not in self._measures:
+            self._measures[place] = self.measure(expected)
+        return self._measures[place].fits(gradient)
 
     def agrees(self, expected: Tensor | None, got: Tensor | None) -> bool:
         """Whether two gradients are the same; None is as good as zeros."""

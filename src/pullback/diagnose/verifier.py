@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, fx
-
 from pullback.capture.joint import Capture
 from pullback.diagnose.gradient_trial import GradientTrial
-from pullback.diagnose.graph_values import Values, values_in
+from pullback.diagnose.graph_values import values_in
 from pullback.graph.parts import JointGraph
 
 
@@ -44,10 +42,5 @@ class Verifier:
             values = values_in(self.hand, graph, trial)
         except Exception:  # an op of any kind may refuse these sizes in any way
             return set()
-        pairs = enumerate(zip(trial.expected, graph.gradients, strict=True))
-        gradients = {place: (e, _value(node, values)) for place, (e, node) in pairs}
-        return {place for place, (e, got) in gradients.items() if trial.agrees(e, got)}
-
-
-def _value(node: object, values: Values) -> Tensor | None:
-    return values[node] if isinstance(node, fx.Node) else None
+        gradients = [values.get(node) for node in graph.gradients]
+        return {place for place, got in enumerate(gradients) if trial.accepts(place, got)}

@@ -1,9 +1,9 @@
-"""The truth that a hand-written backward is compared with.
+"""The reference that a hand-written backward is compared with.
 
-Forward itself says what the gradient must be. Its body is run in float64 as plain PyTorch, so that
+Forward itself determines the gradient. Its body is run in float64 as plain PyTorch, so that
 autograd differentiates it; whatever comes out is held against differences of the real forward,
-which have an error estimate of their own. So neither a forward that autograd cannot see into (a
-kernel, NumPy, `detach`) nor a kink is taken for a defect of the backward.
+which have an error estimate of their own. So neither a forward that autograd cannot look into (a
+kernel, NumPy, `detach`) nor a kink is reported as a defect of the backward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FINEST = torch.finfo(torch.float64).eps
 
 
 class PrecisionWatcher(DispatchMode):
-    """Sees the coarsest floating dtype that went into each tensor of a program."""
+    """Notes the coarsest floating dtype that went into each tensor of a program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,9 +54,10 @@ class PrecisionWatcher(DispatchMode):
         return result
 
     def of(self, outputs: Sequence[Tensor]) -> float:
-        """The coarsest dtype that went into the outputs; of all, where one was made unseen.
+        """The rounding error of the coarsest dtype that went into the outputs.
 
-        What is only made coarse to be saved says nothing about forward.
+        That of all tensors, where an output was made by no op that is seen. A tensor that is only
+        converted to be saved does not count.
         """
         found = [self._of(output) for output in outputs if output.numel() > 0]
         known = [eps for eps in found if eps is not None]
@@ -75,7 +76,7 @@ class Reference:
     Arguments:
         call: What is judged, as users call it.
         plain: The same without its hand-written backward, where that is known: the forward of a
-            Function. Any other callable is asked what it calls.
+            Function. Any other callable is run, and the Functions it calls are replaced.
         is_op: Whether it is an op of the dispatcher, which PyTorch sees by its schema.
     """
 
@@ -90,13 +91,13 @@ class Reference:
         self.noise = FINEST
         self._is_op = is_op
         self._has_looked = False
-        self._is_native = False  # whether a C++ Function is in it, which autograd sees nothing of
+        self._is_native = False  # whether it calls a C++ Function, which autograd cannot look into
         self._lost: dict[int, bool] = {}
 
     # ---- autograd over forward as plain PyTorch ----
 
     def program(self, *args: Any) -> Any:
-        """What the target computes, with no hand-written backward in it."""
+        """What the target computes, without any hand-written backward."""
         if self.plain is not None:
             return self.plain(*args)
         if not self._is_native:
@@ -110,9 +111,9 @@ class Reference:
     def gradients(
         self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
     ) -> dict[int, Tensor | None] | None:
-        """The gradient of each wanted argument by position; None when autograd cannot tell.
+        """The gradient of each wanted argument by position; None where autograd has none.
 
-        The example is taken as it is: make it float64 first.
+        The example is used as it is: make it float64 first.
         """
         try:
             return self.derived(example, cotangents, wanted) or None
@@ -122,7 +123,7 @@ class Reference:
     def derived(
         self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
     ) -> dict[int, Tensor | None]:
-        """The same, with nothing in it where none flows; raises where autograd cannot tell."""
+        """The same; empty where no gradient flows, and errors are raised."""
         args = example.fresh(needs=frozenset(wanted))
         leaves: dict[int, Tensor] = {i: args[i] for i in wanted}
         passed = tuple(_cloned(arg) for arg in args)
@@ -173,11 +174,11 @@ class Reference:
     ) -> Callable[[float], float]:
         """`t -> <cotangents, forward(x + t direction)>`, a real number."""
 
-        ways = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
+        steps = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
 
         def value(t: float) -> float:
             moved = list(example.args)
-            for i, along in ways.items():
+            for i, along in steps.items():
                 moved[i] = moved[i].detach() + t * along
             args = replace(example, args=tuple(moved)).fresh(needs=frozenset())
             progress.current.begin(example.size)
