@@ -9,6 +9,7 @@ from torch import fx
 
 from pullback.capture.joint import capture
 from pullback.graph.parts import JointGraph
+from pullback.prove import graph_reader
 from pullback.prove.graph_reader import COPIES, FILLS, MADE, MOVES, GraphReader
 from pullback.prove.numerics import Undefined, Values
 from pullback.prove.pointwise_ops import POINTWISE
@@ -284,6 +285,16 @@ def test_log_sigmoid_is_pulled_back(x):
     (expected,) = torch.autograd.grad(3 * program(tensor), tensor)
 
     assert float(Values(point, 40)(reading.gradient(0)[0])) == pytest.approx(expected.item())
+
+
+def test_decomposition_into_the_op_itself_ends(monkeypatch):
+    op = aten.igamma.default
+    monkeypatch.setitem(graph_reader.decomposition_table, op, lambda x, y: NotImplemented)
+    joint, _ = graph_of(op, "p", "p")
+    reader, _ = reading_of(joint)
+
+    with pytest.raises(Outside, match=r"^`igamma`$"):
+        reader.gradient(0)
 
 
 def test_memory_that_nobody_wrote_has_no_value():

@@ -1,7 +1,7 @@
-"""RepairSearch: for each wrong gradient the edit that makes it right.
+"""Finds, for each wrong gradient, the edit that makes it right.
 
-What the numbers alone tell comes first, then the smallest change of the user's backward that is
-right, then the derived gradient in its place. Each is verified before it is named.
+An edit that follows from the numbers alone comes first, then the smallest change of the user's
+backward that is right, then the derived gradient in its place. Each is verified before it is named.
 """
 
 from __future__ import annotations

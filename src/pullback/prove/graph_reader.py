@@ -71,6 +71,7 @@ class GraphReader:
         """`given` has the expressions and the shape of each placeholder."""
         self.joint = joint
         self.table = Table()
+        self._opened: list[Any] = []
         self._values: dict[fx.Node, Any] = {
             node: self.table.grid(scalars, shape)
             for node, (scalars, shape) in zip(joint.placeholders, given, strict=True)
@@ -178,7 +179,7 @@ class GraphReader:
         outside = Outside(f"`{op_path(node)}`")
         op: Any = node.target
         decomposition = decomposition_table.get(op)
-        if decomposition is None:
+        if decomposition is None or op in self._opened:
             raise outside
         stage, values = Stage(dynamic=False), self._values
         inputs = [each for each in node.all_input_nodes if isinstance(values[each], Grid)]
@@ -193,11 +194,14 @@ class GraphReader:
         graph = stage.trace(call, given, decompositions={op: decomposition}).graph
         placeholders = graph.find_nodes(op="placeholder")
         values |= {p: values[each] for p, each in zip(placeholders, inputs, strict=True)}
+        self._opened.append(op)  # some decompositions call the op itself
         try:
             for each in calls(graph):
                 values[each] = self._read(each)
         except Outside:
             raise outside from None
+        finally:
+            self._opened.pop()
         return fx.map_arg(graph.output_node().args[0], values.__getitem__)
 
 

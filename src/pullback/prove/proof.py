@@ -7,7 +7,6 @@ Then they are compared as expressions, case by case: no difference anywhere is a
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 import time
@@ -15,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.trees import flatten
+from pullback.capture.names import parameter_names
+from pullback.capture.trees import tensors_in
 from pullback.derive.plain import program_of
-from pullback.function.signature import signature_of
 from pullback.prove.programs import Key, ProgramPair, UnreadableError, View, pair_of_programs
 from pullback.prove.requests import Request, partial_requests, view_for
 from pullback.prove.scalars import Outside
@@ -101,7 +99,8 @@ def proof_of(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
         if not programs.names:
             return Proof(name, UNKNOWN, reason="no input needs a gradient")
         judgements = _judgements(programs, views, deadline)
-    given = [*programs.fixed, *_plain_names(target, examples)]
+    names = zip(parameter_names(hand, len(examples)), examples, strict=True)
+    given = [*programs.fixed, *(each for each, example in names if not tensors_in(example))]
     surrogates = _surrogates(target)
     gradients = {
         programs.names[key]: _with_scope(judgement, programs.names[key], given, surrogates)
@@ -176,7 +175,7 @@ def _joined(whole: Judgement, found: Judgement, request: Request) -> Judgement:
 def _with_scope(
     judgement: Judgement, name: str, given: Sequence[str], surrogates: Sequence[str] | None
 ) -> Judgement:
-    """A judgement with what it holds for; none on a gradient that is declared to be another."""
+    """A judgement with what it holds for; unknown for a declared surrogate gradient."""
     if surrogates is None or name in surrogates:
         reason = "declared a surrogate: it is not meant to be the derivative"
         return Judgement(UNKNOWN, reason=reason)
@@ -195,32 +194,14 @@ def _surrogates(target: Any) -> Sequence[str] | None:
     return (found,) if isinstance(found, str) else tuple(found)
 
 
-def _plain_names(target: Any, examples: Sequence[Any]) -> list[str]:
-    """The arguments without a tensor in them, by the user's names."""
-    plain = [
-        place
-        for place, example in enumerate(examples)
-        if not any(isinstance(leaf, Tensor) for leaf in flatten(example)[0])
-    ]
-    hand = _pair(target)[0]
-    if not plain:
-        return []
-    if _is_class(hand):
-        return [signature_of(hand).name(place) for place in plain]
-    try:
-        names = list(inspect.signature(hand).parameters)
-    except (TypeError, ValueError):
-        names = []
-    return [names[p] if p < len(names) else f"argument {p}" for p in plain]
-
-
 # ---- scope ----
 
 
 def _scope(view: View) -> str:
     captured = view.programs.hand.captured, view.programs.derived.captured
     is_pointwise = view.hand.is_pointwise and view.derived.is_pointwise
-    if is_pointwise and all(_is_for_all_sizes(each.conditions) for each in captured):
+    clauses = [clause for each in captured for clause in each.clauses]
+    if is_pointwise and all(map(_is_harmless, clauses)):
         rank = max(len(shape) for shape in view.shapes)
         if rank == 0:
             return "for tensors without dimensions"
@@ -234,13 +215,8 @@ def _scope(view: View) -> str:
 _SIZE = r"L\['t(\d+)'\]\.size\(\)\[(\d+)\]"
 
 
-def _is_for_all_sizes(conditions: str) -> bool:
-    """Whether a capture assumes nothing of sizes but that they are above 1, and common to all."""
-    clauses = [] if conditions == "True" else conditions[1:-1].split(") and (")
-    return all(_is_harmless(clause) for clause in clauses)
-
-
 def _is_harmless(clause: str) -> bool:
+    """Whether a guard of a capture only says that sizes are above 1, or common to all inputs."""
     if ".stride()" in clause or re.fullmatch(f"2 <= {_SIZE}", clause):
         return True  # contiguous tensors; what every capture assumes
     same = re.fullmatch(f"{_SIZE} == {_SIZE}", clause)

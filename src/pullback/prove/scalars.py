@@ -37,8 +37,7 @@ class Scalar:
     def __add__(self, other: Scalar | Number) -> Scalar:
         return sum_of([self, as_scalar(other)])
 
-    def __radd__(self, other: Number) -> Scalar:
-        return known_number(other) + self
+    __radd__ = __add__
 
     def __neg__(self) -> Scalar:
         return known_number(-1) * self
@@ -52,8 +51,7 @@ class Scalar:
     def __mul__(self, other: Scalar | Number) -> Scalar:
         return _product(self, as_scalar(other))
 
-    def __rmul__(self, other: Number) -> Scalar:
-        return known_number(other) * self
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Scalar | Number) -> Scalar:
         return _quotient(self, as_scalar(other))
