@@ -7,7 +7,8 @@ their shape:
 - forward is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
   gradient is zero everywhere, and backward returns another. Nobody writes a Function for zeros. The
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
-- forward returns an input as it is, so that changing gradients is all that the Function does;
+- forward returns an input as it is, so that changing gradients is all that the Function does, be it
+  to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent.
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import product
 from typing import Any
 
 import torch
@@ -68,7 +70,7 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    if intent.surrogate is True or any(s.shape is Shape.CONSTANT or s.inside for s in found):
+    if intent.surrogate is True or any(s.shape is not Shape.BOUND for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
 
@@ -156,6 +158,14 @@ def _is_passed(gradient: Tensor, sent: Tensor) -> Tensor | None:
     """Where a cotangent is let through; None where something else is done with it."""
     passes = gradient == sent
     return passes if bool((passes | (gradient == 0)).all()) else None
+
+
+def passes_through(subject: Subject) -> bool:
+    """Whether an output has numbers of an input as they are: all of them, or those in bounds."""
+    called = subject.run()
+    given = [called.example.args[i] for i in called.example.differentiable]
+    pairs = product([called.outputs[k] for k in called.live], given)
+    return any(o.shape == x.shape and bool((o.detach() == x).any()) for o, x in pairs)
 
 
 # ---- inputs that are others ----

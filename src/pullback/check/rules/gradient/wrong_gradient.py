@@ -15,6 +15,7 @@ from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUE
 UNEXPLAINED = (VALUES, REDUCTION, FACTOR)
 
 REPLACE = "return what the derived backward returns"
+HIDDEN = "forward hides a part of its work from autograd, and differences of forward show it"
 LONG = 80  # an edit that takes more letters is harder to read than the backward below it
 
 
@@ -26,8 +27,10 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
     for mismatch in subject.base_mismatches:
         pattern = subject.patterns[mismatch.name]
         if pattern.kind == kind:
+            is_seen = mismatch.is_seen_by_autograd
             known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
-            backward = right_backward(subject)
+            known = known if is_seen or known.why else Reason(why=HIDDEN)
+            backward = right_backward(subject) if is_seen else ""
             edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
             if kind == FACTOR and "`" not in edit:
                 edit = pattern.fix  # it names the input at least
