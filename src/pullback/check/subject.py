@@ -131,8 +131,11 @@ class Subject:
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
-        """What the examples show of their arguments: others that break it are not tried."""
-        return relations_of(self.examples)
+        """What the examples show of their arguments, and the user says: others are not tried."""
+        said = self.target.domain
+        known = {(relation.words, relation.positions) for relation in said}
+        shown = relations_of(self.examples)
+        return (*said, *(r for r in shown if (r.words, r.positions) not in known))
 
     def kept(self, example: Example) -> Example:
         """An example of other sizes with the relations that drawing anew has broken, restored."""

@@ -148,7 +148,7 @@ def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str
         return {"expected": "a finite number"}
     x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
     is_remote = largest(x) > REMOTE * max(largest(usual), 1.0)
-    if not is_remote or mismatch.expected != 0:
+    if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
         return {}
     at = at_worst(mismatch).then(", if inputs may be as large as this")
     return {"severity": Severity.FRAGILE, "at": at}

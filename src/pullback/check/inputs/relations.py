@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,15 +36,20 @@ class Relation:
     positions: tuple[int, ...]
     holds: Callable[..., bool]
     restored: Callable[..., Tensor] | None = None
+    is_stated: bool = False  # by the user, of plain arguments too
 
     def is_kept(self, example: Example) -> bool:
         """Whether it holds in another example; of nothing, everything does."""
         if max(self.positions) >= len(example.args):
             return True
         values = [example.args[i] for i in self.positions]
-        if not all(isinstance(value, Tensor) and value.numel() for value in values):
+        if not all(self._tells(value) for value in values):
             return True
-        return self.holds(*(value.detach() for value in values))
+        given = (value.detach() if isinstance(value, Tensor) else value for value in values)
+        return self.holds(*given)
+
+    def _tells(self, value: Any) -> bool:
+        return value.numel() > 0 if isinstance(value, Tensor) else self.is_stated
 
 
 def relations_of(examples: Sequence[Example]) -> tuple[Relation, ...]:
@@ -254,7 +260,10 @@ def restored(example: Example, relations: Sequence[Relation]) -> Example:
     """The example with the relations that it breaks restored, where that can be done."""
     for relation in relations:
         if relation.restored is not None and not relation.is_kept(example):
-            values = [example.args[i].detach() for i in relation.positions]
+            values = [example.args[i] for i in relation.positions]
+            if not all(isinstance(value, Tensor) for value in values):
+                continue
+            values = [value.detach() for value in values]
             try:
                 made = relation.restored(*values)
             except RuntimeError:  # not of a shape for it: such an example is not tried
