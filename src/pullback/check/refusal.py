@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 TORCH = str(Path(str(torch.__file__)).parent)
+BARE = "assert "  # what pytest writes into an assertion that has no words of its own
 # What Python raises where code was not written for what it got; PyTorch says why in other ways.
 ACCIDENTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
@@ -24,7 +25,7 @@ def is_meant(error: BaseException) -> bool:
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next
-    if step is None or not str(error).strip():
+    if step is None or not str(error).strip() or str(error).startswith(BARE):
         return False
     code = step.tb_frame.f_code
     is_raised = dis.opname[code.co_code[step.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")

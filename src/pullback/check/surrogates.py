@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import product
 from typing import Any
 
 import torch
@@ -160,12 +159,12 @@ def _is_passed(gradient: Tensor, sent: Tensor) -> Tensor | None:
     return passes if bool((passes | (gradient == 0)).all()) else None
 
 
-def passes_through(subject: Subject) -> bool:
-    """Whether an output has numbers of an input as they are: all of them, or those in bounds."""
-    called = subject.run()
-    given = [called.example.args[i] for i in called.example.differentiable]
-    pairs = product([called.outputs[k] for k in called.live], given)
-    return any(o.shape == x.shape and bool((o.detach() == x).any()) for o, x in pairs)
+def is_stepwise(subject: Subject, name: str) -> bool:
+    """Whether forward is piecewise constant in an input, by its name."""
+    try:
+        return _is_stepwise(subject, subject.run(), subject.names.index(name))
+    except ForwardRefusedError:
+        return False
 
 
 # ---- inputs that are others ----

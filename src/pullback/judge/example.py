@@ -155,6 +155,13 @@ def wide_of(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
+def dense_of(gradient: Tensor | None) -> Tensor | None:
+    """A gradient as an ordinary tensor: that of an embedding may be sparse."""
+    if gradient is None or gradient.layout == torch.strided:
+        return gradient
+    return gradient.to_dense()
+
+
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """`value` with every tensor in it changed; lists, tuples and dicts are looked into."""
     if isinstance(value, Tensor):

@@ -23,7 +23,7 @@ from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
-from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.example import Example, can_differ, dense_of, mapped, tensors_in
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 
@@ -144,7 +144,7 @@ class Reference:
                 [cotangent for _, cotangent in used],
                 allow_unused=True,
             )
-        return {i: _dense(gradient) for i, gradient in zip(leaves, found, strict=True)}
+        return {i: dense_of(gradient) for i, gradient in zip(leaves, found, strict=True)}
 
     def loses(self, example: Example, position: int) -> bool:
         """Whether a callable, which is its own reference, takes an argument out of PyTorch."""
@@ -248,13 +248,6 @@ def _as_plain(
 ) -> Any:
     """Run the forward of a Function that a program calls, without its backward."""
     return call(*args, **kwargs) if kwargs else program_of(cls)(*args)
-
-
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    """A gradient as an ordinary tensor: that of an embedding may be sparse."""
-    if gradient is None or gradient.layout == torch.strided:
-        return gradient
-    return gradient.to_dense()
 
 
 def _cloned(arg: Any) -> Any:

@@ -21,7 +21,7 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
-from pullback.check.surrogates import passes_through
+from pullback.check.surrogates import is_stepwise
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of
@@ -41,8 +41,9 @@ SIZES = (1e-8, 1e-4, 1e-2, 1e4, 1e8)
 @needs(NONLINEAR_BACKWARD, RUNS, STEADY)
 def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is not linear."""
-    surrogates = {name for name in subject.names if subject.target.intent.is_surrogate(name)}
-    done = set(surrogates) if surrogates and passes_through(subject) else set()
+    is_surrogate = subject.target.intent.is_surrogate
+    leaves = subject.run().leaves
+    done = {name for name in leaves if is_surrogate(name) and not is_stepwise(subject, name)}
     for scale in SCALES:
         run = subject.run()
         u = [None if c is None else scale * c for c in subject.cotangents(run, 0)]
@@ -284,8 +285,8 @@ RULES = (
 
 What it checks
     For random `u` and `v`: `backward(2u - 3v)` is `2 backward(u) - 3 backward(v)`, with cotangents
-    of ordinary size, large and small. Of a surrogate gradient too, unless forward lets an input
-    through as it is: then bending the cotangent, as by clipping it, is what the Function is for.
+    of ordinary size, large and small. Of a surrogate gradient only where forward is piecewise
+    constant: elsewhere bending the cotangent, as by clipping it, may be what it is for.
 
 Why it matters
     A vector-Jacobian product is linear by definition. `torch.autograd.gradcheck` feeds gradients
