@@ -23,6 +23,7 @@ from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.mismatch import Mismatch, flat_of
 
 ASIDE = "set aside"
+COLUMNS = 4  # entries of a dimension, each of which forward may call by its number
 SPREAD = 3e-3  # how far apart tied values are moved
 
 Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
@@ -30,7 +31,31 @@ Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
 
 def by_shape(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     """The trials, without what is wrong for the values in the example's own shapes too."""
-    return by_masks(subject, by_indices(subject, _without(subject, found, _of_values)))
+    served = _served(subject, found)
+    return by_masks(subject, by_indices(subject, _without(subject, served, _of_values)))
+
+
+def _served(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without sizes of which forward reads no more than it does of the example's.
+
+    Where the last dimension is a real and an imaginary part, a third entry is a mistake.
+    """
+    for trial in found:
+        kept = (m for m in trial.mismatches if not _has_unread(subject.small, m))
+        yield replace(trial, mismatches=tuple(kept))
+
+
+def _has_unread(start: Example, mismatch: Mismatch) -> bool:
+    """Whether a dimension of a few entries is longer here, and PyTorch gives 0 for the rest."""
+    old, want = start.args[mismatch.position].shape, mismatch.want
+    if want.dim() != len(old):
+        return False
+    for dim, size in enumerate(old):
+        if size <= COLUMNS and want.shape[dim] > size:
+            rows = want.movedim(dim, 0).flatten(1)
+            if not bool(rows[size:].any()) and bool((rows[:size] != 0).any(1).all()):
+                return True
+    return False
 
 
 def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:

@@ -67,7 +67,7 @@ class Subject:
     def accept(self, intent: Intent) -> None:
         """Take this for what the author means; what was judged without it is judged anew."""
         self.target = replace(self.target, intent=intent)
-        for name in ("base_mismatches", "patterns", "wrong_names"):
+        for name in ("base_mismatches", "patterns", "wrong_names", "relations"):
             self.__dict__.pop(name, None)
 
     # ---- what there is ----
@@ -134,7 +134,7 @@ class Subject:
         """What the examples show of their arguments, and the user says: others are not tried."""
         said = self.target.domain
         known = {(relation.words, relation.positions) for relation in said}
-        shown = relations_of(self.examples)
+        shown = relations_of(self.examples, few=self.target.intent.has_surrogate)
         return (*said, *(r for r in shown if (r.words, r.positions) not in known))
 
     def kept(self, example: Example) -> Example:

@@ -20,8 +20,15 @@ from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, Run, copies_of
-from pullback.judge.tolerances import largest
+from pullback.judge.run import (
+    BackwardFailedError,
+    CallError,
+    ForwardRefusedError,
+    Raised,
+    Run,
+    copies_of,
+)
+from pullback.judge.tolerances import is_close, largest
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
 SLOW = 0.1  # seconds
@@ -146,12 +153,33 @@ def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str
     """
     if subject.target.intent.is_surrogate(mismatch.name):
         return {"expected": "a finite number"}
+    own = _own_number(subject, example, mismatch)
+    if own:
+        at = at_worst(mismatch).then(f": `{own}` is for backward alone")
+        return {"severity": Severity.FRAGILE, "at": at}
     x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
     is_remote = largest(x) > REMOTE * max(largest(usual), 1.0)
     if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
         return {}
     at = at_worst(mismatch).then(", if inputs may be as large as this")
     return {"severity": Severity.FRAGILE, "at": at}
+
+
+def _own_number(subject: Subject, example: Example, mismatch: Mismatch) -> str:
+    """The name of a number that changes this gradient, and nothing that forward gives."""
+    for i, arg in enumerate(example.args):
+        if not isinstance(arg, float) or not arg:
+            continue
+        try:
+            runs = [subject.run(e) for e in (example, example.put(i, arg / 2, example.label))]
+            grads = [run.pull(subject.cotangents(run))[mismatch.name] for run in runs]
+        except CallError:
+            continue
+        outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
+        is_same = all(torch.equal(one.detach(), two.detach()) for one, two in outputs)
+        if is_same and not is_close(*grads):
+            return subject.names[i]
+    return ""
 
 
 def report_trials(

@@ -151,8 +151,10 @@ def doubled(example: Example) -> Iterator[tuple[int, int, Example, Example]]:
 
     A slot may hold a tensor of another size, so long as it is of the same rank.
     """
-    for k, i in enumerate(example.differentiable):
-        for j in example.differentiable[k + 1 :]:
+    tied = {tie.position for tie in example.ties}  # each of these is a parameter of its own
+    free = [i for i in example.differentiable if i not in tied]
+    for k, i in enumerate(free):
+        for j in free[k + 1 :]:
             one, two = example.args[i], example.args[j]
             if one.dim() != two.dim() or one.dtype != two.dtype:
                 continue

@@ -52,13 +52,17 @@ class Relation:
         return value.numel() > 0 if isinstance(value, Tensor) else self.is_stated
 
 
-def relations_of(examples: Sequence[Example]) -> tuple[Relation, ...]:
-    """What holds in all of the examples."""
+def relations_of(examples: Sequence[Example], *, few: bool = False) -> tuple[Relation, ...]:
+    """What holds in all of the examples.
+
+    Three tensors of one shape go together by their entries. Two may be of one shape by chance, and
+    broadcast otherwise; with `few` they go together as well, as where forward reads but one.
+    """
     first, *others = examples
-    return tuple(r for r in _shown(first) if all(r.is_kept(other) for other in others))
+    return tuple(r for r in _shown(first, few) if all(r.is_kept(other) for other in others))
 
 
-def _shown(example: Example) -> Iterator[Relation]:
+def _shown(example: Example, few: bool) -> Iterator[Relation]:
     tensors = {i: example.args[i].detach() for i in example.tensors}
     told = {i: t for i, t in tensors.items() if _tells(t)}
     for i, tensor in told.items():
@@ -68,6 +72,9 @@ def _shown(example: Example) -> Iterator[Relation]:
             if holds(tensor):
                 yield Relation(words, (i,), holds, restored)
                 break  # the narrowest
+    alike = [i for i in example.differentiable if tensors[i].dim()]
+    if len(alike) > 2 - few and _have_one_shape(*(tensors[i] for i in alike)):
+        yield Relation("tensors of one shape", tuple(alike), _have_one_shape)
     seen: set[tuple[str, int, int]] = set()
     for i, j in permutations(tensors, 2):
         for words, (test, made) in TOGETHER.items():
@@ -132,6 +139,16 @@ def _is_positive_definite(x: Tensor) -> bool:
     return bool((least > 0).all())
 
 
+def _mirrored(x: Tensor) -> Tensor:
+    """A matrix transposed; a kernel of convolution as its own adjoint has it."""
+    return x.mT if x.dim() < 4 else x.transpose(0, 1).flip(tuple(range(2, x.dim())))
+
+
+def _is_skew(x: Tensor) -> bool:
+    square = x.shape[0] == x.shape[1] if x.dim() > 3 else _is_square(x)
+    return can_differ(x) and square and torch.equal(x, -_mirrored(x))
+
+
 def _is_lower(x: Tensor) -> bool:
     return _is_square(x) and bool((x.triu(1) == 0).all())
 
@@ -179,6 +196,7 @@ ALONE: dict[str, tuple[Holds, Restored | None]] = {
     "rows of norm one": (_has_unit_rows, lambda x: x / x.norm(dim=-1, keepdim=True)),
     "a positive definite matrix": (_is_positive_definite, _definite),
     "a symmetric matrix": (_is_symmetric, lambda x: (x + x.mT) / 2),
+    "a skew matrix or kernel": (_is_skew, lambda x: x - _mirrored(x)),
     "a lower triangular matrix": (_is_lower, torch.tril),
     "an upper triangular matrix": (_is_upper, torch.triu),
     "a permutation": (_is_permutation, lambda x: x.argsort(-1).to(x.dtype)),
@@ -187,6 +205,10 @@ ALONE: dict[str, tuple[Holds, Restored | None]] = {
 
 
 # ---- two tensors ----
+
+
+def _have_one_shape(*tensors: Tensor) -> bool:
+    return len({tuple(tensor.shape) for tensor in tensors}) == 1
 
 
 def _are_equal(x: Tensor, y: Tensor) -> bool:
