@@ -167,14 +167,6 @@ def _is_passed(gradient: Tensor, sent: Tensor) -> Tensor | None:
     return passes if bool((passes | (gradient == 0)).all()) else None
 
 
-def is_stepwise(subject: Subject, name: str) -> bool:
-    """Whether forward is piecewise constant in an input, by its name."""
-    try:
-        return bool(_steps(subject, subject.run(), subject.names.index(name)))
-    except ForwardRefusedError:
-        return False
-
-
 # ---- inputs that are others ----
 
 

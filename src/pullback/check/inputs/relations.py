@@ -246,16 +246,16 @@ def _are_starts_and_counts(x: Tensor, y: Tensor) -> bool:
 
 def _are_counts(x: Tensor, y: Tensor) -> bool:
     """Whether whole numbers sum to a size of the other, as the lengths of its parts do."""
-    if not is_index(x) or x.dim() != 1 or bool((x < 0).any()):
+    if not is_index(x) or x.dim() != 1 or x.numel() in y.shape or bool((x < 0).any()):
         return False
     return int(x.sum()) in [size for size in y.shape if size > x.numel()]
 
 
 def _are_offsets(x: Tensor, y: Tensor) -> bool:
     """Whether whole numbers go from 0 up to a size of the other, as the bounds of its parts do."""
-    if not is_index(x) or x.dim() != 1 or int(x[0]) != 0 or bool((x[1:] < x[:-1]).any()):
+    if not is_index(x) or x.dim() != 1 or x.numel() in y.shape or int(x[0]) != 0:
         return False
-    return int(x[-1]) in y.shape
+    return int(x[-1]) in y.shape and bool((x[1:] >= x[:-1]).all())
 
 
 def _bounds(x: Tensor, y: Tensor) -> Tensor:

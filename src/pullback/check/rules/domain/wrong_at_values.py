@@ -147,7 +147,7 @@ def _at_arguments(subject: Subject) -> Tried:
 
 def _at_infinity(subject: Subject) -> Tried:
     fix = "choose with `where` what an infinite or missing entry gets: 0 times infinity is NaN"
-    changes = {**INFINITE, **MISSING} if len(subject.small.needs) == 1 else MISSING
+    changes = {**INFINITE, **MISSING} if len(subject.small.differentiable) == 1 else MISSING
     found = value_trials(subject, "infinite", changed(subject.small, changes))
     yield by_masks(subject, found), fix
 
@@ -384,7 +384,7 @@ Cannot see
 Gradients must be right beside entries that are infinite or NaN, where forward is finite.
 
 What it checks
-    Some entries as NaN, and as -inf and inf where there is one differentiable input; only where
+    Some entries as NaN, and as -inf and inf where there is one floating input; only where
     every output is finite all the same: the gradients of the other entries against the truth, and
     those of the odd entries, which forward leaves out, against zero.
 

@@ -13,15 +13,7 @@ from pullback.check.explaining import PATTERNS, Cause
 from pullback.check.facts import At, Gradient, Number
 from pullback.check.registered import Registered
 from pullback.check.repro.context import Form, Repro, ReproContext, text_of
-from pullback.check.subject import (
-    BackwardFailedError,
-    Finding,
-    Rule,
-    Skip,
-    Subject,
-    worst_of,
-)
-from pullback.check.surrogates import is_stepwise
+from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, worst_of
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of
@@ -41,9 +33,7 @@ SIZES = (1e-8, 1e-4, 1e-2, 1e4, 1e8)
 @needs(NONLINEAR_BACKWARD, RUNS, STEADY)
 def nonlinear_backward(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per input whose gradient is not linear."""
-    is_surrogate = subject.target.intent.is_surrogate
-    leaves = subject.run().leaves
-    done = {name for name in leaves if is_surrogate(name) and not is_stepwise(subject, name)}
+    done = {name for name in subject.names if subject.target.intent.is_surrogate(name)}
     for scale in SCALES:
         run = subject.run()
         u = [None if c is None else scale * c for c in subject.cotangents(run, 0)]
@@ -285,8 +275,7 @@ RULES = (
 
 What it checks
     For random `u` and `v`: `backward(2u - 3v)` is `2 backward(u) - 3 backward(v)`, with cotangents
-    of ordinary size, large and small. Of a surrogate gradient only where forward is piecewise
-    constant: elsewhere bending the cotangent, as by clipping it, may be what it is for.
+    of ordinary size, large and small.
 
 Why it matters
     A vector-Jacobian product is linear by definition. `torch.autograd.gradcheck` feeds gradients
