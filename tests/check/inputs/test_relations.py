@@ -92,7 +92,7 @@ def test_relation_that_another_example_breaks_is_none(words):
         (torch.arange(12.0), torch.linspace(0, 1, 12).reshape(3, 4)),
         (drawn(1), drawn(1, 1), torch.tensor(2.0), 3, None),
         (torch.tensor([0, 2, 2, 1, 0]), drawn(3, 3)),
-        (torch.tensor([0, 0, 1, 1, 2, 2]), drawn(6, 3)),  # which part each row belongs to
+        (torch.tensor([0, 2, 1, 1, 0, 2]), drawn(6, 3)),  # which part each row belongs to
         (torch.tensor([2, 0, 1]), drawn(3, 5)),  # labels
         (drawn(4, 4, seed=2) + 5j, True),
     ],

@@ -1,4 +1,4 @@
-"""What a user says that arguments may be: kept by what is tried, refused where it makes no sense."""
+"""What a user says that arguments may be: kept by what is tried, or refused with words."""
 
 import pytest
 import torch
