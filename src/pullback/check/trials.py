@@ -172,12 +172,12 @@ def _own_number(subject: Subject, example: Example, mismatch: Mismatch) -> str:
             continue
         try:
             runs = [subject.run(e) for e in (example, example.put(i, arg / 2, example.label))]
-            grads = [run.pull(subject.cotangents(run))[mismatch.name] for run in runs]
+            one, two = (run.pull(subject.cotangents(run))[mismatch.name] for run in runs)
         except CallError:
             continue
         outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
-        is_same = all(torch.equal(one.detach(), two.detach()) for one, two in outputs)
-        if is_same and not is_close(*grads):
+        is_same = all(torch.equal(a.detach(), b.detach()) for a, b in outputs)
+        if is_same and not is_close(one, two):
             return subject.names[i]
     return ""
 
