@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pullback.function.isolation import seeded
 from pullback.judge import progress
-from pullback.judge.example import Example, can_differ, exact_copy, tensors_in
+from pullback.judge.example import Example, can_differ, dense_of, exact_copy, tensors_in
 
 _PLEA = "(Could this error message be improved?"  # PyTorch adds it to some errors
 
@@ -121,7 +121,7 @@ class Run:
             if found is None:
                 raise BackwardFailedError(error) from error
             return found
-        return dict(zip(wanted, grads, strict=True))
+        return {name: dense_of(grad) for name, grad in zip(wanted, grads, strict=True)}
 
     def _accumulated(
         self, used: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[str], retain_graph: bool
@@ -135,7 +135,7 @@ class Run:
                 torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
         except Exception:
             return None
-        grads = {name: leaves[name].grad for name in wanted}
+        grads = {name: dense_of(leaves[name].grad) for name in wanted}
         for leaf in leaves.values():
             leaf.grad = None
         return grads
