@@ -65,31 +65,28 @@ def view_for(request: Request, whole: View, keys: Sequence[Key]) -> View | None:
     Raises `UnreadableError`, or `Outside`.
     """
     programs = whole.programs
-    hand = _captured(programs.hand, programs, request)
-    _require_same_graph(hand, whole)
+    hand = _captured(programs.hand, whole, request)
     view = _view(ProgramPair(hand, programs.derived, programs.tensors, programs.args), whole)
     if all(_is_known(key, view, whole) for key in hand.keys if key in keys):
         return None
-    derived = _captured(programs.derived, programs, request)
-    _require_same_graph(derived, whole)
+    derived = _captured(programs.derived, whole, request)
     return _view(ProgramPair(hand, derived, programs.tensors, programs.args), whole)
 
 
-def _captured(side: CapturedProgram, programs: ProgramPair, request: Request) -> CapturedProgram:
-    needs = [place in request.needing for place in range(len(programs.tensors))]
-    outputs = enumerate(side.captured.outputs)
+def _captured(program: CapturedProgram, whole: View, request: Request) -> CapturedProgram:
+    """A program captured anew for a request; raises `UnreadableError`."""
+    needs = [place in request.needing for place in range(len(whole.tensors))]
+    outputs = enumerate(program.captured.outputs)
     used = [place in request.used for place, output in outputs if output.differentiable]
     try:
-        return captured_program(side.program, programs.args, needs=needs, used=used)
+        found = captured_program(program.program, whole.programs.args, needs=needs, used=used)
     except UnreadableError:
         raise
     except Exception as error:  # the backward may not expect a cotangent that is None
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
-
-
-def _require_same_graph(side: CapturedProgram, whole: View) -> None:
-    if not side.captured.serves(whole.tensors):
+    if not found.captured.serves(whole.tensors):
         raise UnreadableError("another graph for these sizes")
+    return found
 
 
 def _view(programs: ProgramPair, whole: View) -> View:

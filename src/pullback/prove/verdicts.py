@@ -70,9 +70,9 @@ class Judgement:
 
 
 class GradientProver:
-    """The gradients of two programs, judged one after the other, at one or two sizes.
+    """Decides about the gradients of two programs, one after the other, at one or two sizes.
 
-    `setting` is what is said of witnesses; the names of the arguments are those of the user.
+    `setting` is that of the witnesses it finds.
     """
 
     def __init__(
