@@ -1,4 +1,4 @@
-"""Compositions compute what the program as written computes, over every grouping of many pipelines, in double precision."""
+"""Compositions compute what the program computes, over every grouping of many pipelines."""
 
 import pytest
 
