@@ -452,7 +452,7 @@ class EmitMismatchError(PullbackError, RuntimeError):
 
 
 class InternalError(PullbackError, AssertionError):
-    """A law of pullback's own was broken: please report it, with the text of this error."""
+    """An invariant of pullback was broken: please report it, with the text of this error."""
 
     code = "E900"
     name = "internal"

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from pullback.capture.seeds import in_order_of, moved_a_little, normal, picked
+from pullback.capture.seeds import (
+    in_memory_order,
+    in_order_of,
+    memory_order,
+    moved_a_little,
+    normal,
+    picked,
+)
 
 GRID = torch.arange(1.0, 7.0).reshape(2, 3)
 
@@ -45,3 +52,12 @@ def test_order_in_memory_is_kept():
     assert (laid_out.shape, laid_out.stride()) == ((4, 5), (1, 4))
     assert laid_out.is_leaf
     assert not laid_out.requires_grad
+
+
+def test_copy_lies_in_memory_in_the_order_of_strides():
+    copy = in_memory_order(GRID, (1, 2))
+
+    assert memory_order((1, 2)) == [1, 0]
+    assert torch.equal(copy, GRID)
+    assert copy.stride() == (1, 2)
+    assert in_memory_order(GRID.t(), (2, 1)).is_contiguous()

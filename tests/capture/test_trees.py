@@ -4,7 +4,7 @@ from collections import namedtuple
 
 import torch
 
-from pullback.capture.trees import flatten, map_leaves, paths_of, tensor_leaves, unflatten
+from pullback.capture.trees import flatten, is_row, map_leaves, paths_of, tensor_leaves, unflatten
 
 Pair = namedtuple("Pair", "left right")
 
@@ -31,3 +31,9 @@ def test_only_tensors_are_picked():
 
 def test_leaves_are_mapped_in_place():
     assert map_leaves(lambda n: n + 1, (1, [2, 3])) == (2, [3, 4])
+
+
+def test_row_is_one_level_deep():
+    forms = {"leaf": 1, "row": (1, [], 2), "flat": [1, 2], "nested": (1, (2,))}
+
+    assert [name for name, tree in forms.items() if is_row(flatten(tree)[1])] == ["flat"]

@@ -9,7 +9,7 @@ from torch import Tensor
 import pullback as pb
 from pullback.capture.joint import capture
 from pullback.capture.trees import flatten
-from pullback.capture.units import Ref, part_of, record
+from pullback.capture.units import Ref, part_of, record, refs_in, with_values
 from tests.capture.cases import normal, programs
 from tests.capture.functions import cosine, family
 
@@ -366,3 +366,10 @@ def test_examples_may_be_nested():
     found = record(lambda p: p["a"] * p["b"][0], {"a": normal(3), "b": (normal(3), None)})
 
     assert found.inputs == ((0, "p['a']"), (1, "p['b'][0]"))
+
+
+def test_arguments_are_filled_by_number():
+    tree = (Ref(3), {"x": [Ref(1), 2.0]}, None, Ref(3))
+
+    assert refs_in(tree) == [3, 1, 3]
+    assert with_values(tree, {1: "a", 3: "b"}) == ("b", {"x": ["a", 2.0]}, None, "b")

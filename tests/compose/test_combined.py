@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pullback as pb
 from pullback.errors import BackendError, CaptureError
-from tests.compose.law import assert_same, derivatives_of
+from tests.compose.as_written import assert_same, derivatives_of
 from tests.compose.pipelines import (
     Exp,
     Mul,

@@ -1,4 +1,4 @@
-"""Compositions on a GPU: the law, other devices and streams, and layouts."""
+"""Compositions on a GPU: as written, other devices and streams, and layouts."""
 
 from multiprocessing.pool import ThreadPool
 

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pullback as pb
 from pullback.errors import GroupingError
-from tests.compose.law import assert_same, derivatives_of
+from tests.compose.as_written import assert_same, derivatives_of
 from tests.compose.pipelines import Exp, Mul, Sin, Square, Tanh, chain
 
 

@@ -6,7 +6,7 @@ import torch
 from pullback.capture.units import record
 from pullback.compose.grouping import crossings, groups_of, is_in_order, waits
 from pullback.errors import GroupingError
-from tests.compose.law import intervals, partitions
+from tests.compose.as_written import intervals, partitions
 
 
 def diamond(x):

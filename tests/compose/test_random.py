@@ -1,4 +1,4 @@
-"""Hybrids of random programs, in random groupings, keep the law."""
+"""Hybrids of random programs, in random groupings, compute what the programs compute."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import pullback as pb
 from pullback.compose.flow import recorded_units
 from pullback.errors import GroupingError
-from tests.compose.law import assert_same, derivatives_of
+from tests.compose.as_written import assert_same, derivatives_of
 from tests.compose.pipelines import Square
 from tests.compose.random_programs import inputs_of, random_groups, random_program
 

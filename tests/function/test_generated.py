@@ -10,7 +10,7 @@ import torch
 
 import pullback as pb
 from pullback.function import dispatch
-from pullback.function.generated import run_text
+from pullback.function.generated import codes_in, run_text
 
 TEXT = "def divide(a, b):\n    c = a\n    return c / b\n"
 
@@ -94,3 +94,13 @@ def test_traceback_through_a_derived_forward_shows_its_text():
 
     after = text.split('File "<derived forward of ')[1].splitlines()[1]
     assert after == "    out = table[place].sin()"
+
+
+def test_code_of_inner_functions_is_found():
+    def outer():
+        return lambda x: lambda: x
+
+    names = [code.co_name for code in codes_in(outer.__code__)]
+
+    assert names[0] == "outer"
+    assert names.count("<lambda>") == 2

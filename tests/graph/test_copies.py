@@ -2,7 +2,13 @@
 
 import torch
 
-from pullback.graph.copies import copied_graph, graph_of, output_count_of, with_graph
+from pullback.graph.copies import (
+    copied_graph,
+    graph_of,
+    graph_returning,
+    output_count_of,
+    with_graph,
+)
 from pullback.graph.parts import JointGraph
 from tests.graph.graphs import assert_same_bits, printed, row_of, run, traced
 
@@ -21,9 +27,9 @@ def test_changing_a_copy_changes_nothing_else():
     graph = traced("layer_norm").joint.graph
     text = printed(graph)
 
-    copy, twins = copied_graph(graph)
+    copy, copies = copied_graph(graph)
     for node in graph.nodes:
-        twins[node].meta["mark"] = 1
+        copies[node].meta["mark"] = 1
     copy.output_node().args = ((),)
 
     assert printed(graph) == text
@@ -48,3 +54,14 @@ def test_joint_graph_keeps_its_numbers():
     assert changed == JointGraph(copy, 3, 1)
     assert graph_of(changed) is copy
     assert (output_count_of(changed), output_count_of(copy)) == (1, None)
+
+
+def test_part_of_what_a_graph_returns_is_returned():
+    graph = traced("layer_norm").joint.graph
+    text = printed(graph)
+
+    first = graph_returning(graph, lambda row: row[:1])
+
+    assert len(first.output_node().args[0]) == 1
+    assert first.output_node().args[0][0].name == graph.output_node().args[0][0].name
+    assert printed(graph) == text

@@ -119,7 +119,7 @@ class Nodes:
             return Found(node, f'run by backend "{name}"')
 
     def await_backends(self, notify: Callable[[], Any]) -> None:
-        """Call the method `notify`, and choose again, when a backend is built that was not."""
+        """Call the method `notify`, and choose again, once a backend that was missing is built."""
         self._notify = weakref.WeakMethod(notify)
 
     def _begin_anew(self) -> None:

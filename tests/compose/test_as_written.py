@@ -1,11 +1,11 @@
-"""The law of composition, over every grouping of many pipelines, in double precision."""
+"""Compositions compute what the program computes, over every grouping of many pipelines."""
 
 import pytest
 
 from pullback import combine, hybrid, nest
 from pullback.capture.units import record
 from pullback.compose.grouping import groups_of
-from tests.compose.law import assert_same, derivatives_of, intervals, is_possible, partitions
+from tests.compose.as_written import assert_same, derivatives_of, intervals, is_possible, partitions
 from tests.compose.pipelines import PIPELINES
 
 EVERY = ("square_sin", "chain", "norm_gelu", "mlp", "cross_entropy", "rms_rope", "attention")

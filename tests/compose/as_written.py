@@ -1,4 +1,4 @@
-"""The law: the same outputs and gradients, first and second order, as the program as written."""
+"""As written: the same outputs and gradients, first and second order, as the program as written."""
 
 from collections.abc import Iterator
 
