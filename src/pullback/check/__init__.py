@@ -25,6 +25,7 @@ def check(
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
     isolate: bool = True,
+    seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """A `Report` on `target` at `inputs`: see `check.runner`."""
@@ -39,6 +40,7 @@ def check(
         declares=declares,
         reference=reference,
         isolate=isolate,
+        seconds=seconds,
         progress=progress,
     )
 

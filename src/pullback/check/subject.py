@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
-from pullback.check.facts import Number, at_worst, numbers
+from pullback.check.facts import Number, at_worst, numbers, sheet_of
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
+from pullback.check.inputs.declared import declared_of
 from pullback.check.inputs.relations import Relation, broken_by, relations_of
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
@@ -131,8 +132,9 @@ class Subject:
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
-        """What the examples show of their arguments: others that break it are not tried."""
-        return relations_of(self.examples)
+        """What is declared of the arguments, or the examples show: others are not tried."""
+        declared = declared_of(self.target.intent.domain, self.names)
+        return (*declared, *relations_of(self.examples))
 
     def _keep_relations(self, example: Example) -> None:
         if self.relations and not any(example is one for one in self.examples):
@@ -309,7 +311,8 @@ class Subject:
         """A finding about one wrong gradient."""
         expected, got = numbers(mismatch.expected, mismatch.got)
         known = {"at": at_worst(mismatch), "expected": expected, "got": got}
-        return self.finding(rule, example=example, **{**known, **facts})
+        finding = self.finding(rule, example=example, **{**known, **facts})
+        return replace(finding, about=replace(finding.about, sheet=sheet_of(mismatch)))
 
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""

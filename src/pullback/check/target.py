@@ -7,6 +7,7 @@ Declared intent stands on the class, as an attribute `declares` that needs nothi
     declares = {"donates": ("logits",)}    # this input may be overwritten
     declares = {"once_differentiable": True}
     declares = {"nondeterministic": 1e-6}  # results may differ by this much between runs
+    declares = {"domain": {"x": (0, 1)}}   # this input is never below or above
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
+from torch.nn import Module
 
 from pullback.capture.names import function_of
 from pullback.check.naming import load
@@ -45,6 +47,7 @@ class Intent:
     donates: frozenset[str] | bool = False
     once_differentiable: bool = False
     nondeterministic: float = 0.0
+    domain: tuple[tuple[str, float, float], ...] = ()  # inputs, the least and the largest number
 
     def is_surrogate(self, name: str) -> bool:
         """Whether the gradient of input `name` is declared to be another than forward's."""
@@ -168,6 +171,13 @@ def target_of(thing: Any, name: str = "") -> Target:
         function, call = thing, thing.apply
     elif function_of(thing) is not None:
         function = function_of(thing)
+    elif isinstance(thing, type) and issubclass(thing, Module):
+        raise TargetError(
+            f"`{name or thing.__qualname__}` must be a module, not the class of one",
+            expected="an object that can be called with tensors",
+            got=f"the class `{thing.__qualname__}`, a torch.nn.Module",
+            fix=f"name a module that is made of it: model = {thing.__name__}(...)",
+        )
     elif not callable(thing):
         raise TargetError(
             f"`{name or thing!r}` must be something that can be called",
@@ -252,6 +262,15 @@ def with_options(
     return replace(target, compare_with=reference)
 
 
+def declared_with(target: Target, declares: Mapping[str, Any] | None) -> Target:
+    """The target with more declared of it than its class does."""
+    if not declares:
+        return target
+    own = getattr(target.function if target.is_function else target.thing, ATTRIBUTE, None)
+    known = own if isinstance(own, Mapping) else {}
+    return with_options(target, {**known, **declares})
+
+
 def _intent_of(thing: Any, target: Target) -> Intent:
     declared = getattr(thing, ATTRIBUTE, None)
     if declared is None or callable(declared):
@@ -276,7 +295,27 @@ def _intent_of(thing: Any, target: Target) -> Intent:
             expected="a number: how far results may differ between runs",
             got=repr(values["nondeterministic"]),
         ) from None
+    values["domain"] = _domain(values.get("domain", {}), target)
     return Intent(**values)
+
+
+def _domain(value: Any, target: Target) -> tuple[tuple[str, float, float], ...]:
+    """The declared bounds of inputs, by their names."""
+    known, rest = _parameters(target)
+    try:
+        bounds = [(name, float(low), float(high)) for name, (low, high) in value.items()]
+        is_right = all(low <= high for _, low, high in bounds)
+        is_right &= not known or bool(rest) or {name for name, _, _ in bounds} <= set(known)
+    except (AttributeError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise DeclarationError(
+            f"`{target.name}.{ATTRIBUTE}['domain']` must be bounds of inputs, by their names",
+            expected=f"the least and the largest number of any of {', '.join(known)}",
+            got=repr(value),
+            fix=f"write for example {{'domain': {{'{(known or ['x'])[0]}': (0, 1)}}}}",
+        )
+    return tuple(bounds)
 
 
 def _names(value: Any, key: str, target: Target) -> frozenset[str] | bool:

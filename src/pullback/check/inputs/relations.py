@@ -24,17 +24,23 @@ NEAR = {2: 1e-2, 4: 1e-4, 8: 1e-4}  # by the bytes of a number: sums of what was
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What holds of the arguments at these positions, in words and as a test."""
+    """What holds of the arguments at these positions, in words and as a test.
+
+    `is_declared` says that the author said so, of numbers that are no tensors as well.
+    """
 
     words: str
     positions: tuple[int, ...]
     holds: Callable[..., bool]
+    is_declared: bool = False
 
     def is_kept(self, example: Example) -> bool:
         """Whether it holds in another example; of nothing, everything does."""
         if max(self.positions) >= len(example.args):
             return True
         values = [example.args[i] for i in self.positions]
+        if self.is_declared:
+            values = [torch.tensor(v) if type(v) in (int, float) else v for v in values]
         if not all(isinstance(value, Tensor) and value.numel() for value in values):
             return True
         return self.holds(*(value.detach() for value in values))
