@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from pullback.cli.settings import Chosen
 from pullback.cli.sources import sources_of
 from pullback.judge.example import Example
 from pullback.report.stored import restored, stored
-from pullback.run.cache import entry
+from pullback.run.cache import entry, root
 
 FORMAT = 1
+LIMIT = 2000  # results that are kept: some kilobytes each
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -50,17 +52,31 @@ def recalled(
         origin = _origin(target, identity, examples, chosen)
     except Unkeepable:
         return check(), False
-    with entry(origin) as kept:
+    place = root() / "checked"
+    with entry(origin, within=place) as kept:
         facts = kept.facts()
         report = None if facts is None else restored(facts.get("report"))
         if report is not None:
             return report, True
     report = check()
     if _is_lasting(report):
-        with entry(origin) as kept:
+        with entry(origin, within=place) as kept:
             kept.empty()
             kept.seal({"report": stored(report)})
+        _forget_oldest(place)
     return report, False
+
+
+def _forget_oldest(place: Path) -> None:
+    """Keep the last results only; one that goes while another process reads it is made anew."""
+    folders = [path for path in place.glob("??/*") if path.is_dir()]
+    if len(folders) > LIMIT:
+        for folder in sorted(folders, key=_last_use)[: len(folders) - LIMIT * 9 // 10]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_use(folder: Path) -> float:
+    return max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
 
 
 def _is_lasting(report: Report) -> bool:

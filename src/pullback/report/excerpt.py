@@ -33,7 +33,7 @@ def excerpt_of(place: str) -> Excerpt | None:
     lines = linecache.getlines(file) if line else []
     if not 0 < line <= len(lines):
         return None
-    first, last = max(1, line - AROUND), min(len(lines), line + 2 * AROUND)
+    first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
     return Excerpt(file, first, line, tuple(one.rstrip("\n") for one in lines[first - 1 : last]))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import html as escaping
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+from markupsafe import Markup, escape
+from pygments import highlight  # type: ignore[import-untyped]
+from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from pullback.check.finding import Finding, Severity
 from pullback.check.report import Report
@@ -30,6 +31,7 @@ from pullback.report.outcome import Remark
 SUFFIX = ".html"
 STYLES = {"light": "default", "dark": "github-dark"}
 IN_WORDS = ("at", "inputs", "expected", "got", "why", "fix")
+_QUOTED = re.compile("`([^`]+)`")
 HEIGHT = 640  # of a report in a notebook, in pixels
 
 
@@ -71,6 +73,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["python"] = _python
+    environment.filters["words"] = _words
     return environment
 
 
@@ -174,6 +177,11 @@ def _proof(report: Report) -> Iterator[str]:
 def _python(code: str) -> Markup:
     """Python in colours, safe to stand in the page."""
     return Markup(highlight(code, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)))
+
+
+def _words(text: str) -> Markup:
+    """A sentence, with what stands in backticks as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @cache
