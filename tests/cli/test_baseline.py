@@ -118,9 +118,10 @@ def test_missing_baseline_is_told_whole(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema": "x"}', '{"schema": "pullback.baseline/1"}']
-)
+DAMAGED = ["{", "[]", '{"schema": "x"}', '{"schema": "pullback.baseline/1"}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_damaged_baseline_is_refused(tmp_path, text):
     (tmp_path / "known.json").write_text(text)
 

@@ -42,7 +42,7 @@ def test_page_is_made_in_its_folder(tmp_path):
         (["json", "github"], "The screen cannot show json and github at once. Give all but one a"),
         (
             ["sarf"],
-            "'sarf' is no format: text, json, github, sarif, junit, html. Did you mean sarif",
+            "'sarf' is no format: text, json, github, sarif, junit, html. Did you mean",
         ),
         (["json="], "the file cannot be written: no name"),
         (["json=."], "the file cannot be written: a folder"),

@@ -19,6 +19,7 @@ def eager():
         patch.setattr(planned, "BUDGET", 1.0)
         patch.setattr(demo, "has_compiler", lambda: False)
         yield
+        demo.emitted.cache_clear()
 
 
 def run():
@@ -97,6 +98,7 @@ def test_emitted_backward_is_shown(shown):
 @pytest.mark.needs_compiler
 def test_emitted_op_is_built_and_agrees(monkeypatch):
     monkeypatch.setattr(demo, "has_compiler", lambda: True)
+    demo.emitted.cache_clear()
     console = Console(file=io.StringIO(), width=80, highlight=False)
 
     assert demo.show_emitted(console)
