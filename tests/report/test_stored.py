@@ -1,4 +1,4 @@
-"""A report that was stored is the same when it is restored, but for what rules keep to themselves."""
+"""A report that was stored comes back the same, but for what rules keep to themselves."""
 
 import json
 from dataclasses import replace
