@@ -1,4 +1,4 @@
-"""Functions as one finds them in a project, one of them wrong: what the commands of the docs are for.
+"""Functions as a project has them, one of them wrong: what the commands of the docs are for.
 
 `pullback check examples/my_ops.py` finds that the backward of `Swish` adds where it must subtract.
 Run as a program, it trains with them for a few steps, for `pullback record` to watch.

@@ -365,8 +365,8 @@ class SettingsError(PullbackError, ValueError):
 class BaselineError(PullbackError, ValueError):
     """A file cannot be read as a baseline.
 
-    A baseline lists the findings that are known and do not count. `pullback check
-    --write-baseline` writes it, and writes it anew where it was damaged.
+    A baseline lists the findings that are known and do not count. The option `--write-baseline`
+    writes it; one that was damaged is removed first.
     """
 
     code = "E421"
