@@ -7,6 +7,7 @@ import torch
 
 import pullback as pb
 from pullback.check.naming import load
+from pullback.check.target import target_of
 from pullback.errors import TargetError
 from tests.check import functions as f
 from tests.check.subjects import normal
