@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,9 +33,10 @@ from pullback.cli.identity import Identity, identity_of
 from pullback.cli.kept import recalled
 from pullback.cli.options import require_rules, settings_from, settings_options, targets_of
 from pullback.cli.outputs import outputs_of
+from pullback.cli.results import Found, results_of
 from pullback.cli.review import Review, whole_files
 from pullback.cli.settings import Settings
-from pullback.cli.spread import Lost, in_processes, share_of
+from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
 from pullback.errors import ExamplesError, PullbackError, RecordingError, TargetError
 from pullback.judge.example import example_of
@@ -43,8 +45,6 @@ from pullback.report.outcome import Failure, Outcome
 
 FOUND, COULD_NOT_RUN = 1, 2
 KEPT = "this is the result of an earlier check: nothing has changed since (--no-cache)"
-
-Found = tuple[Identity, Target]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def command(
     errors: list[Failure] = []
     found = share_of(_chosen(names, settings, changed, errors), shard)
     checked: list[Checked] = []
-    for one in _results(found, options, errors):
+    for one in results_of(found, partial(_checked, options), settings.jobs, errors):
         checked.append(review.taken(one))
         if outputs.is_text:
             text.show(checked[-1].report, console)
@@ -277,32 +277,7 @@ def functions_in(module: ModuleType) -> Iterator[Any]:
 # ---- one target ----
 
 
-def _results(found: Sequence[Found], options: Options, errors: list[Failure]) -> Iterator[Checked]:
-    """What is said of each target, in order; what keeps one from being checked goes to `errors`."""
-    jobs = options.settings.jobs
-    if jobs > 1 and len(found) > 1 and not can_fork():
-        results: Iterator[Any] = in_processes(
-            lambda number: _checked(*found[number], options), len(found), jobs
-        )
-    else:
-        results = (_checked(*one, options, is_alone=True) for one in found)
-    for (identity, _), result in zip(found, results, strict=False):
-        if isinstance(result, Lost):
-            result = TargetError(
-                f"`{identity.name}` must be something that a process can check to its end",
-                got=f"the process was lost: {result.how}",
-            )
-        if isinstance(result, PullbackError):
-            errors.append((identity.name, result))
-            continue
-        yield Checked(identity, result)
-        if result.interrupted and jobs == 1:
-            return
-
-
-def _checked(
-    identity: Identity, target: Target, options: Options, *, is_alone: bool = False
-) -> Report | PullbackError:
+def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
     """The report on one target, or what keeps it from being checked."""
     torch.manual_seed(0)  # the same inputs, whatever was checked before
     chosen = options.settings.of(identity.names, identity.file)
@@ -313,7 +288,7 @@ def _checked(
         examples = [example_of(args) for args in arguments]
 
         def run() -> Report:
-            with _progress(target.name if is_alone else "") as progress:
+            with _progress(target.name if options.settings.jobs == 1 else "") as progress:
                 return check(
                     declared,
                     arguments,

@@ -44,7 +44,14 @@ def complete_files(
 def complete_targets(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Files, which the shell knows best; after `file.py:`, the classes and functions of that."""
+    """Files, which the shell knows best; after `file.py:`, the classes and functions of that.
+
+    Bash takes a colon for a word of its own, and wants what comes after it alone.
+    """
+    before = ctx.params.get(param.name or "") or ()
+    if isinstance(before, tuple) and before[-1:] == (":",) and len(before) > 1:
+        names = _defined(Path(before[-2]))
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
     file, colon, name = incomplete.rpartition(":")
     if not colon or not file.endswith(".py"):
         return complete_files(ctx, param, incomplete)
