@@ -41,7 +41,9 @@ setTimeout(() => {
   navigator.clipboard.writeText = async text => { copied = text; };
   const button = document.querySelector(".copy button");
   button.click();
-  setTimeout(() => { document.title = "told: " + [...told, button.textContent, copied.length].join(" "); }, 100);
+  setTimeout(() => {
+    document.title = "told: " + [...told, button.textContent, copied.length].join(" ");
+  }, 100);
 }, 10);
 }
 </script>

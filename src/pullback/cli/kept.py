@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,11 @@ def _own_version() -> str:
 
 
 def _version_of(module: str) -> str:
-    import importlib  # the module is loaded: its rule was selected
-
-    path = source_of(importlib.import_module(module))
-    return _digest(path.read_bytes()) if path else ""
+    """What tells a module with rules of another package from other versions of it."""
+    path = source_of(sys.modules[module]) if module in sys.modules else None
+    if path is None:
+        raise Unkeepable  # it could not be imported: next time it may
+    return _digest(path.read_bytes())
 
 
 def _value(value: Any) -> Any:
