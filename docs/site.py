@@ -20,6 +20,7 @@ ORDER = (
     "plan",
     "check",
     "check-cpp",
+    "ci",
     "emit",
     "commands",
     "extend",

@@ -35,9 +35,10 @@ def inputs() -> Inputs:
     return {"x": x.requires_grad_(), "y": y.requires_grad_()}
 
 
-def make_plan():
+def make_plan(budget=None):
     """The plan, for small and large tensors."""
-    return pb.plan(square_sine, sizes=[examples(size) for size in SIZES], budget=BUDGET)
+    sizes = [examples(size) for size in SIZES]
+    return pb.plan(square_sine, sizes=sizes, budget=BUDGET if budget is None else budget)
 
 
 def main() -> None:

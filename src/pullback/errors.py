@@ -350,6 +350,29 @@ class RecordingError(PullbackError, ValueError):
     name = "recording"
 
 
+class SettingsError(PullbackError, ValueError):
+    """A settings file says something that there is not, or in a form that it cannot have.
+
+    Settings stand in `[tool.pullback]` of `pyproject.toml`, or in `pullback.toml` without that
+    heading. `docs/ci.md` lists the keys; `pullback check --show-settings` prints what holds, and
+    where each value comes from. What is on the command line wins over the file.
+    """
+
+    code = "E420"
+    name = "settings"
+
+
+class BaselineError(PullbackError, ValueError):
+    """A file cannot be read as a baseline.
+
+    A baseline lists the findings that are known and do not count. The option `--write-baseline`
+    writes it; one that was damaged is removed first.
+    """
+
+    code = "E421"
+    name = "baseline"
+
+
 # ---- composition ----
 
 

@@ -7,6 +7,7 @@ import torch
 
 import pullback as pb
 from pullback.check.naming import load
+from pullback.check.target import target_of
 from pullback.errors import TargetError
 from tests.check import functions as f
 from tests.check.subjects import normal
@@ -152,3 +153,59 @@ def test_mistyped_target_says_what_may_be_meant(folder, target, said):
     sys.modules.pop("my_ops", None)
 
     assert said in str(caught.value)
+
+
+# ---- targets that are none ----
+
+
+def refusal(target):
+    with pytest.raises(TargetError) as raised:
+        target_of(target)
+    return str(raised.value)
+
+
+def test_empty_target_is_told_whole():
+    assert refusal(" ") == (
+        "E401 target: a target must have a name\n"
+        "  expected: file.py, file.py:Name, module:Name, or torch.ops.namespace.op\n"
+        "  got:      an empty text\n"
+        "  fix:      if it came from a variable of the shell, that is not set"
+    )
+
+
+def test_missing_namespace_is_told():
+    assert refusal("torch.ops.nope") == (
+        "E401 target: `torch.ops.nope` must be a namespace in which ops are registered\n"
+        "  got:      none\n"
+        "  fix:      load the library that registers them first: --load lib.so"
+    )
+    assert "expected: torch.ops.aten" in refusal("torch.ops.atn")
+    assert "`torch.ops.aten` must name an op in it" in refusal("torch.ops.aten")
+
+
+def test_binary_file_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {"a.py": b"\x00\x01", "b.py": b"\xff\xfe\xff", "c.bin": b"\x00"}.items():
+        (tmp_path / name).write_bytes(content)
+
+    assert refusal("a.py:x") == (
+        "E401 target: `a.py` must be a Python file\n  got:      a file that is not text"
+    )
+    assert "a file that is not text" in refusal("b.py:x")
+    assert refusal("c.bin:x") == (
+        "E401 target: `c.bin` must be a Python file or module\n"
+        "  expected: a file whose name ends in .py\n"
+        "  got:      a file that ends in .bin"
+    )
+
+
+def test_class_of_modules_is_told():
+    with pytest.raises(TargetError) as raised:
+        target_of(torch.nn.Linear)
+
+    assert str(raised.value) == (
+        "E401 target: `Linear` must be a module, not the class of one\n"
+        "  expected: an object that can be called with tensors\n"
+        "  got:      the class `Linear`, a torch.nn.Module\n"
+        "  fix:      name a module that is made of it: model = Linear(...)"
+    )

@@ -77,7 +77,7 @@ def ops(tmp_path, monkeypatch):
 
 
 def run(*args):
-    options = ["--profile", "quick", "--select", "wrong-factor"]
+    options = ["--profile", "quick", "--select", "wrong-factor", "--no-cache"]
     return CliRunner().invoke(app, ["check", *options, *args])
 
 
@@ -137,7 +137,7 @@ def test_no_target_is_a_usage_error(ops):
     result = run()
 
     assert result.exit_code == 2
-    assert "Name a TARGET, or a recording with --inputs." in result.stderr
+    assert "Name a TARGET, a recording with --inputs, --changed, or `targets`" in result.stderr
 
 
 def test_guessed_inputs_are_said(ops):

@@ -67,3 +67,38 @@ def test_documented_line_is_the_right_one(pullback, shell):
     script = pullback(**dict([line.split("=")]))
 
     assert f"_PULLBACK_COMPLETE={shell}_complete" in script
+
+
+def test_files_are_left_to_the_shell(pullback):
+    words = {"COMP_WORDS": "pullback check exam", "COMP_CWORD": "2"}
+
+    assert pullback(_PULLBACK_COMPLETE="bash_complete", **words) == "file,exam\n"
+
+
+def test_functions_of_a_file_are_completed(pullback):
+    words = f"pullback check {ROOT}/examples/my_ops.py:S"
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="2")
+
+    assert [word.rpartition(":")[2] for word in completed(output)] == ["Square", "Swish"]
+
+
+@pytest.mark.parametrize("option", ["--select", "--allow"])
+def test_rules_are_completed(pullback, option):
+    words = f"pullback check {option} wrong-g"
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
+
+    assert completed(output) == ["wrong-gradient"]
+
+
+def test_pages_are_completed(pullback):
+    words = {"COMP_WORDS": "pullback explain E42", "COMP_CWORD": "2"}
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", **words)
+
+    assert completed(output) == ["E420", "E421"]
+
+
+def test_colon_that_bash_takes_for_a_word_is_seen(pullback):
+    words = f"pullback check {ROOT}/examples/my_ops.py : S"
+    output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="4")
+
+    assert completed(output) == ["Square", "Swish"]

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pullback.cli import main as cli
+import _pullback_cli as cli
 from pullback.cli.mistakes import of_users_code
 from pullback.errors import InternalError
 
@@ -122,6 +122,6 @@ def test_version_is_there_without_an_install(monkeypatch):
     def missing(name):
         raise cli.PackageNotFoundError(name)
 
-    monkeypatch.setattr(cli, "version_of", missing)
+    monkeypatch.setattr(cli, "version", missing)
 
     assert cli._version().startswith("unknown: it runs from its source")

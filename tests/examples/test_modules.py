@@ -18,6 +18,7 @@ LINES = {
     "my_complex_op": "     2.2500     0.6054    -0.9775    -0.9775        1.1084",
     "my_function": "The output is the input tensor itself: True.",
     "my_relu": "     2.0000     2.0000           1.0000     1.0000     1.0000",
+    "my_ops": "losses: ",
     "roi_align": "Node: ROIAlignFunctionBackward, put there by the operator itself.",
     "planned": "square_sine(float32[1000000], float32[1000000]): 1 000 000 elements of `x`",
     "demo": "All Functions agree with PyTorch, and both published mistakes were found.",

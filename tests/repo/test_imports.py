@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "tests", "examples", "benchmarks", "docs")
-OURS = {"_pullback_pytest", "benchmarks", "docs", "examples", "pullback", "tests"}
+OURS = {"_pullback_cli", "_pullback_pytest", "benchmarks", "docs", "examples", "pullback", "tests"}
 
 
 def imported_in(text):

@@ -26,6 +26,7 @@ def check(
     reference: Callable[..., Any] | None = None,
     domain: Any = None,
     isolate: bool = True,
+    seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """A `Report` on `target` at `inputs`: see `check.runner`."""
@@ -41,6 +42,7 @@ def check(
         reference=reference,
         domain=domain,
         isolate=isolate,
+        seconds=seconds,
         progress=progress,
     )
 

@@ -15,6 +15,8 @@ from pullback.judge.run import Raised
 
 Value = complex | float | None
 
+CELLS, WIDEST = 1024, 64  # of a gradient that is shown as a whole: numbers, and in a row
+
 _QUOTED = re.compile(r"`[^`]*`")
 
 
@@ -173,13 +175,26 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
+class Sheet:
+    """Two tensors side by side, as rows of numbers: what was expected, and what came.
+
+    `shape` is that of the tensors; all dimensions but the last are rows. Large ones have none.
+    """
+
+    shape: tuple[int, ...]
+    expected: tuple[tuple[float, ...], ...]
+    got: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class About:
     """What a finding is about, as far as it is data and not words.
 
     `used` are the outputs with a cotangent and `needed` the inputs that required grad, where the
     finding needs these and no others; None where all do. `remedy` is the same for findings that
-    one action mends, whatever the names are. `detail` is what a rule knows besides, of a type of
-    its own, for its repros and for what it explains.
+    one action mends, whatever the names are. `sheet` holds the whole of a wrong gradient, where it
+    is small enough to look at. `detail` is what a rule knows besides, of a type of its own, for
+    its repros and for what it explains.
     """
 
     at: At | None = None
@@ -190,6 +205,7 @@ class About:
     is_explained: bool = False  # whether a reason is known
     remedy: tuple[str, ...] = ()
     detail: Any = None
+    sheet: Sheet | None = None
 
     @property
     def thing(self) -> Thing:
@@ -210,6 +226,18 @@ class About:
     def index(self) -> tuple[int, ...] | None:
         """The entry that is named."""
         return None if self.at is None else self.at.index
+
+
+def sheet_of(mismatch: Mismatch) -> Sheet | None:
+    """The whole of a wrong gradient, where it is of real numbers and small enough to look at."""
+    want, have = mismatch.want, mismatch.have
+    if have is None or want.shape != have.shape or want.is_complex() or have.is_complex():
+        return None
+    if not 1 < want.numel() <= CELLS or want.shape[-1] > WIDEST:
+        return None
+    rows = [tensor.detach().double().reshape(-1, want.shape[-1]) for tensor in (want, have)]
+    expected, got = (tuple(tuple(row) for row in one.tolist()) for one in rows)
+    return Sheet(tuple(want.shape), expected, got)
 
 
 # ---- numbers as text ----

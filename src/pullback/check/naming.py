@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tokenize
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +27,7 @@ MOST = 8  # names that are listed
 
 def load(target: str) -> Any:
     """The object that `target` names: `module:name`, `file.py:name` or `torch.ops.space.op`."""
+    _require_name(target)
     if target.startswith(OPS):
         return _op(target)
     where, colon, name = target.rpartition(":")
@@ -49,6 +51,7 @@ def load(target: str) -> Any:
 
 def module_of(where: str) -> ModuleType:
     """The module that `where` names, be it by its file."""
+    _require_name(where)
     path = Path(where)
     if where.endswith(".py"):
         if not path.is_file():
@@ -60,6 +63,12 @@ def module_of(where: str) -> ModuleType:
             got="a library",
             fix=f"name the ops that it registers: torch.ops.NAMESPACE --load {where}",
         )
+    if path.is_file():
+        raise TargetError(
+            f"`{where}` must be a Python file or module",
+            expected="a file whose name ends in .py",
+            got=f"a file that ends in {path.suffix}" if path.suffix else "a file without an ending",
+        )
     if path.is_dir() and (os.sep in where or not (path / "__init__.py").is_file()):
         raise TargetError(
             f"`{where}` must be a file or a module",
@@ -70,12 +79,35 @@ def module_of(where: str) -> ModuleType:
     return _executed(where, lambda: importlib.import_module(where))
 
 
+def _require_name(target: str) -> None:
+    """Raise where there is nothing to look for."""
+    if not target.strip():
+        raise TargetError(
+            "a target must have a name",
+            expected="file.py, file.py:Name, module:Name, or torch.ops.namespace.op",
+            got="an empty text",
+            fix="if it came from a variable of the shell, that is not set",
+        )
+
+
+def _require_text(path: Path) -> None:
+    """Raise unless a file is Python's: text, in the encoding that it names."""
+    try:
+        with tokenize.open(path) as file:
+            is_text = "\0" not in file.read()
+    except (SyntaxError, UnicodeDecodeError):
+        is_text = False
+    if not is_text:
+        raise TargetError(f"`{path}` must be a Python file", got="a file that is not text")
+
+
 def _of_file(path: Path) -> ModuleType:
+    _require_text(path)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"`{path}` must be a Python file", got="a file that is none")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
-    top, name = _in_package(path.resolve())
+    top, name = module_path(path.resolve())
     if name != path.stem and _imports_relatively(path):
         _look_in(str(top), os.getcwd())
         return _executed(str(path), lambda: importlib.import_module(name))
@@ -85,7 +117,7 @@ def _of_file(path: Path) -> ModuleType:
     return module
 
 
-def _in_package(path: Path) -> tuple[Path, str]:
+def module_path(path: Path) -> tuple[Path, str]:
     """The folder above the packages that a file lies in, and its name as a module from there."""
     folder, names = path.parent, [path.stem]
     while (folder / "__init__.py").is_file():
@@ -191,6 +223,8 @@ def _meant(path: Path) -> str:
 def _op(target: str) -> Any:
     """The op of the dispatcher that `torch.ops.space.op` or `torch.ops.space.op.overload` names."""
     space, _, path = target.removeprefix(OPS).partition(".")
+    if not path:
+        _require_namespace(space)
     found: Any = getattr(torch.ops, space)
     for part in path.split("."):
         try:
@@ -206,6 +240,24 @@ def _op(target: str) -> Any:
                 fix="" if near else "load the library that registers it first (--load lib.so)",
             ) from None
     return found
+
+
+def _require_namespace(space: str) -> None:
+    """Raise unless ops are registered in a namespace, which is named without an op."""
+    every = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    near = get_close_matches(space, every, 3)
+    if not ops_of(space):
+        raise TargetError(
+            f"`{OPS}{space}` must be a namespace in which ops are registered",
+            expected=" or ".join(f"{OPS}{name}" for name in near),
+            got="none" if space else "no name",
+            fix="load the library that registers them first: --load lib.so",
+        )
+    raise TargetError(
+        f"`{OPS}{space}` must name an op in it",
+        expected=" or ".join(f"{OPS}{space}.{name}" for name in ops_of(space)[:3]),
+        got="a namespace",
+    )
 
 
 def ops_of(space: str) -> list[str]:

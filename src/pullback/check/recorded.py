@@ -226,36 +226,37 @@ class Recording:
         """Check every Function with the inputs it was called with; options as for `pb.check`.
 
         Arguments:
-            seconds: how long all of it may take; what is not done by then is named in `errors`.
+            seconds: how long all of it may take; what was not begun by then is named in `errors`,
+                and the rules that were not tried in the report of the last one.
             on_report: called with each report as soon as it is there.
             progress: called with the name of each rule, its number and how many there are.
         """
         from pullback.check.runner import check  # it imports every rule
 
-        until = _Until(seconds, progress)
+        end = float("inf") if seconds is None else time.monotonic() + seconds
         reports: list[Report] = []
         errors: list[str] = []
         left: list[str] = []
         for name, calls in self.targets.items():
-            if until.is_over:
+            time_left = end - time.monotonic()
+            if time_left <= 0 or (reports and reports[-1].interrupted):
                 left.append(name)
                 continue
             try:
                 target = self.target_called(name)
                 inputs = [call.inputs for call in calls]
-                report = check(target, inputs, progress=until, **options)
+                limit = None if seconds is None else time_left
+                report = check(target, inputs, seconds=limit, progress=progress, **options)
             except PullbackError as error:
                 errors.append(str(error))
                 continue
             reports.append(report)
             if on_report is not None:
                 on_report(report)
-            if report.interrupted:
-                until.is_over = True
-                left.append(name)
         if left:
-            why = f"the time of {seconds:g} s was over" if until.is_late else "interrupted"
-            errors.append(f"{len(left)} not checked to the end, {why}: {', '.join(left)}")
+            is_cut = bool(reports) and reports[-1].interrupted
+            why = "interrupted" if is_cut else f"the time of {seconds:g} s was over"
+            errors.append(f"{len(left)} not checked, {why}: {', '.join(left)}")
         return Reports(tuple(reports), tuple(errors))
 
     def save(self, path: str | Path) -> Saved:
@@ -343,25 +344,6 @@ def _write(path: Path, whole: dict[str, Any]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-class _Until:
-    """The progress of a check that ends when its time is over, as if by Ctrl-C."""
-
-    def __init__(
-        self, seconds: float | None, progress: Callable[[str, int, int], None] | None
-    ) -> None:
-        self.end = float("inf") if seconds is None else time.monotonic() + seconds
-        self.progress = progress
-        self.is_over = False
-        self.is_late = False
-
-    def __call__(self, rule: str, number: int, total: int) -> None:
-        if time.monotonic() > self.end:
-            self.is_over = self.is_late = True
-            raise KeyboardInterrupt  # `pb.check` then reports what it has
-        if self.progress is not None:
-            self.progress(rule, number, total)
 
 
 def load_function(name: str) -> Any:

@@ -21,6 +21,15 @@ MOST = 3  # examples that are shown, and rules of those that were not tried
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A finding that does not count, because a baseline has it or a comment allows it."""
+
+    finding: Finding
+    by: str  # the baseline, or the place of the comment
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What `pb.check` says of one function."""
 
@@ -36,6 +45,7 @@ class Report:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     proved: Proved | None = None
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -54,6 +64,17 @@ class Report:
     def with_notes(self, *notes: str) -> Report:
         """The same report with something more to note."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def to_html(self) -> str:
+        """The report as a page of its own, which needs no network."""
+        from pullback.report.html import render  # jinja2; the one import upwards
+
+        return render([self])
+
+    def _repr_html_(self) -> str:
+        from pullback.report.html import framed
+
+        return framed([self])
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
@@ -84,6 +105,7 @@ class Report:
             lines += [f"  inputs: {example}" for example in self.examples[:MOST]]
         lines += [f"  proved: {_proof(self.proved)}"] if self.proved is not None else []
         lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  {line}" for line in self._acceptances()]
         lines += [f"  not tried: {who}: {why}" for why, who in self._refusals().items()]
         routine = dict.fromkeys(s.rule.name for s in self.skips if not s.is_refusal)
         if routine:
@@ -91,6 +113,15 @@ class Report:
         if self.interrupted:
             lines.append("  interrupted: the rules after this were not tried")
         return "\n".join(lines)
+
+    def _acceptances(self) -> Iterator[str]:
+        """What does not count: what was allowed one by one, and what the baseline has together."""
+        counts = Counter(one.by for one in self.accepted if not one.reason)
+        for one in self.accepted:
+            if one.reason:
+                yield f"allowed: {one.finding.rule.name}, at {one.by}: {one.reason}"
+        for by, count in counts.items():
+            yield f"known: {_counted(count, 'finding')} more, in {by}"
 
     def _refusals(self) -> dict[str, str]:
         """Why rules could not be tried, each reason once, with its rules."""
@@ -146,6 +177,17 @@ class Reports(Sequence[Report]):
     def __getitem__(self, index: slice) -> tuple[Report, ...]: ...
     def __getitem__(self, index: int | slice) -> Report | tuple[Report, ...]:
         return self.all[index]
+
+    def to_html(self) -> str:
+        """All of them as one page, which needs no network."""
+        from pullback.report.html import render
+
+        return render(self.all, self.errors)
+
+    def _repr_html_(self) -> str:
+        from pullback.report.html import framed
+
+        return framed(self.all, self.errors)
 
     def __len__(self) -> int:
         return len(self.all)

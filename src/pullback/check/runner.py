@@ -49,6 +49,7 @@ def check(
     reference: Callable[..., Any] | None = None,
     domain: Any = None,
     isolate: bool = True,
+    seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Try every rule on `target` at `inputs` and what can be generated from them.
@@ -58,24 +59,30 @@ def check(
     attribute of that name says on a class: `declares={"surrogate": "x"}`. `reference` is a plain
     function of the same arguments: outputs and gradients are compared with its own. `domain` says
     what the arguments may be, such as `{"a": "symmetric", "x": {"min_value": 0}}`: others are not
-    tried (see `inputs.stated`).
+    tried (see `inputs.stated`). After `seconds` no other rule is begun, and the report names those
+    that were not tried.
     """
     known = with_options(target_of(target), declares, reference)
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     names = known.names_of(max(len(example.args) for example in examples))
+    domain = known.intent.domain if domain is None else domain
     known = replace(known, domain=stated(domain, names, examples, known.name))
     job = Job(known, examples, rules, profile)
     start = time.monotonic()
-    collected = _Collected(job, progress)
+    collected = _Collected(job, progress, seconds)
     try:
         why_not = collected.work_elsewhere() if isolate else "asked to"
         if why_not:
             collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
         collected.prove()
-        options = {"select": select, "allow": allow, "profile": profile, "progress": progress}
-        parts, missing = collected.look_inside(options)
+        left = collected.seconds_left()
+        options = {"select": select, "allow": allow, "profile": profile, "seconds": left}
+        parts, missing = collected.look_inside({**options, "progress": progress})
+    except _TimeIsUp:
+        collected.leave_rest()
+        parts, missing = (), collected.inside
     except KeyboardInterrupt:
         collected.interrupted = True
         parts, missing = (), collected.inside
@@ -93,12 +100,18 @@ def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
         )
 
 
+class _TimeIsUp(Exception):
+    """The caller's time is over, and another rule would begin."""
+
+
 class _Collected:
     """What the workers said so far."""
 
-    def __init__(self, job: Job, progress: Progress | None) -> None:
+    def __init__(self, job: Job, progress: Progress | None, limit: float | None = None) -> None:
         self.job = job
         self.progress = progress
+        self.limit = limit  # seconds, after which no rule is begun
+        self.start = time.monotonic()
         self.results: list[Finding | Skip] = []
         self.tried: dict[str, int] = {}
         self.notes: list[str] = []
@@ -219,12 +232,24 @@ class _Collected:
             )
         if message.kind == "begin":
             self.current = message.rule
+            if self.limit is not None and time.monotonic() - self.start > self.limit:
+                raise _TimeIsUp
             if self.progress is not None:
                 name = self.job.rules[message.rule].rule.name
                 self.progress(name, message.rule, len(self.job.rules))
         self.results += message.results
         for key, count in message.tried.items():
             self.tried[key] = self.tried.get(key, 0) + count
+
+    def seconds_left(self) -> float | None:
+        """What is left of the time that was given, if any was."""
+        return None if self.limit is None else self.limit - (time.monotonic() - self.start)
+
+    def leave_rest(self) -> None:
+        """Name the rules that are not tried, since the time is up."""
+        reason = f"the time of {self.limit:g} s was up"
+        for registered in self.job.rules[self.current :]:
+            self.results.append(Skip.refused(registered.rule, reason))
 
     def _died(self, death: Died, *, is_here: bool = False) -> None:
         target = self.job.target
@@ -311,6 +336,11 @@ def _surrogate_note(target: Target, found: Sequence[Surrogate]) -> str:
 
 def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
     """The examples that the user's `inputs` are, or `ExamplesError`."""
+    return tuple(example_of(args) for args in arguments_from(target, inputs))
+
+
+def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
+    """The arguments that the user's `inputs` are, those of each call, or `ExamplesError`."""
     if inputs is None:
         inputs = getattr(target.function or target.thing, "examples", None)
     if inputs is None:
@@ -321,8 +351,7 @@ def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
             fix=f"pb.check({target.name}, (torch.randn(3, 4, requires_grad=True),))",
         )
     given = inputs() if callable(inputs) else inputs
-    tuples = _tuples(target, given)
-    return tuple(example_of(args) for args in tuples)
+    return _tuples(target, given)
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:

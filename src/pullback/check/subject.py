@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.indices import has_indices_elsewhere, is_index, try_indices
-from pullback.check.facts import Number, at_worst, numbers
+from pullback.check.facts import Number, at_worst, numbers, sheet_of
 from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
@@ -333,7 +333,8 @@ class Subject:
         """A finding about one wrong gradient."""
         expected, got = numbers(mismatch.expected, mismatch.got)
         known = {"at": at_worst(mismatch), "expected": expected, "got": got}
-        return self.finding(rule, example=example, **{**known, **facts})
+        finding = self.finding(rule, example=example, **{**known, **facts})
+        return replace(finding, about=replace(finding.about, sheet=sheet_of(mismatch)))
 
     def names_at(self, positions: Iterable[int]) -> str:
         """The names of arguments, in a row."""

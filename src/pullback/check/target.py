@@ -7,6 +7,7 @@ Declared intent stands on the class, as an attribute `declares` that needs nothi
     declares = {"donates": ("logits",)}    # this input may be overwritten
     declares = {"once_differentiable": True}
     declares = {"nondeterministic": 1e-6}  # results may differ by this much between runs
+    declares = {"domain": {"x": (0, 1)}}   # this input is never below or above
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
+from torch.nn import Module
 
 from pullback.capture.names import function_class
 from pullback.check.inputs.relations import Relation
@@ -46,6 +48,7 @@ class Intent:
     donates: frozenset[str] | bool = False
     once_differentiable: bool = False
     nondeterministic: float = 0.0
+    domain: Any = None  # what the arguments may be: see `inputs.stated`
 
     def is_surrogate(self, name: str) -> bool:
         """Whether the gradient of input `name` is declared to be another than forward's."""
@@ -170,6 +173,13 @@ def target_of(thing: Any, name: str = "") -> Target:
         function, call = thing, thing.apply
     elif function_class(thing) is not None:
         function = function_class(thing)
+    elif isinstance(thing, type) and issubclass(thing, Module):
+        raise TargetError(
+            f"`{name or thing.__qualname__}` must be a module, not the class of one",
+            expected="an object that can be called with tensors",
+            got=f"the class `{thing.__qualname__}`, a torch.nn.Module",
+            fix=f"name a module that is made of it: model = {thing.__name__}(...)",
+        )
     elif not callable(thing):
         raise TargetError(
             f"`{name or thing!r}` must be something that can be called",
@@ -252,6 +262,15 @@ def with_options(
             got=repr(reference),
         )
     return replace(target, compare_with=reference)
+
+
+def declared_with(target: Target, declares: Mapping[str, Any] | None) -> Target:
+    """The target with more declared of it than its class does."""
+    if not declares:
+        return target
+    own = getattr(target.function if target.is_function else target.thing, ATTRIBUTE, None)
+    known = own if isinstance(own, Mapping) else {}
+    return with_options(target, {**known, **declares})
 
 
 def _intent_of(thing: Any, target: Target) -> Intent:

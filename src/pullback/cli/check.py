@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,38 +17,48 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.check.finding import PROFILES
+from pullback.check.finding import Severity
 from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
+from pullback.check.inputs.stated import moved_inside
 from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of, ops_of
 from pullback.check.recorded import Recording, is_op, load_recording
 from pullback.check.registration import body_of
 from pullback.check.report import Report
-from pullback.check.rules import selected
-from pullback.check.runner import check
-from pullback.check.target import Target, target_of
+from pullback.check.runner import arguments_from, check
+from pullback.check.target import Target, declared_with, target_of
+from pullback.cli.baseline import Checked
+from pullback.cli.changed import changed_files, files_with_functions, is_touched
+from pullback.cli.complete import complete_targets
+from pullback.cli.identity import Identity, identity_of
+from pullback.cli.kept import recalled
+from pullback.cli.options import require_rules, settings_from, settings_options, targets_of
+from pullback.cli.outputs import outputs_of
+from pullback.cli.results import Found, results_of
+from pullback.cli.review import Review, whole_files
+from pullback.cli.settings import Settings
+from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
 from pullback.errors import ExamplesError, PullbackError, RecordingError, TargetError
-from pullback.report import github, json, text
+from pullback.judge.example import example_of
+from pullback.report import text
+from pullback.report.outcome import Failure, Outcome
 
 FOUND, COULD_NOT_RUN = 1, 2
-
-Failure = tuple[str, PullbackError]  # a target, and what keeps it from being checked
+KEPT = "this is the result of an earlier check: nothing has changed since (--no-cache)"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What holds for every target of one command."""
 
-    select: tuple[str, ...]
-    allow: tuple[str, ...]
-    profile: str
+    settings: Settings
     given: tuple[Any, ...] | None = None
     recorded: Recording | None = None
 
 
 @click.command("check")
-@click.argument("targets", metavar="TARGET...", nargs=-1)
+@click.argument("targets", metavar="TARGET...", nargs=-1, shell_complete=complete_targets)
 @example_option
 @click.option(
     "--inputs",
@@ -62,54 +73,34 @@ class Options:
     type=click.Path(exists=True, dir_okay=False),
     help="A library with ops to load first (torch.ops.load_library); may be repeated.",
 )
-@click.option(
-    "--select",
-    multiple=True,
-    metavar="RULE",
-    help="Only these: name, code or group; may be repeated.",
-)
-@click.option(
-    "--allow",
-    multiple=True,
-    metavar="RULE",
-    help="Not these: name, code or group; may be repeated.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(PROFILES),
-    default="standard",
-    show_default=True,
-    help="How much to try.",
-)
-@click.option(
-    "--json",
-    "is_json",
-    is_flag=True,
-    help="Print one JSON document, in the form of docs/check-schema.json.",
-)
-@click.option(
-    "--github", "is_github", is_flag=True, help="Print annotations for a GitHub workflow."
-)
+@settings_options
+@click.option("--json", "is_json", is_flag=True, help="The same as --output-format json.")
+@click.option("--github", "is_github", is_flag=True, help="The same as --output-format github.")
 def command(
     targets: tuple[str, ...],
     expressions: tuple[str, ...],
     recording: str | None,
     libraries: tuple[str, ...],
-    select: tuple[str, ...],
-    allow: tuple[str, ...],
-    profile: str,
+    settings_path: Path | None,
+    show_settings: bool,
+    write_baseline: bool,
+    changed: str | None,
+    shard: tuple[int, int] | None,
+    html: Path | None,
     is_json: bool,
     is_github: bool,
+    **given: Any,
 ) -> None:
     """Check custom autograd functions: is every gradient right, everywhere it will be used?
 
     A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name,
     torch.ops.namespace.op, or torch.ops.namespace (every op in it). Its inputs are those of
     --example, else those recorded in --inputs, else what `examples()` on the class gives, else they
-    are made from the type hints of forward.
+    are made from the type hints of forward. Settings stand in [tool.pullback] of pyproject.toml or
+    in pullback.toml; the command line wins over them.
 
-    Exit code 0: nothing was found. 1: something was, also where something else could not be
-    checked. 2: nothing was found, and something could not be checked.
+    Exit code 0: nothing was found that counts. 1: something was, also where something else could
+    not be checked. 2: nothing was found, and something could not be checked.
 
     \b
     Examples:
@@ -117,50 +108,62 @@ def command(
       pullback check my_ops:Swish --example "torch.randn(8, requires_grad=True)"
       pullback check torch.ops.my.op --load my_ops.so --profile quick
       pullback check --inputs pullback-recording.pt
+      pullback check my_ops.py --write-baseline
+      pullback check --changed main --output-format github --output-format sarif=out.sarif
     """
+    given["output_format"] += ("json",) * is_json + ("github",) * is_github
+    settings = settings_from(settings_path, given)
+    if show_settings:
+        click.echo(settings.shown())
+        return
+    outputs = outputs_of(settings.output_format, html)
     recorded = load_recording(recording) if recording else None
-    if not targets and recorded is None:
-        raise click.UsageError("Name a TARGET, or a recording with --inputs.")
-    if not targets:
-        _require_calls(recording, recorded)
-    given = tuple(value_of(expression) for expression in expressions) or None
-    options = Options(select, allow, profile, given, recorded)
+    names = targets or _named(settings, recording, recorded, changed)
+    review = Review.begun(settings, is_writing=write_baseline)
+    values = tuple(value_of(expression) for expression in expressions) or None
+    options = Options(settings, values, recorded)
     for library in libraries:
         _load(library)
     console = Console(highlight=False)
-    is_text = not (is_json or is_github)
-    reports: list[Report] = []
     errors: list[Failure] = []
-    try:
-        selected(profile=profile, select=select, allow=allow)
-    except PullbackError as mistake:  # told once, and not for each target
-        errors, targets, recorded = [("", mistake)], (), None
-    found = _found(targets, errors) if targets or recorded is None else _of(recorded, errors)
-    for name, target in found:
-        report = _checked(name, target, options, errors)
-        if report is not None:
-            reports.append(report)
-            if is_text:
-                text.show(report, console)
-                console.print()
-        if report is not None and report.interrupted:
-            break
-    if is_json:
-        click.echo(json.render(reports, errors))
-    elif is_github:
-        click.echo(github.render(reports, [str(error) for _, error in errors]))
-    elif len(reports) + len(errors) > 1 and reports:
-        click.echo(_total(reports, errors))
+    own = None if targets else recorded
+    found = share_of(_chosen(names, own, settings, changed, errors), shard)
+    checked: list[Checked] = []
+    for one in results_of(found, partial(_checked, options), settings.jobs, errors):
+        checked.append(review.taken(one))
+        if outputs.is_text:
+            text.show(checked[-1].report, console)
+            console.print()
+    files = [] if shard or changed else whole_files(names, settings.root)
+    remarks = tuple(review.remarks(checked, files))
+    reports = tuple(one.report for one in checked)
+    outcome = Outcome(reports, tuple(errors), remarks, Severity(settings.fail_on))
+    if outputs.is_text:
+        for line in _last_lines(outcome, review.written(checked) if write_baseline else "", found):
+            click.echo(line)
+    outputs.write(outcome)
     for _, error in errors:
         click.echo(str(error), err=True)
-    click.get_current_context().exit(_code(reports, errors))
+    click.get_current_context().exit(_code(outcome, is_known=write_baseline, found=found))
 
 
-def _code(reports: Sequence[Report], errors: Sequence[Failure]) -> int:
-    if any(report.findings for report in reports):
+def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
+    """The exit code: `is_known` says that what was found is in the baseline from now on."""
+    if outcome.fails and not is_known:
         return FOUND
-    is_cut = any(report.interrupted for report in reports)
-    return COULD_NOT_RUN if errors or is_cut or not reports else 0
+    is_cut = any(report.interrupted for report in outcome.reports)
+    return COULD_NOT_RUN if outcome.errors or is_cut or len(outcome.reports) < len(found) else 0
+
+
+def _last_lines(outcome: Outcome, written: str, found: Sequence[Found]) -> Iterator[str]:
+    """What is told below the reports, on a screen with text."""
+    yield from map(str, outcome.remarks)
+    if len(outcome.reports) + len(outcome.errors) > 1 and outcome.reports:
+        yield _total(outcome.reports, outcome.errors)
+    if not found and not outcome.errors:
+        yield "Nothing to check: no target is in this part, or has changed."
+    if written:
+        yield written
 
 
 def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
@@ -175,14 +178,55 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 # ---- targets ----
 
 
-def _require_calls(path: str | None, recorded: Recording | None) -> None:
-    """Raise unless a recording holds the calls of a Function."""
-    if recorded is None or not recorded.calls:
+def _named(
+    settings: Settings, recording: str | None, recorded: Recording | None, changed: str | None
+) -> tuple[str, ...]:
+    """The targets where the command line names none: of a recording, the settings, or a diff."""
+    if recorded is not None:
+        return _recorded(recording, recorded)
+    if settings.targets:
+        return targets_of(settings)
+    if changed is None:
+        raise click.UsageError(
+            "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
+        )
+    return tuple(files_with_functions(changed_files(changed)))
+
+
+def _chosen(
+    names: Sequence[str],
+    recorded: Recording | None,
+    settings: Settings,
+    changed: str | None,
+    errors: list[Failure],
+) -> list[Found]:
+    """The targets to check; what cannot be found goes to `errors`, a mistake in the rules alone.
+
+    Those of a recording are what it names, if these are Functions or ops.
+    """
+    try:
+        require_rules(settings)
+    except PullbackError as mistake:  # told once, and not for each target
+        errors.append(("", mistake))
+        return []
+    pairs = _found(names, errors) if recorded is None else _of(recorded, errors)
+    found = [(identity_of(name, target, settings.root), target) for name, target in pairs]
+    if changed is None:
+        return found
+    touched = changed_files(changed)
+    return [one for one in found if is_touched(one[0], touched)]
+
+
+def _recorded(path: str | None, recorded: Recording | None) -> tuple[str, ...]:
+    """The Functions of a recording, by their names."""
+    names = tuple(recorded.names if recorded else ())
+    if not names:
         raise RecordingError(
             f"`{path}` must hold the calls of a Function",
             got="none",
             fix="record a program that calls one: pullback record -- python train.py",
         )
+    return names
 
 
 def _of(recorded: Recording, errors: list[Failure]) -> Iterator[tuple[str, Target]]:
@@ -256,23 +300,36 @@ def functions_in(module: ModuleType) -> Iterator[Any]:
 # ---- one target ----
 
 
-def _checked(name: str, target: Target, options: Options, errors: list[Failure]) -> Report | None:
-    """The report on one target; what keeps it from being checked goes to `errors`."""
+def _checked(options: Options, identity: Identity, target: Target) -> Report | PullbackError:
+    """The report on one target, or what keeps it from being checked."""
+    torch.manual_seed(0)  # the same inputs, whatever was checked before
+    chosen = options.settings.of(identity.names, identity.file)
     try:
-        inputs, note = _inputs(name, target, options)
-        with _progress(target.name) as progress:
-            report = check(
-                target,
-                inputs,
-                select=options.select,
-                allow=options.allow,
-                profile=options.profile,
-                progress=progress,
-            )
+        declared = declared_with(target, chosen.declares)
+        inputs, note = _inputs(identity.name, declared, options)
+        arguments = arguments_from(declared, inputs)
+        examples = [example_of(args) for args in arguments]
+
+        def run() -> Report:
+            with _progress(target.name if options.settings.jobs == 1 else "") as progress:
+                return check(
+                    declared,
+                    arguments,
+                    select=chosen.select,
+                    allow=chosen.allow,
+                    profile=chosen.profile,
+                    seconds=chosen.time or None,
+                    progress=progress,
+                )
+
+        if not options.settings.cache:
+            report, was_kept = run(), False
+        else:
+            report, was_kept = recalled(declared, identity, examples, chosen, run)
     except PullbackError as error:
-        errors.append((name, error))
-        return None
-    return report.with_notes(note) if note else report
+        return error
+    notes = [note] if note else []
+    return report.with_notes(*notes, *[KEPT] * was_kept)
 
 
 def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
@@ -292,6 +349,7 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
             got=f"none, and every guess was refused: {refusal}",
             fix=f"pullback check {name} --example EXPR, once for each argument",
         )
+    args = moved_inside(args, target.intent.domain, target.names_of(len(args)))
     hints = (
         "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
     )
@@ -327,7 +385,7 @@ def _numbered(target: Target) -> tuple[int | None, str]:
 def _progress(name: str) -> Iterator[Any]:
     """A line that says which rule is tried, on a terminal; gone when the check is done."""
     console = Console(stderr=True)
-    if not console.is_terminal or not sys.stdout.isatty():
+    if not name or not console.is_terminal or not sys.stdout.isatty():
         yield None
         return
     columns = (TextColumn("{task.fields[subject]}"), BarColumn(), MofNCompleteColumn())

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.cli.complete import complete_targets
 from pullback.cli.mistakes import of_users_code, require_call
 from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.waiting import waiting
@@ -19,7 +20,7 @@ _UNDECIDED = 2
 
 
 @click.command("derive")
-@click.argument("target", metavar="MODULE:FUNCTION")
+@click.argument("target", metavar="MODULE:FUNCTION", shell_complete=complete_targets)
 @example_option
 @click.option(
     "--save",

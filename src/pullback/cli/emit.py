@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import torch
 
+from pullback.cli.complete import complete_targets
 from pullback.cli.mistakes import require_call
 from pullback.cli.target import example_option, load, value_of
 from pullback.cli.waiting import waiting
@@ -21,7 +22,7 @@ COMPILED = "compiling it and comparing it with the program: half a minute the fi
 
 
 @click.command("emit")
-@click.argument("target", metavar="MODULE:NAME")
+@click.argument("target", metavar="MODULE:NAME", shell_complete=complete_targets)
 @click.option(
     "--to",
     "language",

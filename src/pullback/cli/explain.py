@@ -11,11 +11,12 @@ import click
 
 from pullback import errors
 from pullback.check.rules import Registered, explained
+from pullback.cli.complete import complete_codes
 from pullback.errors import TargetError
 
 
 @click.command("explain")
-@click.argument("code", metavar="[CODE]", required=False)
+@click.argument("code", metavar="[CODE]", required=False, shell_complete=complete_codes)
 def command(code: str | None) -> None:
     """Print what an error, a warning or a rule of `pullback check` means and what to do.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pullback.cli.complete import complete_targets
 from pullback.cli.mistakes import require_call
 from pullback.cli.target import examples_of, load, value_of
 from pullback.errors import TargetError
@@ -17,7 +18,7 @@ from pullback.plan import figure, plan, store
 
 
 @click.command("plan")
-@click.argument("target", metavar="MODULE:PROGRAM")
+@click.argument("target", metavar="MODULE:PROGRAM", shell_complete=complete_targets)
 @click.option(
     "--sizes",
     metavar="N,N,...",

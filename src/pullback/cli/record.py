@@ -19,6 +19,7 @@ import click
 
 from pullback.capture.places import is_users
 from pullback.check.recorded import Recording
+from pullback.cli.complete import complete_files
 from pullback.errors import RecordingError, TargetError
 
 FILE = "pullback-recording.pt"
@@ -37,7 +38,9 @@ INTERRUPTED = 130  # as shells count it
     metavar="FILE",
     help="Where to write the recording.",
 )
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "program", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_files
+)
 def command(output: str, program: tuple[str, ...]) -> None:
     """Run a Python PROGRAM, and write the inputs of every custom Function that it calls.
 

@@ -9,25 +9,36 @@ from collections.abc import Sequence
 
 from pullback.check.finding import Finding, Severity
 from pullback.check.report import Report
+from pullback.report.outcome import Remark
 
 TOLD = ("at", "inputs", "expected", "got", "why", "fix", "also")
 LEVELS = {Severity.WRONG: "error", Severity.FRAGILE: "warning", Severity.WASTEFUL: "notice"}
 
 
-def render(reports: Sequence[Report], errors: Sequence[str] = ()) -> str:
-    """One line for each finding, and for each target that could not be checked."""
+def render(
+    reports: Sequence[Report], errors: Sequence[str] = (), remarks: Sequence[Remark] = ()
+) -> str:
+    """One line for each finding, each target that could not be checked, and each remark."""
     lines = [_annotation(finding) for report in reports for finding in report.findings]
     lines += [f"::error title=pullback could not run::{_data(error)}" for error in errors]
+    lines += [
+        f"::notice {_told(remark.place, 'pullback')}::{_data(remark.text)}" for remark in remarks
+    ]
     return "\n".join(lines)
 
 
 def _annotation(finding: Finding) -> str:
-    file, _, line = finding.place.rpartition(":")
-    where = {"file": file, "line": line} if line.isdigit() else {"file": finding.place}
     title = f"{finding.rule.code} {finding.rule.name}: {finding.subject}"
-    properties = {**where, "title": title}
-    told = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    told = _told(finding.place, title)
     return f"::{LEVELS[finding.weight]} {told}::{_data(_brief(finding))}"
+
+
+def _told(place: str, title: str) -> str:
+    """The properties of an annotation: where it stands, and what it is called."""
+    file, _, line = place.rpartition(":")
+    where = {"file": file, "line": line} if line.isdigit() else {"file": place}
+    properties = {**where, "title": title}
+    return ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
 
 
 def _brief(finding: Finding) -> str:

@@ -16,8 +16,9 @@ from pullback.check.facts import About, Both, Number, Second, Thing, Value
 from pullback.check.facts import number as shown
 from pullback.check.finding import PROFILES, Finding, Rule, Severity
 from pullback.check.proving import Proved
-from pullback.check.report import Report
+from pullback.check.report import Accepted, Report
 from pullback.errors import PullbackError
+from pullback.report.outcome import Remark
 
 VERSION = "pullback.check/1"
 
@@ -76,6 +77,10 @@ _REPORT = _object(
     examples=_TEXTS,
     notes=_TEXTS,
     blind=_TEXTS,
+    accepted={
+        "type": "array",
+        "items": _object(rule=_RULE, at=_TEXT, by=_TEXT, reason=_TEXT),
+    },
     proved={
         "anyOf": [
             {"type": "null"},
@@ -98,6 +103,7 @@ SCHEMA: dict[str, Any] = {
         ok={"type": "boolean"},
         reports={"type": "array", "items": _REPORT},
         errors={"type": "array", "items": _ERROR},
+        remarks={"type": "array", "items": _object(place=_TEXT, text=_TEXT)},
     ),
 }
 
@@ -105,18 +111,22 @@ SCHEMA: dict[str, Any] = {
 Errors = Sequence[tuple[str, PullbackError]]
 
 
-def render(reports: Sequence[Report], errors: Errors = ()) -> str:
+def render(reports: Sequence[Report], errors: Errors = (), remarks: Sequence[Remark] = ()) -> str:
     """The document as text; `errors` are targets that could not be checked, and why."""
-    return json.dumps(document(reports, errors), indent=2, ensure_ascii=False, allow_nan=False)
+    whole = document(reports, errors, remarks)
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def document(reports: Sequence[Report], errors: Errors = ()) -> dict[str, Any]:
+def document(
+    reports: Sequence[Report], errors: Errors = (), remarks: Sequence[Remark] = ()
+) -> dict[str, Any]:
     """The document as plain values."""
     return {
         "schema": VERSION,
         "ok": all(report.ok and not report.interrupted for report in reports) and not errors,
         "reports": [_report(report) for report in reports],
         "errors": [_error(target, error) for target, error in errors],
+        "remarks": [asdict(remark) for remark in remarks],
     }
 
 
@@ -142,8 +152,16 @@ def _report(report: Report) -> dict[str, Any]:
         "examples": list(report.examples),
         "notes": list(report.notes),
         "blind": list(report.blind),
+        "accepted": [_accepted(one) for one in report.accepted],
         "proved": None if report.proved is None else _proved(report.proved),
     }
+
+
+def _accepted(accepted: Accepted) -> dict[str, Any]:
+    """A finding that does not count, and what says so."""
+    finding = accepted.finding
+    told = {"rule": _rule(finding.rule), "at": finding.at}
+    return {**told, "by": accepted.by, "reason": accepted.reason}
 
 
 def _proved(proved: Proved) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """What a user says that arguments may be: kept by what is tried, or refused with words."""
 
+import math
+from typing import ClassVar
+
 import pytest
 import torch
 
 import pullback as pb
-from pullback.check.inputs.stated import KINDS, stated
+from pullback.check.inputs.stated import KINDS, moved_inside, stated
+from pullback.check.target import target_of
 from pullback.errors import DeclarationError
 from pullback.judge.example import example_of
 from tests.check.subjects import made, normal
@@ -87,3 +91,43 @@ def test_function_that_serves_positive_numbers_alone_is_sound_in_its_domain():
 
     assert not pb.check(root, (x,), **options).ok
     assert pb.check(root, (x,), domain={"x": {"min_value": 1e-3}}, **options).ok
+
+
+def test_author_may_say_the_domain_on_the_class():
+    class Root(torch.autograd.Function):
+        declares: ClassVar[dict[str, object]] = {"domain": {"x": (1e-3, None)}}
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sqrt()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g / (2 * ctx.saved_tensors[0].sqrt())
+
+    assert target_of(Root).intent.domain == {"x": (1e-3, None)}
+    with pytest.raises(DeclarationError, match="the inputs of `Root` must be in its domain"):
+        pb.check(Root, (torch.tensor([-1.0, 2.0]),))
+
+
+@pytest.mark.parametrize("said", [(1, 0), (0, 1, 2), ("a", 1), {"min_value": 2, "max_value": 1}])
+def test_wrong_bounds_are_refused(said):
+    with pytest.raises(DeclarationError, match="must say what its arguments may be"):
+        relations({"x": said})
+
+
+@pytest.mark.parametrize(
+    ("said", "low", "high"),
+    [
+        ((0, 1), 0, 1),
+        ({"min_value": 2}, 2, math.inf),
+        ((None, -1), -math.inf, -1),
+        ("sorted", -9, 9),
+    ],
+)
+def test_guesses_are_moved_inside(said, low, high):
+    (moved,) = moved_inside((torch.linspace(-3, 3, 7),), {"x": said}, ["x"])
+
+    assert low <= moved.min()
+    assert moved.max() <= high

@@ -1,9 +1,12 @@
 """What a user says that the arguments of a function may be: `pb.check(F, inputs, domain=...)`.
 
+The author may say the same on the class: `declares = {"domain": ...}`.
+
 A domain is a mapping from the name of an argument to one of
 
 - a word, such as "symmetric" or "sorted": see `KINDS`; "just" for the values of the examples alone;
-- bounds, in the words of Hypothesis: `{"min_value": 0, "max_value": 1}`, or one of the two;
+- bounds, in the words of Hypothesis: `{"min_value": 0, "max_value": 1}`, or one of the two; a pair
+  `(0, 1)` for short;
 - a function of that argument, true where it is one that the function serves;
 
 or a function of all arguments, for what holds between them. Arguments outside of it are not tried.
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -82,8 +86,8 @@ def _of(name: str, said: Any, place: int, examples: Sequence[Example], function:
     if isinstance(said, str) and said in KINDS:
         holds, restored = ALONE[KINDS[said]]
         return Relation(KINDS[said], (place,), holds, restored, is_stated=True)
-    if isinstance(said, Mapping) and said and all(key in BOUNDS for key in said):
-        low, high = (said.get(key) for key in BOUNDS)
+    if (ends := _ends(said)) is not None:
+        low, high = ends
         return Relation(
             _words(low, high),
             (place,),
@@ -96,11 +100,45 @@ def _of(name: str, said: Any, place: int, examples: Sequence[Example], function:
     raise _error(function, {name: said})
 
 
+def _ends(said: Any) -> tuple[Any, Any] | None:
+    """The least and the largest number, None for one that is not said; None for no bounds."""
+    if isinstance(said, Mapping) and said and all(key in BOUNDS for key in said):
+        low, high = (said.get(key) for key in BOUNDS)
+    elif isinstance(said, list | tuple) and len(said) == 2:
+        low, high = said
+    else:
+        return None
+    are_numbers = all(end is None or type(end) in (int, float) for end in (low, high))
+    is_right = are_numbers and (low is None or high is None or low <= high)
+    return (low, high) if is_right else None
+
+
+def moved_inside(args: Sequence[Any], domain: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    """Arguments that were guessed, brought within the bounds of a domain."""
+    moved = list(args)
+    for name, said in domain.items() if isinstance(domain, Mapping) else ():
+        ends, place = _ends(said), names.index(name) if name in names else len(args)
+        if ends is not None and place < len(args) and can_differ(args[place]):
+            inside = _between(args[place].detach(), *ends)
+            moved[place] = inside.requires_grad_(args[place].requires_grad)
+    return tuple(moved)
+
+
+def _between(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    least = low if low is not None and isfinite(low) else None
+    most = high if high is not None and isfinite(high) else None
+    if least is not None and most is not None:
+        return x.sigmoid() * (most - least) + least
+    if least is not None:
+        return x.abs() + least
+    return x if most is None else most - x.abs()
+
+
 def _error(function: str, said: Any) -> DeclarationError:
     return DeclarationError(
         f"the domain of `{function}` must say what its arguments may be",
         expected=f"for each a word ({', '.join([JUST, *KINDS])}), bounds such as "
-        '{"min_value": 0}, or a function that is true for those it may be',
+        '{"min_value": 0} or (0, 1), or a function that is true for those it may be',
         got=repr(said),
         fix='write for example domain={"a": "symmetric", "x": {"min_value": 0, "max_value": 1}}',
     )
@@ -141,6 +179,3 @@ def _is_within(low: Any, high: Any, value: Any) -> bool:
 
 def _clamped(low: Any, high: Any, value: Tensor) -> Tensor:
     return value.clamp(low, high)
-
-
-__all__ = ["BOUNDS", "JUST", "KINDS", "stated"]

@@ -75,6 +75,12 @@ def selected(
         if (any(_answers(r.rule, word) for word in select) if select else r.rule.profile in reach)
         and not any(_answers(r.rule, word) for word in allow)
     ]
+    if not chosen:
+        raise RuleNameError(
+            "`allow` must leave a rule to try",
+            expected=f"one of {', '.join(select) or 'those of the profile'} that is not allowed",
+            got=f"allow: {', '.join(allow)}",
+        )
     return tuple(chosen)
 
 

@@ -1,0 +1,64 @@
+"""What becomes of the reports of a run: what comments allow, what a baseline knows, the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pullback.cli import allowing, baseline
+from pullback.cli.baseline import Checked, Entry
+from pullback.cli.identity import from_root
+from pullback.cli.settings import COMMAND_LINE, Settings
+from pullback.report.outcome import Remark
+
+
+@dataclass(eq=False)
+class Review:
+    """The baseline of a run and the comments that were used, filled as reports come in."""
+
+    path: Path | None  # of the baseline
+    name: str
+    is_writing: bool
+    known: Counter[Entry]
+    used: set[allowing.Allow]
+
+    @classmethod
+    def begun(cls, settings: Settings, *, is_writing: bool) -> Review:
+        """Read the baseline, if there is one."""
+        given = settings.baseline or (baseline.FILE if is_writing else "")
+        is_here = settings.origins.get("baseline") == COMMAND_LINE
+        path = (Path() if is_here else settings.root) / given if given else None
+        is_new = is_writing and path is not None and not path.exists()
+        known = baseline.read_baseline(path) if path and not is_new else Counter[Entry]()
+        return cls(path, given, is_writing, known, set())
+
+    def taken(self, checked: Checked) -> Checked:
+        """The same without what a comment allows, and without what the baseline knows."""
+        checked, used = allowing.allowed(checked)
+        self.used |= used
+        return baseline.accepted(checked, self.known, self.name)
+
+    def remarks(self, checked: Sequence[Checked], files: Sequence[str]) -> Iterator[Remark]:
+        """What can be tidied up, after all was taken; `files` were checked as a whole."""
+        yield from allowing.idle(checked, self.used)
+        left = baseline.gone(self.known, checked, files)
+        if self.is_writing and self.path is not None:
+            renewed = baseline.renewed(self.known, left, checked)
+            baseline.write_baseline(self.path, renewed)
+            return
+        for entry, count in sorted(left.items()):
+            times = f", {count} times" if count > 1 else ""
+            yield Remark(self.name, f"no longer found{times}: {entry}; --write-baseline removes it")
+
+    def written(self, checked: Sequence[Checked]) -> str:
+        """What to say of the baseline that was written."""
+        count = sum(len(one.report.findings) for one in checked)
+        new = f"{count} finding{'s' * (count != 1)} more than before"
+        return f"Written to {self.name}: {new}."
+
+
+def whole_files(names: Sequence[str], root: Path) -> list[str]:
+    """Those targets that are whole files, as they are called from the root."""
+    return [from_root(Path(name), root) for name in names if Path(name).is_file()]
