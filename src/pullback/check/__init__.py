@@ -25,6 +25,8 @@ def check(
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
     isolate: bool = True,
+    ranks: int | None = None,
+    placements: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """A `Report` on `target` at `inputs`: see `check.runner`."""
@@ -39,6 +41,8 @@ def check(
         declares=declares,
         reference=reference,
         isolate=isolate,
+        ranks=ranks,
+        placements=placements,
         progress=progress,
     )
 
@@ -53,6 +57,8 @@ def assert_sound(
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
     isolate: bool = True,
+    ranks: int | None = None,
+    placements: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise with every finding about `target`, if there is any: see `check.runner`."""
     __tracebackhide__ = True  # pytest then shows the line of the test
@@ -67,6 +73,8 @@ def assert_sound(
         declares=declares,
         reference=reference,
         isolate=isolate,
+        ranks=ranks,
+        placements=placements,
     )
 
 

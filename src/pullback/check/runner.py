@@ -18,6 +18,7 @@ from pullback.check.finding import Finding, Skip
 from pullback.check.fresh import CannotSendError
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
+from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.surrogates import Surrogate
@@ -45,6 +46,8 @@ def check(
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
     isolate: bool = True,
+    ranks: int | None = None,
+    placements: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Try every rule on `target` at `inputs` and what can be generated from them.
@@ -52,9 +55,22 @@ def check(
     `inputs` is a tuple of arguments, a list of such tuples, or a function without arguments that
     gives one of these; left out, `target.examples` is asked. `declares` says of the target what the
     attribute of that name says on a class: `declares={"surrogate": "x"}`. `reference` is a plain
-    function of the same arguments: outputs and gradients are compared with its own.
+    function of the same arguments: outputs and gradients are compared with its own. With `ranks`,
+    the rules across ranks are tried, by so many processes; `placements` says what the values of
+    the ranks are to each other, and `inputs` may be a function of the rank.
     """
     known = with_options(target_of(target), declares, reference)
+    if ranks is not None:
+        return check_ranks(
+            known,
+            inputs,
+            ranks,
+            select=select,
+            allow=allow,
+            profile=profile,
+            placements=placements,
+            progress=progress,
+        )
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     job = Job(known, examples, rules, profile)

@@ -7,6 +7,7 @@ Declared intent stands on the class, as an attribute `declares` that needs nothi
     declares = {"donates": ("logits",)}    # this input may be overwritten
     declares = {"once_differentiable": True}
     declares = {"nondeterministic": 1e-6}  # results may differ by this much between runs
+    declares = {"placements": {"x": "replicate", "out": "shard"}}  # across ranks
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Intent:
     donates: frozenset[str] | bool = False
     once_differentiable: bool = False
     nondeterministic: float = 0.0
+    placements: Mapping[str, Any] = field(default_factory=dict)
 
     def is_surrogate(self, name: str) -> bool:
         """Whether the gradient of input `name` is declared to be another than forward's."""
