@@ -48,10 +48,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Call forward without grad, and give the outputs."""
+    """Call forward without grad, and give the outputs; `is_quiet` where it may well die of it."""
 
     point: Point
-    delay: float = 0.0
+    is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)

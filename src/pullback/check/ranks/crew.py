@@ -60,6 +60,7 @@ class Standing:
     end: End
     words: str
     kind: tuple[Any, ...] = ()
+    is_aborted: bool = False  # by C++, which found what it received to be impossible
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.words}"
@@ -250,8 +251,11 @@ class Crew:
             words = f"was through{'' if last is None else f', after {last}'}"
             return Standing(rank, End.ANSWERED, words, kind)
         if not self._is_alive(rank):
-            how = end_of(self._processes[rank].exitcode).removeprefix("it ")
-            return Standing(rank, End.ENDED, f"{how}{after}", seen.kind)
+            code = self._processes[rank].exitcode
+            how = end_of(code).removeprefix("it ")
+            inside = f", in {seen.text}" if seen.state is State.WAITS else after
+            is_aborted = code == -signal.SIGABRT
+            return Standing(rank, End.ENDED, f"{how}{inside}", seen.kind, is_aborted)
         if seen.state is State.WAITS:
             return Standing(rank, End.WAITS, f"waited in {seen.text}", seen.kind)
         return Standing(rank, End.WORKS, f"was in no collective{after}", seen.kind)

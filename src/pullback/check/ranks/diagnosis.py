@@ -120,7 +120,7 @@ def _of_others(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
     if any(len(one) > 1 for one in sets) and all(r in one for r, one in enumerate(sets)):
         rank = next(r for r, one in enumerate(sets) if len(one) > 1)
         block = next(b for b in blocks if rank in b)
-        if set(sets[rank]) == set(block) or set(sets[rank]) == set(range(size)):
+        if set(sets[rank]) == set(block):
             words = "the gradients are summed over the ranks once more, and each rank has its own"
             return Diagnosis(Fault.DOUBLED, words)
         words = f"rank {rank} gives the sum of the gradients of {_ranks(sets[rank])}"

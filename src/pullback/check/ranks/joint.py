@@ -83,14 +83,16 @@ class Slope:
 
     def along(self, gradient: Tensor | None) -> Tensor:
         """`<gradient, direction>` for each direction."""
-        flat = self.directions.flatten(1).double()
+        flat = self.directions.reshape(len(self.directions), -1).double()
         if gradient is None:
             return torch.zeros(len(flat), dtype=torch.float64)
         return flat @ gradient.detach().double().flatten()
 
     def pulled(self, rank: int, output: int, cotangent: Tensor | None) -> tuple[Tensor, Tensor]:
         """`<change of an output of a rank, cotangent>` for each direction, and its error."""
-        change, error = self.change[rank][output].flatten(1), self.error[rank][output].flatten(1)
+        rows = len(self.directions)
+        change = self.change[rank][output].reshape(rows, -1)
+        error = self.error[rank][output].reshape(rows, -1)
         if cotangent is None:
             return change.new_zeros(len(change)), change.new_zeros(len(change))
         flat = cotangent.double().flatten()
@@ -279,11 +281,9 @@ class Joint:
 
     # ---- forward and backward ----
 
-    def forward(self, point: JointPoint, delays: Sequence[float] = ()) -> list[Values]:
-        """The outputs of each rank."""
-        replies = self.ask(
-            lambda rank: Forward(self.at(point, rank), delays[rank] if delays else 0.0)
-        )
+    def forward(self, point: JointPoint, *, is_quiet: bool = False) -> list[Values]:
+        """The outputs of each rank; `is_quiet`: what a rank says when it dies is not shown."""
+        replies = self.ask(lambda rank: Forward(self.at(point, rank), is_quiet))
         return [reply.value for reply in replies]
 
     def pull(

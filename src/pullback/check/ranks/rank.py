@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,7 +104,8 @@ class Rank:
         if isinstance(command, Accept):
             return self._accept()
         if isinstance(command, Forward):
-            return self._outputs(self._at(command.point))
+            with silenced() if command.is_quiet else nullcontext():
+                return self._outputs(self._at(command.point))
         if isinstance(command, Sweep):
             return self._swept(command, watched)
         if isinstance(command, Wrap):
@@ -435,6 +437,19 @@ def _second(
         "cotangents": dict(zip(by, flat[: len(by)], strict=True)),
         "inputs": dict(zip(leaves, flat[len(by) :], strict=True)),
     }
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Let nothing be said on standard error: C++ ends a process with a message there."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 # ---- what is raised ----

@@ -34,6 +34,12 @@ def of_lost(joint: Joint, lost: Lost, doing: str) -> Finding:
 
 
 def _kind(lost: Lost) -> tuple[Rule, str, str]:
+    waiting = {s.kind for s in lost.standings if s.end in (End.WAITS, End.ENDED) and s.kind}
+    is_between_two = any(kind[0] in POINT_TO_POINT for kind in waiting)
+    has_aborted = all(s.is_aborted for s in lost.ended)
+    if len(waiting) > 1 and not is_between_two and not lost.raised and has_aborted:
+        expected = "every rank makes the same collectives in the same order"
+        return DIFFERENT, expected, "make the same collectives on all ranks of a group"
     if lost.ended:
         return LOST, "every rank ends by itself", "raise an exception in place of ending a process"
     if lost.raised:
@@ -42,11 +48,6 @@ def _kind(lost: Lost) -> tuple[Rule, str, str]:
             "all ranks raise, or none does",
             "decide on all ranks alike, before the first collective",
         )
-    waiting = {s.kind for s in lost.standings if s.end is End.WAITS}
-    is_between_two = any(kind and kind[0] in POINT_TO_POINT for kind in waiting)
-    if len(waiting) > 1 and not is_between_two:
-        expected = "every rank makes the same collectives in the same order"
-        return DIFFERENT, expected, "make the same collectives on all ranks of a group"
     return (
         DEADLOCK,
         "every collective is entered by all ranks of its group",

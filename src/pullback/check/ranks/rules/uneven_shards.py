@@ -47,7 +47,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
         return
     joint.set_point(KEY, point)
     try:
-        joint.forward(point)
+        joint.forward(point, is_quiet=True)
     except (Failed, Lost) as refusal:
         yield Skip(RULE, f"forward takes no uneven shards: {refusal}")
         return
