@@ -115,6 +115,11 @@ def all_judged(joint: Joint) -> list[Judged]:
 
     def compute() -> list[Judged]:
         every = list(assignments(joint))[: 2 * MOST]
+        briefly = [judged(joint, assignment, is_brief=True) for assignment in every]
+        left = [one.assignment for one in briefly if one.is_right]
+        found = [judged(joint, assignment) for assignment in left]
+        if any(one.is_right for one in found):
+            return found
         return [judged(joint, assignment) for assignment in every]
 
     return joint.once("judged", compute)
@@ -140,7 +145,9 @@ def replicated_of(joint: Joint, assignment: Assignment) -> frozenset[int]:
     )
 
 
-def judged(joint: Joint, assignment: Assignment, key: PointKey = "") -> Judged:
+def judged(
+    joint: Joint, assignment: Assignment, key: PointKey = "", *, is_brief: bool = False
+) -> Judged:
     """What holds of the gradients under an assignment, at a point that `key` names."""
     replicated = replicated_of(joint, assignment)
     key = key or replicated
@@ -154,7 +161,7 @@ def judged(joint: Joint, assignment: Assignment, key: PointKey = "") -> Judged:
     ]
     if differing:
         return Judged(assignment, tuple(differing))
-    slopes = joint.slopes(key)
+    slopes = joint.slopes(key, is_brief=is_brief)
     differing = [
         number
         for number, placed in enumerate(assignment.outputs)

@@ -339,18 +339,20 @@ class Joint:
 
     # ---- differences ----
 
-    def slopes(self, key: PointKey) -> dict[tuple[int, int], Slope]:
-        """The slopes at a point, by rank and position."""
-        return self.once(("slopes", key), lambda: self._slopes(self.point(key)))
+    def slopes(self, key: PointKey, *, is_brief: bool = False) -> dict[tuple[int, int], Slope]:
+        """The slopes at a point, by rank and position; `is_brief`: along one direction each."""
+        return self.once(
+            ("slopes", key, is_brief), lambda: self._slopes(self.point(key), is_brief=is_brief)
+        )
 
-    def _slopes(self, point: JointPoint) -> dict[tuple[int, int], Slope]:
+    def _slopes(self, point: JointPoint, *, is_brief: bool) -> dict[tuple[int, int], Slope]:
         moves = [
             (rank, position)
             for rank in (range(1) if self.is_global else range(self.size))
             for position in self.positions
             if point[rank][position].numel()
         ]
-        plans = {key: self._plan(point[key[0]][key[1]]) for key in moves}
+        plans = {key: self._plan(point[key[0]][key[1]], is_brief=is_brief) for key in moves}
 
         def sweep(rank: int) -> Sweep:
             own = [
@@ -374,9 +376,9 @@ class Joint:
             found[key] = Slope(directions, change, error)
         return found
 
-    def _plan(self, value: Tensor) -> tuple[Tensor, tuple[float, ...]]:
+    def _plan(self, value: Tensor, *, is_brief: bool) -> tuple[Tensor, tuple[float, ...]]:
         """The directions in which a value is moved, and the steps."""
-        most = FEW.get(self.size, DIRECTIONS)
+        most = 1 if is_brief else FEW.get(self.size, DIRECTIONS)
         scale = max(1.0, float(value.abs().max()))
         step = (STEP if self.is_double else COARSE_STEP) * scale
         return _directions(value, most), (step, -step, step / 2, -step / 2)

@@ -59,7 +59,8 @@ def _wrapped(holder: Holder, around: Around) -> Any:
     from torch.distributed.device_mesh import init_device_mesh  # heavy, and for this only
     from torch.distributed.fsdp import fully_shard
 
-    return fully_shard(holder, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return fully_shard(holder, mesh=mesh, reshard_after_forward=True)
 
 
 def _whole_grad(parameter: Any) -> Tensor | None:

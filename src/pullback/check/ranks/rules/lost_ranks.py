@@ -34,10 +34,12 @@ def of_lost(joint: Joint, lost: Lost, doing: str) -> Finding:
 
 
 def _kind(lost: Lost) -> tuple[Rule, str, str]:
-    waiting = {s.kind for s in lost.standings if s.end in (End.WAITS, End.ENDED) and s.kind}
+    has_aborted = bool(lost.ended) and all(s.is_aborted for s in lost.ended)
+    inside = (End.WAITS, End.ENDED, End.RAISED) if has_aborted else (End.WAITS,)
+    waiting = {s.kind for s in lost.standings if s.end in inside and s.kind}
     is_between_two = any(kind[0] in POINT_TO_POINT for kind in waiting)
-    has_aborted = all(s.is_aborted for s in lost.ended)
-    if len(waiting) > 1 and not is_between_two and not lost.raised and has_aborted:
+    is_clear = has_aborted or not (lost.ended or lost.raised)
+    if len(waiting) > 1 and not is_between_two and is_clear:
         expected = "every rank makes the same collectives in the same order"
         return DIFFERENT, expected, "make the same collectives on all ranks of a group"
     if lost.ended:

@@ -6,11 +6,11 @@ What it checks
 
 Why it matters
     The wrappers communicate while backward does, replace parameters by shards, and free their
-    memory between forward and backward. A Function that keeps a parameter, writes into `grad`, or
-    mixes its own collectives with theirs, works alone only.
+    memory between forward and backward. A Function that keeps a parameter, or sums its gradient
+    as they do, works alone only.
 
 Fails
-    weight.grad = grad_w; return grad_x, None
+    if isinstance(weight, nn.Parameter): dist.all_reduce(grad_w)   # and DDP does it again
 
 Passes
     return grad_x, grad_w
@@ -89,7 +89,7 @@ def _inside(
                     at=At(Gradient(joint.names[position]), rest=rest),
                     expected="the mean over the ranks of the gradients alone",
                     got="another gradient",
-                    fix="return the gradient, and keep nothing of a parameter but what is saved",
+                    fix="return the gradient that a plain tensor would get, and keep only what is saved",
                 )
                 return
 
