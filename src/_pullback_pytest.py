@@ -2,7 +2,8 @@
 
 While the tests run, the calls of Functions are recorded, a few of each with their real inputs.
 After the tests each Function is checked with them; what is found stands in the summary and makes
-the run fail. Under xdist every worker checks what it saw. Neither pullback nor torch is imported
+the run fail. Under xdist every worker checks what it saw; under torchrun the first rank checks what
+all ranks saw, across ranks. Neither pullback nor torch is imported
 until a test needs them.
 """
 
@@ -79,12 +80,15 @@ class Audit:
             from pullback.check.recorded import Recording
 
             self.recorded = Recording()
+            _begin()
         with self.recorded.watching():
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Check what was seen; a worker hands it on, a finding makes the run fail."""
+        if self.recorded is not None:
+            self.recorded = _of_all_ranks(self.recorded)
         if self.recorded is not None:
             checked = self.recorded.check(**self.options, progress=_progress(session.config))
             for report in checked:
@@ -124,6 +128,19 @@ class Audit:
         lost = "; not all could be audited" if self.errors else ""
         told = f"{count} Function{'s' * (count != 1)} audited, {len(wrong)} with findings{lost}"
         terminalreporter.write_line(told, **colour)
+
+
+def _begin() -> None:
+    from pullback.check.ranks.parts import begin_parts
+
+    begin_parts(KEY)
+
+
+def _of_all_ranks(recorded: Any) -> Any:
+    """What all ranks have seen, under torchrun: the first rank audits it, the others hand it on."""
+    from pullback.check.ranks.parts import brought_together
+
+    return brought_together(recorded, KEY)
 
 
 def _progress(config: pytest.Config) -> Callable[[str, int, int], None] | None:

@@ -20,14 +20,16 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.patch import watching
+from pullback.check.groups import GroupOf
 from pullback.check.naming import load as load_target
 from pullback.check.report import Report, Reports
 from pullback.check.target import Target, target_of
@@ -39,6 +41,7 @@ SCHEMA = "pullback.recording/1"
 KINDS = 3  # calls of one class that are kept
 BYTES = 64 << 20  # of one recording
 FOREIGN = ("torch.", "pullback.")
+GROUP = "pullback.group"  # the ranks of a process group, in a saved recording
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
@@ -47,7 +50,8 @@ PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 class Call:
     """One call: the Function by name, its arguments, and which of them required grad.
 
-    `function` is the class itself; None in a recording that was loaded.
+    `function` is the class itself; None in a recording that was loaded. `rank` is the rank that
+    made the call, where several did.
     """
 
     target: str
@@ -55,6 +59,7 @@ class Call:
     needs: frozenset[int]
     file: str = ""
     function: Any = field(default=None, compare=False, repr=False)
+    rank: int = 0
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -80,6 +85,7 @@ class Recording:
         self.calls: list[Call] = []
         self.seen: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
+        self.ranks = 1
         self._kinds = kinds
         self._limit = limit
         self._known: dict[Any, set[Any]] = {}
@@ -130,6 +136,12 @@ class Recording:
 
     # ---- afterwards ----
 
+    def take(self, other: Recording, rank: int) -> None:
+        """Add the calls of another recording, as those of a rank."""
+        self.calls += [replace(call, rank=rank) for call in other.calls]
+        self.seen += other.seen
+        self.left_out += other.left_out
+
     @property
     def targets(self) -> dict[str, list[Call]]:
         """The calls of each Function, by its name."""
@@ -150,6 +162,19 @@ class Recording:
         cls = target.function
         return [
             call.inputs
+            for call in self._calls_of(cls)
+            if call.rank == 0
+        ]
+
+    def ranked_inputs_of(self, target: Target) -> Any:
+        """The recorded inputs of all ranks; None where one of them has none."""
+        from pullback.check.ranks.parts import tuples_of  # it asks for recordings
+
+        return tuples_of(self._calls_of(target.function), self.ranks)
+
+    def _calls_of(self, cls: Any) -> list[Call]:
+        return [
+            call
             for call in self.calls
             if call.target == name_of(cls)
             or (call.target.partition(":")[2] == cls.__qualname__ and _is_file(cls, call.file))
@@ -164,10 +189,25 @@ class Recording:
         for name, calls in self.targets.items():
             try:
                 target = target_of(calls[0].function or load_target(_found(name, calls[0].file)))
+                if self.ranks > 1:
+                    reports += self._across(target, calls, options)
+                    continue
                 reports.append(check(target, [call.inputs for call in calls], **options))
             except PullbackError as error:
                 errors.append(str(error))
         return Reports(tuple(reports), tuple(errors))
+
+    def _across(self, target: Target, calls: list[Call], options: dict[str, Any]) -> list[Report]:
+        """The report across ranks; of a Function that makes no collective, that of one process."""
+        from pullback.check.ranks.parts import tuples_of  # it asks for recordings
+        from pullback.check.runner import check  # it imports every rule
+
+        inputs = tuples_of(calls, self.ranks)
+        if inputs is not None:
+            report = check(target, inputs, ranks=self.ranks, **options)
+            if report.tried.get("collectives") or not report.ok:
+                return [report]
+        return [check(target, [call.inputs for call in calls if call.rank == 0], **options)]
 
     def save(self, path: str | Path) -> None:
         """Write the calls whose arguments are tensors and plain values."""
@@ -175,13 +215,14 @@ class Recording:
             {
                 "target": call.target,
                 "file": call.file,
-                "args": call.args,
+                "args": mapped_groups(call.args),
                 "needs": sorted(call.needs),
+                "rank": call.rank,
             }
             for call in self.calls
-            if _is_savable(call.args)
+            if _is_savable(mapped_groups(call.args))
         ]
-        torch.save({"schema": SCHEMA, "calls": calls}, path)
+        torch.save({"schema": SCHEMA, "calls": calls, "ranks": self.ranks}, path)
 
     def __str__(self) -> str:
         lines = [f"{len(self.calls)} calls of {len(self.targets)} Functions"]
@@ -210,10 +251,12 @@ def load_recording(path: str | Path) -> Recording:
         if whole["schema"] != SCHEMA:
             raise ValueError(f"schema {whole['schema']!r}")
         recorded = Recording()
+        recorded.ranks = int(whole.get("ranks", 1))
         for call in whole["calls"]:
             needs = frozenset(int(i) for i in call["needs"])
-            args, file = tuple(call["args"]), str(call["file"])
-            recorded.calls.append(Call(str(call["target"]), args, needs, file))
+            args, file = tuple(_groups_in(arg) for arg in call["args"]), str(call["file"])
+            rank = int(call.get("rank", 0))
+            recorded.calls.append(Call(str(call["target"]), args, needs, file, rank=rank))
             recorded.seen[str(call["target"])] += 1
     except Exception as error:
         raise RecordingError(
@@ -278,6 +321,25 @@ def _kind(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((repr(key), _kind(item)) for key, item in value.items())
     return repr(value) if isinstance(value, PLAIN) else type(value)
+
+
+def mapped_groups(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with the ranks of process groups in their places."""
+    if not dist.is_available():
+        return args
+    return tuple(
+        {GROUP: list(dist.get_process_group_ranks(arg))}
+        if isinstance(arg, dist.ProcessGroup)
+        else {GROUP: list(arg.ranks)}
+        if isinstance(arg, GroupOf)
+        else arg
+        for arg in args
+    )
+
+
+def _groups_in(arg: Any) -> Any:
+    """A group by its ranks, where that is what was saved."""
+    return GroupOf(tuple(arg[GROUP])) if isinstance(arg, dict) and set(arg) == {GROUP} else arg
 
 
 def _is_savable(value: Any) -> bool:

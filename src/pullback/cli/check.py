@@ -20,6 +20,7 @@ from pullback.check.finding import PROFILES
 from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
 from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of, ops_of
+from pullback.check.ranks.rules import rank_rules
 from pullback.check.recorded import Recording, load_recording
 from pullback.check.report import Report
 from pullback.check.rules import selected
@@ -43,6 +44,8 @@ class Options:
     profile: str
     given: tuple[Any, ...] | None = None
     recorded: Recording | None = None
+    ranks: int | None = None
+    placements: tuple[tuple[str, str], ...] = ()
 
 
 @click.command("check")
@@ -81,6 +84,20 @@ class Options:
     help="How much to try.",
 )
 @click.option(
+    "--ranks",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Check across N ranks: Functions that communicate (torch.distributed).",
+)
+@click.option(
+    "--placement",
+    "placements",
+    multiple=True,
+    type=(str, str),
+    metavar="NAME KIND",
+    help="With --ranks: shard, shard(dim), replicate or partial, of an input or `out`.",
+)
+@click.option(
     "--json",
     "is_json",
     is_flag=True,
@@ -97,6 +114,8 @@ def command(
     select: tuple[str, ...],
     allow: tuple[str, ...],
     profile: str,
+    ranks: int | None,
+    placements: tuple[tuple[str, str], ...],
     is_json: bool,
     is_github: bool,
 ) -> None:
@@ -116,13 +135,14 @@ def command(
       pullback check my_ops:Swish --example "torch.randn(8, requires_grad=True)"
       pullback check torch.ops.my.op --load my_ops.so --profile quick
       pullback check --inputs pullback-recording.pt
+      pullback check parallel.py --ranks 2
     """
     recorded = load_recording(recording) if recording else None
     if not targets and recorded is None:
         raise click.UsageError("Name a TARGET, or a recording with --inputs.")
     targets = targets or _recorded(recording, recorded)
     given = tuple(value_of(expression) for expression in expressions) or None
-    options = Options(select, allow, profile, given, recorded)
+    options = Options(select, allow, profile, given, recorded, ranks, placements)
     for library in libraries:
         _load(library)
     console = Console(highlight=False)
@@ -130,7 +150,8 @@ def command(
     reports: list[Report] = []
     errors: list[Failure] = []
     try:
-        selected(profile=profile, select=select, allow=allow)
+        among = rank_rules() if ranks else None
+        selected(profile=profile, select=select, allow=allow, among=among)
     except PullbackError as mistake:  # told once, and not for each target
         errors, targets = [("", mistake)], ()
     for name, target in _found(targets, errors):
@@ -251,6 +272,8 @@ def _checked(name: str, target: Target, options: Options, errors: list[Failure])
                 select=options.select,
                 allow=options.allow,
                 profile=options.profile,
+                ranks=options.ranks,
+                placements=dict(options.placements) or None,
                 progress=progress,
             )
     except PullbackError as error:
@@ -263,11 +286,15 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
     """The inputs to check with, None for the target's own, and a note on where they are from."""
     if options.given is not None:
         return options.given, ""
+    if options.ranks is not None and options.recorded is not None:
+        return _ranked(name, target, options.recorded, options.ranks)
     recorded = options.recorded.inputs_of(target) if options.recorded else []
     if recorded:
         return recorded, f"the inputs are those of recorded calls: {len(recorded)}"
     if getattr(target.function or target.thing, "examples", None) is not None:
         return None, ""
+    if options.ranks is not None:
+        return guess(target, 0), "the inputs are guessed, from the type hints of forward"
     args, refusal = _guessed(name, target)
     if args is None:
         raise ExamplesError(
@@ -280,6 +307,18 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
         "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
     )
     return args, f"the inputs are guessed, from {hints}"
+
+
+def _ranked(name: str, target: Target, recorded: Recording, ranks: int) -> tuple[Any, str]:
+    """The recorded inputs of every rank."""
+    found = recorded.ranked_inputs_of(target) if recorded.ranks == ranks else None
+    if found is None:
+        raise ExamplesError(
+            f"`{name}` must have been recorded on {ranks} ranks",
+            got=f"a recording of {recorded.ranks}, with calls on some of them",
+            fix=f"pullback record -- torchrun --nproc-per-node {ranks} train.py",
+        )
+    return found, f"the inputs are those of recorded calls on {ranks} ranks"
 
 
 def _guessed(name: str, target: Target) -> tuple[tuple[Any, ...] | None, str]:

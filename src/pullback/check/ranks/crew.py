@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import torch.distributed as dist
 import torch.multiprocessing
 
 from pullback.check.isolate import can_fork, end_of
@@ -61,6 +62,7 @@ class Standing:
     words: str
     kind: tuple[Any, ...] = ()
     is_aborted: bool = False  # by C++, which found what it received to be impossible
+    unwaited: str = ""  # a collective whose handle it has given up
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.words}"
@@ -100,7 +102,7 @@ class Crew:
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         try:
-            if can_fork() or not self._forked(job):
+            if can_fork() or dist.is_initialized() or not self._forked(job):
                 self._started(job)
             ready = self._answers(START)
             wrong = [reply.raised for reply in ready if reply.raised is not None]
@@ -249,7 +251,8 @@ class Crew:
                 where = f" at {reply.place}" if reply.place else ""
                 return Standing(rank, End.RAISED, f"raised {reply.raised}{where}", kind)
             words = f"was through{'' if last is None else f', after {last}'}"
-            return Standing(rank, End.ANSWERED, words, kind)
+            unwaited = next((str(step) for step in reply.steps if not step.is_waited), "")
+            return Standing(rank, End.ANSWERED, words, kind, unwaited=unwaited)
         if not self._is_alive(rank):
             code = self._processes[rank].exitcode
             how = end_of(code).removeprefix("it ")

@@ -73,7 +73,7 @@ def _of_parts(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
         else:
             every = [rows.parts[s][rank] for s in range(size)]
             usual = [s for s in range(size) if _is_there(every[s])]
-        chosen = _subset(rows.got[rank], every)
+        chosen = _subset(rows.got[rank], every, rank)
         if chosen is None or any(not _is_there(every[s]) for s in chosen):
             return None
         kept.append(chosen)
@@ -109,7 +109,7 @@ def _of_others(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
     size = len(rows.got)
     if rows.placed.is_replicated or len({len(w) for w in rows.want}) > 1:
         return None
-    chosen = [_subset(rows.got[rank], rows.want) for rank in range(size)]
+    chosen = [_subset(rows.got[rank], rows.want, rank) for rank in range(size)]
     if any(one is None for one in chosen):
         return None
     sets = [one or [] for one in chosen]
@@ -141,20 +141,35 @@ def _factor(got: Tensor, want: Tensor) -> float | None:
     return factor if rest < EXACT * scale and not _near(factor, 1.0) and factor else None
 
 
-def _subset(got: Tensor, parts: Sequence[Tensor]) -> list[int] | None:
-    """The parts whose sum a row is; None where it is no such sum."""
-    present = [i for i, part in enumerate(parts) if _is_there(part) and part.shape == got.shape]
-    if not present or len(got) < len(present) + 1:
+def _subset(got: Tensor, parts: Sequence[Tensor], prefer: int = -1) -> list[int] | None:
+    """The parts whose sum a row is, `prefer` before its likes; None where it is no such sum."""
+    groups: list[list[int]] = []
+    for i, part in enumerate(parts):
+        if not _is_there(part) or part.shape != got.shape:
+            continue
+        alike = next((g for g in groups if _is_like(parts[g[0]], part)), None)
+        groups.append([i]) if alike is None else alike.append(i)
+    if not groups or len(got) < len(groups) + 1:
         return None
-    table = torch.stack([parts[i] for i in present], 1)
+    table = torch.stack([parts[group[0]] for group in groups], 1)
     solved = torch.linalg.lstsq(table, got.unsqueeze(1), driver="gelsd").solution.flatten()
     rest = (table @ solved - got).abs().max()
     scale = max(float(got.abs().max()), float(table.abs().max()), 1e-300)
     if float(rest) > EXACT * scale:
         return None
-    if not all(_near(float(c), 0.0) or _near(float(c), 1.0) for c in solved):
-        return None
-    return [i for i, c in zip(present, solved.tolist(), strict=True) if _near(c, 1.0)]
+    chosen: list[int] = []
+    for group, factor in zip(groups, solved.tolist(), strict=True):
+        if _near(factor, float(len(group))):
+            chosen += group
+        elif _near(factor, 1.0):
+            chosen.append(prefer if prefer in group else group[0])
+        elif not _near(factor, 0.0):
+            return None
+    return sorted(chosen)
+
+
+def _is_like(one: Tensor, two: Tensor) -> bool:
+    return bool(torch.allclose(one, two, rtol=1e-6, atol=1e-9))
 
 
 def _is_there(part: Tensor) -> bool:

@@ -207,7 +207,9 @@ class Joint:
 
     def _first(self) -> list[Reply]:
         outputs = [reply.value for reply in self.plain]
-        return self.ask(lambda rank: Pull(Point({}), _ones_of(outputs[rank])))
+        replies = self.ask(lambda rank: Pull(Point({}), _ones_of(outputs[rank])))
+        self.tried["collectives"] = sum(len(reply.steps) for reply in replies)
+        return replies
 
     @property
     def steps(self) -> list[tuple[Step, ...]]:

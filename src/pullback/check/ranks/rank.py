@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.places import is_users
+from pullback.check.groups import GroupOf
 from pullback.check.ranks.collectives import (
     Slot,
     State,
@@ -56,13 +57,6 @@ class RankJob:
 
     target: Target
     inputs: Any
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOf:
-    """A process group in recorded arguments, by its ranks."""
-
-    ranks: tuple[int, ...]
 
 
 class Refused(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,16 +85,16 @@ def _total(
 def _apart(task: Callable[[], Any]) -> Any:
     """What a task gives in a process of its own, where there can be one."""
 
-    def guarded() -> Any:
+    def guarded() -> bytes:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return True, task()
+                return pickle.dumps((True, task()))  # bytes: memory would be gone with the process
         except Exception as error:
-            return False, str(describe(error))
+            return pickle.dumps((False, str(describe(error))))
 
     try:
-        is_right, found = guarded() if can_fork() else answer_of(guarded)
+        is_right, found = pickle.loads(guarded() if can_fork() else answer_of(guarded))
     except Died as death:
         raise ReferenceFailed(death.how) from None
     if not is_right:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.distributed as dist
-
 from pullback.check.causes import by_cause
 from pullback.check.finding import Finding, Skip
 from pullback.check.ranks import existing
@@ -17,7 +15,7 @@ from pullback.check.ranks.consistency import consistent
 from pullback.check.ranks.crew import CannotStartError, Crew, Lost
 from pullback.check.ranks.joint import Failed, Joint
 from pullback.check.ranks.placements import Declared, declared_of
-from pullback.check.ranks.rank import RankJob
+from pullback.check.ranks.rank import RankJob, RankTuples
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
 from pullback.check.registered import Registered
@@ -67,7 +65,7 @@ def check_ranks(
             registered.prepare()
     asked = Asked(target, inputs, size, rules, profile, placements, progress)
     job = RankJob(target, inputs)
-    if existing.is_there():
+    if existing.is_there() and not isinstance(inputs, RankTuples):
         return existing.together(job, size, lambda ask: _checked(asked, ask))
     session = Session(job, size)
     try:
@@ -230,7 +228,3 @@ def _completed(asked: Asked, finding: Finding) -> Finding:
     place = asked.target.place("backward", "vjp", "forward")
     return replace(finding, rule=known[finding.rule.code]).of(asked.target.name, place)
 
-
-def world_size() -> int:
-    """The size of the process group that is already there; 0 where there is none."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0

@@ -16,6 +16,7 @@ DEADLOCK = Rule("R151", "ranks-deadlock", GROUP, profile="quick")
 DIFFERENT = Rule("R152", "different-collectives", GROUP, profile="quick")
 LOST = Rule("R153", "lost-rank", GROUP, profile="quick")
 FAILS = Rule("R154", "fails-on-ranks", GROUP, profile="quick")
+UNWAITED = Rule("R122", "unwaited-handle", GROUP)  # a send that is given up leaves others waiting
 
 
 def of_lost(joint: Joint, lost: Lost, doing: str) -> Finding:
@@ -50,6 +51,8 @@ def _kind(lost: Lost) -> tuple[Rule, str, str]:
             "all ranks raise, or none does",
             "decide on all ranks alike, before the first collective",
         )
+    if any(s.unwaited for s in lost.standings):
+        return UNWAITED, "a call of `wait` on every handle", "keep the handle, and wait for it"
     return (
         DEADLOCK,
         "every collective is entered by all ranks of its group",
