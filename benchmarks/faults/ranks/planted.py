@@ -176,9 +176,7 @@ CASES.add(
     rule="rank-factor",
 )
 CASES.add(SumOfMeans, X, placements=SHARDED, reference=lambda x: sum(x), rule="rank-factor")
-CASES.add(
-    ScatterOfMeans, X, reference=lambda x: list(sum(x).chunk(len(x))), rule="rank-factor"
-)
+CASES.add(ScatterOfMeans, X, reference=lambda x: list(sum(x).chunk(len(x))), rule="rank-factor")
 CASES.add(
     CopySummedTwice,
     inputs(one(4, 4)),
@@ -258,7 +256,7 @@ class StatisticsOfOwn(sound.SyncBatchNorm):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        hat, std, w, count = ctx.saved_tensors
+        hat, std, w, _ = ctx.saved_tensors
         gw, gb = (g * hat).sum(0), g.sum(0)
         gx = w / std * (g - gb / len(g) - hat * gw / len(g))
         return gx, summed(gw), summed(gb)
@@ -488,9 +486,7 @@ class CotangentInPlace(sound.AllReduceSum):
 
 
 CASES.add(InputInPlace, X, reference=lambda x: sum(x), rule="written-by-collective")
-CASES.add(
-    SavedInPlace, X, reference=lambda x: [v.sin() for v in x], rule="written-by-collective"
-)
+CASES.add(SavedInPlace, X, reference=lambda x: [v.sin() for v in x], rule="written-by-collective")
 CASES.add(CotangentInPlace, X, reference=lambda x: sum(x), rule="written-by-collective")
 
 # ---- second order, layouts, precision ----

@@ -1,7 +1,7 @@
-"""How many faults across ranks are named for their reason, and how often a sound Function is blamed.
+"""How many faults across ranks are named for their reason, and how often sound ones are blamed.
 
-    python -m benchmarks.faults.ranks.score --ranks 2 --references
-    python -m benchmarks.faults.ranks.score --only Ring --ranks 4
+python -m benchmarks.faults.ranks.score --ranks 2 --references
+python -m benchmarks.faults.ranks.score --only Ring --ranks 4
 """
 
 from __future__ import annotations

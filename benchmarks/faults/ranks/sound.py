@@ -203,9 +203,7 @@ class GlobalNorm(Function):
         return g * x / norm
 
 
-CASES.add(
-    GlobalNorm, X, reference=lambda x: torch.stack(x).pow(2).sum().sqrt(), convention="pass"
-)
+CASES.add(GlobalNorm, X, reference=lambda x: torch.stack(x).pow(2).sum().sqrt(), convention="pass")
 
 
 class PairReduce(Function):
@@ -370,9 +368,7 @@ class SequenceNorm(Function):
 
 
 def _norm(x, w):
-    return [
-        F.layer_norm(v, v.shape[-1:], eps=1e-3) * u for v, u in zip(x, w, strict=True)
-    ]
+    return [F.layer_norm(v, v.shape[-1:], eps=1e-3) * u for v, u in zip(x, w, strict=True)]
 
 
 CASES.add(SequenceNorm, inputs(shard(4, 5), one(5)), reference=_norm, convention="sum")
@@ -425,9 +421,7 @@ class SyncBatchNorm(Function):
 def _batch_norm(x, w, b):
     rows = torch.cat(x)
     mean, var = rows.mean(0), rows.var(0, unbiased=False)
-    return [
-        (v - mean) / (var + 1e-3).sqrt() * u + c for v, u, c in zip(x, w, b, strict=True)
-    ]
+    return [(v - mean) / (var + 1e-3).sqrt() * u + c for v, u, c in zip(x, w, b, strict=True)]
 
 
 CASES.add(

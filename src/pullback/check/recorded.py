@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.check.groups import GroupOf
+from pullback.check.groups import GroupOf, by_ranks, with_group, without_group
 from pullback.check.naming import load as load_target
 from pullback.check.report import Report, Reports
 from pullback.check.target import Target, target_of
@@ -64,7 +63,16 @@ class Call:
     @property
     def inputs(self) -> tuple[Any, ...]:
         """The arguments to call with again, requiring grad where they did."""
-        args = tuple(mapped(arg, lambda t: copy_of(t)) for arg in self.args)
+        groups = [with_group(arg) for arg in self.args]
+        return tuple(
+            group if isinstance(arg, GroupOf) else arg
+            for arg, group in zip(self.portable, groups, strict=True)
+        )
+
+    @property
+    def portable(self) -> tuple[Any, ...]:
+        """The same with process groups by their ranks, for other processes."""
+        args = tuple(by_ranks(mapped(arg, lambda t: copy_of(t))) for arg in self.args)
         for i in self.needs:
             args[i].requires_grad_()
         return args
@@ -131,7 +139,7 @@ class Recording:
         self._size += size
         needs = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         seen: dict[int, Tensor] = {}
-        kept = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in args)
+        kept = tuple(without_group(mapped(arg, lambda t: copy_of(t, seen))) for arg in args)
         self.calls.append(Call(name, kept, frozenset(needs), _file_of(cls), cls))
 
     # ---- afterwards ----
@@ -160,11 +168,7 @@ class Recording:
         if not target.is_function:
             return []
         cls = target.function
-        return [
-            call.inputs
-            for call in self._calls_of(cls)
-            if call.rank == 0
-        ]
+        return [call.inputs for call in self._calls_of(cls) if call.rank == 0]
 
     def ranked_inputs_of(self, target: Target) -> Any:
         """The recorded inputs of all ranks; None where one of them has none."""
@@ -215,12 +219,12 @@ class Recording:
             {
                 "target": call.target,
                 "file": call.file,
-                "args": mapped_groups(call.args),
+                "args": _mapped_groups(call.args),
                 "needs": sorted(call.needs),
                 "rank": call.rank,
             }
             for call in self.calls
-            if _is_savable(mapped_groups(call.args))
+            if _is_savable(_mapped_groups(call.args))
         ]
         torch.save({"schema": SCHEMA, "calls": calls, "ranks": self.ranks}, path)
 
@@ -323,18 +327,9 @@ def _kind(value: Any) -> Any:
     return repr(value) if isinstance(value, PLAIN) else type(value)
 
 
-def mapped_groups(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _mapped_groups(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with the ranks of process groups in their places."""
-    if not dist.is_available():
-        return args
-    return tuple(
-        {GROUP: list(dist.get_process_group_ranks(arg))}
-        if isinstance(arg, dist.ProcessGroup)
-        else {GROUP: list(arg.ranks)}
-        if isinstance(arg, GroupOf)
-        else arg
-        for arg in args
-    )
+    return tuple({GROUP: list(a.ranks)} if isinstance(a, GroupOf) else a for a in args)
 
 
 def _groups_in(arg: Any) -> Any:

@@ -1,8 +1,8 @@
 """Check across ranks: a Function that communicates, as one function of all ranks' inputs.
 
-With N ranks the program is one joint function `(x_0, ..., x_{N-1}) -> (y_0, ..., y_{N-1})`. What its
-gradients must be depends on what the values are to the author, `placements`; what they are is told
-by differences of the joint forward, in which each rank's input is moved in turn, `joint`.
+With N ranks the program is one joint function `(x_0, ..., x_{N-1}) -> (y_0, ..., y_{N-1})`. What
+its gradients must be depends on what the values are to the author, `placements`; what they are is
+told by differences of the joint forward, in which each rank's input is moved in turn, `joint`.
 
     placements    sharded, replicated, partial: what each says of values and gradients
     collectives   what a rank sends and receives, seen from inside its process

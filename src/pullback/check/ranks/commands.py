@@ -55,6 +55,13 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Call forward, and give the relative rounding error of the coarsest dtype that it uses."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """Forward at points along some directions: `directions` is None where another rank moves."""
 
@@ -96,7 +103,7 @@ class Wrap:
     parameters: tuple[int, ...]
 
 
-Command = Accept | Forward | Sweep | Pull | Wrap
+Command = Accept | Forward | Measure | Sweep | Pull | Wrap
 
 
 # ---- what is answered ----

@@ -169,16 +169,12 @@ def judged(
     ]
     if differing:
         return Judged(assignment, tuple(differing))
-    rows = tuple(
-        _rows(joint, assignment, position, slopes, pulls) for position in joint.positions
-    )
+    rows = tuple(_rows(joint, assignment, position, slopes, pulls) for position in joint.positions)
     return Judged(assignment, (), rows)
 
 
 def _is_one(joint: Joint, outputs: Sequence[Values], number: int) -> bool:
-    return all(
-        is_one_value([outputs[rank][number] for rank in block]) for block in joint.blocks
-    )
+    return all(is_one_value([outputs[rank][number] for rank in block]) for block in joint.blocks)
 
 
 def _moves_as_one(
@@ -240,21 +236,18 @@ def _rows(
             for s in range(size):
                 parts[s][rank].append(by[s])
     flat = [_joined(one) for one in got]
-    share, error = [_joined(one) for one in own], [_joined(one) for one in errors]
+    share, off = [_joined(one) for one in own], [_joined(one) for one in errors]
     if placed.is_replicated:
-        want, error = _over_blocks(joint, share), _over_blocks(joint, error)
+        want, off = _over_blocks(joint, share), _over_blocks(joint, off)
         if placed.has_shares:
             flat = _over_blocks(joint, flat)
     else:
         want = share
     wrong = [
-        _differs(g, w, e, is_double=joint.is_double)
-        for g, w, e in zip(flat, want, error, strict=True)
+        _differs(g, w, e, is_exact=joint.is_exact) for g, w, e in zip(flat, want, off, strict=True)
     ]
     by_rank = tuple(tuple(_joined(one) for one in row) for row in parts)
-    return Rows(
-        name, placed, tuple(flat), tuple(want), tuple(share), by_rank, tuple(wrong), is_one
-    )
+    return Rows(name, placed, tuple(flat), tuple(want), tuple(share), by_rank, tuple(wrong), is_one)
 
 
 def _pulled(
@@ -287,16 +280,18 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
 
 def _over_blocks(joint: Joint, rows: Sequence[Tensor]) -> list[Tensor]:
     """The sum over the ranks of each rank's block."""
-    return [torch.stack([rows[r] for r in joint.block_of(rank)]).sum(0) for rank in range(joint.size)]
+    return [
+        torch.stack([rows[r] for r in joint.block_of(rank)]).sum(0) for rank in range(joint.size)
+    ]
 
 
-def _differs(got: Tensor, want: Tensor, error: Tensor, *, is_double: bool) -> Tensor:
+def _differs(got: Tensor, want: Tensor, error: Tensor, *, is_exact: bool) -> Tensor:
     """Where a gradient is wrong, beyond doubt."""
     if got.shape != want.shape:
         return torch.ones(1, dtype=torch.bool)
     size = want.abs()
     largest = float(size.max()) if size.numel() else 0.0
-    share = RELATIVE if is_double else COARSE
-    allowed = share * size + ERRORS * error + (SCALED if is_double else COARSE) * largest + 1e-9
+    share = RELATIVE if is_exact else COARSE
+    allowed = share * size + ERRORS * error + (SCALED if is_exact else COARSE) * largest + 1e-9
     known = error <= UNCERTAIN * size + UNCERTAIN_AT_ZERO * max(largest, 1e-6)
     return known & ~((got - want).abs() <= allowed)

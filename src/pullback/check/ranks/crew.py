@@ -119,7 +119,8 @@ class Crew:
         pipes = [connection.Pipe() for _ in range(self.size)]
         sys.stdout.flush()
         sys.stderr.flush()
-        context: Any = torch.multiprocessing.start_processes(
+        launcher: Any = torch.multiprocessing
+        context = launcher.start_processes(
             live,
             (self.size, self._folder, job, pipes),
             nprocs=self.size,

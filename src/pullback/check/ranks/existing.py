@@ -1,7 +1,7 @@
 """The ranks of a process group that is already there, as under torchrun.
 
-Every rank of it calls the check. Rank 0 asks and judges, the others do what it asks, over a group of
-their own so that nothing mixes with what the Function sends. Nobody can be ended here: collectives
+Every rank of it calls the check. Rank 0 asks and judges, the others do what it asks, over a group
+of their own so that nothing mixes with what the Function sends. Nobody is ended here: collectives
 get a short timeout instead, after which each rank says what it stood at, and the group is not used
 again.
 """
@@ -27,6 +27,10 @@ LONG = timedelta(minutes=30)  # between the commands, while rank 0 judges
 TIMEOUTS = ("Timed out", "timed out", "Connection closed", "Connection reset")
 
 Ask = Callable[[Sequence[Command]], list[Reply]]
+
+
+class NoGroupError(Exception):
+    """The group that was there cannot be used any more."""
 
 
 def is_there() -> bool:
@@ -84,8 +88,9 @@ class _Members:
     def _conduct(self, conduct: Callable[[Ask], Report]) -> Report:
         end: Any = None
         try:
-            end = conduct(self._ask)
-            return end
+            report = conduct(self._ask)
+            end = report
+            return report
         except PullbackError as error:
             end = error
             raise
@@ -109,7 +114,7 @@ class _Members:
 
     def _ask(self, commands: Sequence[Command]) -> list[Reply]:
         if self._is_broken and not isinstance(commands[0], Accept):
-            raise Lost([Standing(r, End.WORKS, "has no group any more") for r in self._all])
+            raise NoGroupError("ranks have waited in vain before, and the group is not used again")
         self._tell([("do", list(commands))])
         own = self._rank.do(commands[0])
         replies: list[Any] = [None] * self._size
@@ -119,10 +124,6 @@ class _Members:
             self._is_broken = True
             raise Lost([_standing(rank, reply) for rank, reply in enumerate(replies)])
         return replies
-
-    @property
-    def _all(self) -> range:
-        return range(self._size)
 
 
 def _is_timeout(reply: Reply) -> bool:
@@ -137,4 +138,6 @@ def _standing(rank: int, reply: Reply) -> Standing:
         return Standing(rank, End.WAITS, f"waited in {last}", kind)
     if reply.raised is not None:
         return Standing(rank, End.RAISED, f"raised {reply.raised}", kind)
-    return Standing(rank, End.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind)
+    return Standing(
+        rank, End.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind
+    )

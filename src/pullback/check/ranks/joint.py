@@ -24,6 +24,7 @@ from pullback.check.ranks.commands import (
     Forward,
     Given,
     Laid,
+    Measure,
     Move,
     Point,
     Pull,
@@ -43,6 +44,7 @@ T = TypeVar("T")
 FEW = {2: 8, 3: 8}  # directions for each input of a rank, by the number of ranks
 DIRECTIONS = 6
 STEP, COARSE_STEP = 2e-3, 2e-2
+EXACT = 1e-10
 APART = 0.25  # of a value: how far those of two ranks are made to differ
 SAME = 100  # roundings: the same numbers, computed by several ranks
 
@@ -109,8 +111,11 @@ class Joint:
         size: int,
         ask: Callable[[Sequence[Command]], list[Reply]],
         reference: Callable[..., Any] | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.target, self.declared, self.size = target, declared, size
+        self.is_shared = is_shared  # with the caller, whose processes must not be put at risk
         self.reference = reference
         self.tried = {"runs": 0}
         self.blamed: set[str] = set()  # what a rule has found, for those that come later
@@ -177,6 +182,24 @@ class Joint:
         return True
 
     @cached_property
+    def noise(self) -> float:
+        """The relative rounding error of the coarsest dtype that forward computes in."""
+        finest = torch.finfo(torch.float64).eps
+        own = finest if self.is_double else torch.finfo(torch.float32).eps
+        if self.is_global:
+            return own
+        try:
+            replies = self.ask(lambda rank: Measure(Point({}, self.is_double)))
+        except Failed:
+            return own
+        return max(own, *(float(reply.value) for reply in replies))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all of forward is in float64."""
+        return self.noise < EXACT
+
+    @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that belong together: those of the groups that are given, or communicate."""
         groups = [a.ranks for g in self.given for a in g.args if a.ranks]
@@ -236,11 +259,14 @@ class Joint:
 
         A word stands for a point that a rule has set.
         """
-        return self.once(("point", key), lambda: self._point(frozenset(key)))
+        found = frozenset[int]() if isinstance(key, str) else key
+        return self.once(("point", key), lambda: self._point(found))
 
     def set_point(self, key: str, point: JointPoint) -> None:
         """Let `key` stand for a point."""
-        self._known = {k: v for k, v in self._known.items() if not (isinstance(k, tuple) and key in k)}
+        self._known = {
+            k: v for k, v in self._known.items() if not (isinstance(k, tuple) and key in k)
+        }
         self._known["point", key] = point
 
     def _point(self, replicated: frozenset[int]) -> JointPoint:
@@ -312,7 +338,7 @@ class Joint:
     def cotangents(
         self, outputs: Sequence[Values], is_one: Sequence[bool], draw: int
     ) -> list[Values]:
-        """The `draw`-th cotangents of each rank: one for all in a block where an output `is_one`."""
+        """The `draw`-th cotangents of each rank: one for all of a block where `is_one`."""
         found: list[Values] = []
         for rank, values in enumerate(outputs):
             first = self.block_of(rank)[0]
@@ -382,17 +408,16 @@ class Joint:
         """The directions in which a value is moved, and the steps."""
         most = 1 if is_brief else FEW.get(self.size, DIRECTIONS)
         scale = max(1.0, float(value.abs().max()))
-        step = (STEP if self.is_double else COARSE_STEP) * scale
+        step = (STEP if self.is_exact else max(COARSE_STEP, self.noise ** (1 / 3))) * scale
         return _directions(value, most), (step, -step, step / 2, -step / 2)
 
     def _extrapolated(self, values: Tensor, steps: Sequence[float]) -> tuple[Tensor, Tensor]:
         """The derivative along each direction, from forwards at each step, and its error."""
         wide = values.double().unflatten(0, (-1, len(steps)))
-        noise = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
         coarse = (wide[:, 0] - wide[:, 1]) / (2 * steps[0])
         fine = (wide[:, 2] - wide[:, 3]) / (2 * steps[2])
         best = (4 * fine - coarse) / 3
-        rounding = 8 * noise * wide.abs().amax(1) / abs(steps[2])
+        rounding = 8 * self.noise * wide.abs().amax(1) / abs(steps[2])
         return best, (best - fine).abs() + rounding
 
     # ---- words ----

@@ -64,7 +64,7 @@ def brought_together(recorded: Recording, name: str) -> Recording | None:
 
 def tuples_of(calls: list[Call], size: int) -> RankTuples | None:
     """The inputs of every rank, call by call; None where a rank has none."""
-    by_rank = [[call.inputs for call in calls if call.rank == rank] for rank in range(size)]
+    by_rank = [[call.portable for call in calls if call.rank == rank] for rank in range(size)]
     count = min(len(own) for own in by_rank)
     return RankTuples(tuple(tuple(own[:count]) for own in by_rank)) if count else None
 

@@ -32,6 +32,7 @@ from pullback.check.ranks.commands import (
     Given,
     Laid,
     Local,
+    Measure,
     Point,
     Pull,
     Pulled,
@@ -45,6 +46,7 @@ from pullback.check.registration import near
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from, seeded
 from pullback.judge.example import Example, can_differ, copy_of, example_of, tensors_in, words_of
+from pullback.judge.reference import Precision
 from pullback.judge.run import describe
 
 LEAF_IN_PLACE = "a leaf Variable that requires grad"
@@ -100,6 +102,8 @@ class Rank:
         if isinstance(command, Forward):
             with silenced() if command.is_quiet else nullcontext():
                 return self._outputs(self._at(command.point))
+        if isinstance(command, Measure):
+            return self._noise(self._at(command.point))
         if isinstance(command, Sweep):
             return self._swept(command, watched)
         if isinstance(command, Wrap):
@@ -136,6 +140,12 @@ class Rank:
     def _outputs(self, example: Example) -> Values:
         result = self._call(example.fresh(needs=frozenset()))
         return tuple(_whole(t.detach()) for t in tensors_in(result))
+
+    def _noise(self, example: Example) -> float:
+        with Precision() as precision:
+            result = self._call(example.fresh(needs=frozenset()))
+        noise: float = precision.of(tensors_in(result))
+        return noise
 
     def _swept(self, command: Sweep, watched: Watched) -> list[tuple[Tensor, ...]]:
         example = self._at(command.point)
@@ -312,9 +322,7 @@ def _group_made(arg: Any) -> Any:
 
 def _argument(arg: Any, is_needed: bool) -> Argument:
     if can_differ(arg):
-        return Argument(
-            words_of(arg), _whole(arg.detach()), is_needed, _is_spread(arg), None
-        )
+        return Argument(words_of(arg), _whole(arg.detach()), is_needed, _is_spread(arg), None)
     if isinstance(arg, dist.ProcessGroup):
         return Argument("a process group", ranks=ranks_of(arg))
     sent = arg.detach() if isinstance(arg, Tensor) else arg
@@ -477,5 +485,3 @@ def _passed(arg: Any, through_clone: bool) -> Any:
 
 def _stacked(values: list[Tensor | None]) -> Tensor:
     return torch.stack([v for v in values if v is not None])
-
-

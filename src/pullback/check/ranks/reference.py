@@ -58,7 +58,9 @@ def gradients_of(
         flat = [leaves[r][p] for r in range(joint.size) for p in joint.positions]
         grads = torch.autograd.grad(loss, flat, allow_unused=True)
         by = iter(grads)
-        own = [{p: next(by) for p in joint.positions} for _ in range(joint.size)]
+        own: list[dict[int, Tensor | None]] = [
+            {p: next(by) for p in joint.positions} for _ in range(joint.size)
+        ]
         return [
             {p: _total(joint, assignment, own, rank, p) for p in joint.positions}
             for rank in range(joint.size)

@@ -55,7 +55,7 @@ def check_ranks(
     placements: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """A report on a target across `size` ranks: of processes of our own, or of those under torchrun.
+    """A report on a target across `size` ranks: processes of our own, or those of torchrun.
 
     Under torchrun every rank calls this, and gets the same report.
     """
@@ -66,7 +66,7 @@ def check_ranks(
     asked = Asked(target, inputs, size, rules, profile, placements, progress)
     job = RankJob(target, inputs)
     if existing.is_there() and not isinstance(inputs, RankTuples):
-        return existing.together(job, size, lambda ask: _checked(asked, ask))
+        return existing.together(job, size, lambda ask: _checked(asked, ask, is_shared=True))
     session = Session(job, size)
     try:
         return _checked(asked, session.ask)
@@ -103,12 +103,14 @@ class Session:
             self._crew = None
 
 
-def _checked(asked: Asked, ask: Callable[[Sequence[Command]], list[Reply]]) -> Report:
+def _checked(
+    asked: Asked, ask: Callable[[Sequence[Command]], list[Reply]], *, is_shared: bool = False
+) -> Report:
     """The report of all rules."""
     start = time.monotonic()
     target = asked.target
     unnamed = declared_of(None, (), target.name)
-    joint = Joint(target, unnamed, asked.size, ask, target.compare_with)
+    joint = Joint(target, unnamed, asked.size, ask, target.compare_with, is_shared=is_shared)
     results: list[Finding | Skip] = []
     notes: list[str] = []
     is_cut = False
@@ -185,6 +187,8 @@ def _tried(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> list[st
             if isinstance(found, Finding) and any(r.rule.code == found.rule.code for r in results):
                 found = Skip.refused(registered.rule, "the ranks were lost here as well")
             results.append(_completed(asked, found) if isinstance(found, Finding) else found)
+        except existing.NoGroupError as error:
+            results.append(Skip.refused(registered.rule, str(error)))
         except Exception as error:
             reason = "the check itself failed"
             results.append(Skip.refused(registered.rule, reason, describe(error)))
@@ -227,4 +231,3 @@ def _completed(asked: Asked, finding: Finding) -> Finding:
     known = {one.rule.code: one.rule for one in rank_rules()}
     place = asked.target.place("backward", "vjp", "forward")
     return replace(finding, rule=known[finding.rule.code]).of(asked.target.name, place)
-

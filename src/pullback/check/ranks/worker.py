@@ -5,6 +5,7 @@ Its process leads a group of its own, so that whatever it starts ends with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -89,10 +90,8 @@ def _begin(rank: int) -> None:
     """Stand alone: no interrupt of the terminal's, one thread, and no life without the parent."""
     parent = os.getppid()
     if hasattr(os, "setsid"):
-        try:
+        with contextlib.suppress(OSError):  # it leads one already
             os.setsid()
-        except OSError:  # it leads one already
-            pass
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""A Function inside `DistributedDataParallel` or `fully_shard`, with some arguments as parameters."""
+"""A Function inside `DistributedDataParallel` or `fully_shard`, with arguments as parameters."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _whole_grad(parameter: Any) -> Tensor | None:
     grad: Any = parameter.grad
     if grad is None:
         return None
-    if not type(grad).__name__ == "Tensor":
+    if type(grad) is not Tensor:
         grad = grad.full_tensor()
     whole: Tensor = grad.detach().cpu()
     return whole

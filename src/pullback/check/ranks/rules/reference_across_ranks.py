@@ -107,7 +107,7 @@ def _is_near(joint: Joint, have: Tensor | None, want: Tensor | None) -> bool:
         return other is None or not bool(other.abs().max() > 0)
     if have.shape != want.shape:
         return False
-    tolerance = EXACT if joint.is_double else ROUGH
+    tolerance = EXACT if joint.is_exact else ROUGH
     return tolerance.measure(wide_of(want)).fits(wide_of(have))
 
 

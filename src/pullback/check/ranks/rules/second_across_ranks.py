@@ -48,8 +48,8 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     if not found:
         yield Skip(RULE, "the gradients are wrong already")
         return
-    if not joint.is_double:
-        yield Skip(RULE, "forward does not serve float64")
+    if not joint.is_exact:
+        yield Skip(RULE, "forward does not compute in float64")
         return
     wrong: At | None = None
     for assignment in found:

@@ -76,9 +76,7 @@ def _inside(
         yield Skip.refused(RULE, f"inside of {around.value}", failure.raised)
         return
     except Lost as lost:
-        yield joint.finding(
-            RULE, at=f"inside of {around.value}", expected="an end", got=str(lost)
-        )
+        yield joint.finding(RULE, at=f"inside of {around.value}", expected="an end", got=str(lost))
         return
     for rank, reply in enumerate(replies):
         for position in parameters:
@@ -89,7 +87,7 @@ def _inside(
                     at=At(Gradient(joint.names[position]), rest=rest),
                     expected="the mean over the ranks of the gradients alone",
                     got="another gradient",
-                    fix="return the gradient that a plain tensor would get, and keep only what is saved",
+                    fix="give a parameter the gradient that a plain tensor gets",
                 )
                 return
 

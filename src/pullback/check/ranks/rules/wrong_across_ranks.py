@@ -55,9 +55,7 @@ def _rank(judged: Judged, told: list[tuple[Rows, Diagnosis]]) -> tuple[int, int,
     return unknown, len(told), vague
 
 
-def _finding(
-    joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tried: int
-) -> Finding:
+def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tried: int) -> Finding:
     rank = next((r for r, w in enumerate(rows.wrong) if bool(w.any())), 0)
     at = At(Gradient(rows.name), rest=f" on rank {rank}, along a direction")
     entry = int(rows.wrong[rank].int().argmax()) if rows.wrong[rank].numel() else 0
