@@ -20,6 +20,7 @@ ORDER = (
     "plan",
     "check",
     "check-cpp",
+    "check-ranks",
     "emit",
     "commands",
     "extend",
