@@ -63,8 +63,6 @@ def test_sum_beyond_the_group_is_named():
     got = [want[r] + want[(r + 2) % RANKS] for r in range(RANKS)]
     wrong = tuple(torch.ones(ROWS, dtype=torch.bool) for _ in range(RANKS))
     parts = tuple(tuple(row) for row in own)
-    found = diagnosed(
-        Rows("x", SHARD, tuple(got), tuple(want), tuple(want), parts, wrong), blocks
-    )
+    found = diagnosed(Rows("x", SHARD, tuple(got), tuple(want), tuple(want), parts, wrong), blocks)
 
     assert found.fault is Fault.GROUP

@@ -332,12 +332,16 @@ def _has_worked(now: Sequence[float | None], before: Sequence[float | None]) -> 
 
 
 def _work_of_all(pid: int) -> float | None:
-    """The processor time of a process, 1e9 where it waits to be run; None where nobody says."""
+    """The processor time of a process and of those it has started; None where one could run."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(child) for child in file.read().split()]
     except (OSError, ValueError, IndexError):
         return 0.0
-    if fields[0] == "R":
+    below = [_work_of_all(child) for child in children]
+    if fields[0] == "R" or None in below:
         return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(work for work in below if work is not None)

@@ -425,7 +425,8 @@ class Joint:
     def finding(self, rule: Rule, **facts: Any) -> Finding:
         """A finding about this function, with its name, place and inputs filled in."""
         place = self.target.place("backward", "vjp", "forward")
-        facts.setdefault("inputs", self.words)
+        if "inputs" not in facts:
+            facts["inputs"] = self.words
         return Finding.made(rule, **facts).of(self.target.name, place)
 
     @cached_property

@@ -167,12 +167,10 @@ class Rank:
 
     def _pulled(self, command: Pull, watched: Watched) -> Pulled:
         example = self._at(command.point)
-        args = example.fresh()
         memory = Memory()
-        passed, result = self._run(args, memory)
+        args, result = self._run(example, memory)
         outputs = tensors_in(result)
         leaves = {i: args[i] for i in sorted(example.needs)}
-        memory.take("input", {i: passed[i] for i in leaves}, self._is_given_away)
         told = tuple(_whole(t.detach()) for t in outputs)
         cotangents = tuple(
             _cotangent(output, cotangent, command.laid, is_needed=command.seconds is not None)
@@ -200,16 +198,20 @@ class Rank:
         said = {f"output {i}": t for i, t in enumerate(outputs)}
         return Pulled(told, flat, seconds, written, tuple(_locals({**said, **named})))
 
-    def _run(self, args: tuple[Any, ...], memory: Memory) -> tuple[tuple[Any, ...], Any]:
+    def _run(self, example: Example, memory: Memory) -> tuple[tuple[Any, ...], Any]:
+        """The leaves, and the result; a function that writes its inputs gets clones of them."""
+        args = example.fresh()
         passed = tuple(_passed(arg, self._through_clone) for arg in args)
+        memory.take("input", {i: passed[i] for i in sorted(example.needs)}, self._is_given_away)
         try:
             with memory.saving():
-                return passed, self._call(passed)
+                return args, self._call(passed)
         except Refused as refusal:
             if LEAF_IN_PLACE not in str(refusal.error) or self._through_clone:
                 raise
             self._through_clone = True
-            return self._run(args, memory)
+            memory.forget()
+            return self._run(example, memory)
 
     def _is_given_away(self, position: int) -> bool:
         return self._through_clone or self.job.target.intent.is_donated(self._names[position])
@@ -232,6 +234,12 @@ class Memory:
     def __init__(self) -> None:
         self._owners: dict[int, tuple[str, int]] = {}
         self._saved: set[int] = set()
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # a tensor, and what it was
+
+    def forget(self) -> None:
+        """Begin anew."""
+        for known in (self._owners, self._saved, self._kept):
+            known.clear()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -239,7 +247,7 @@ class Memory:
 
         def pack(tensor: Tensor) -> Tensor:
             if type(tensor) is Tensor:
-                self._saved.add(tensor.untyped_storage().data_ptr())
+                self._saved.add(self._keep(tensor))
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -249,13 +257,25 @@ class Memory:
         """Note tensors by number, but for those that may be written."""
         for number, tensor in tensors.items():
             if type(tensor) in (Tensor, torch.nn.Parameter) and not is_free(number):
-                self._owners[tensor.untyped_storage().data_ptr()] = what, number
+                self._owners[self._keep(tensor)] = what, number
+
+    def _keep(self, tensor: Tensor) -> int:
+        """Keep what a tensor is; its memory."""
+        memory = tensor.untyped_storage().data_ptr()
+        self._kept.setdefault(memory, (tensor.detach(), tensor.detach().clone()))
+        return memory
+
+    def _has_changed(self, memory: int) -> bool:
+        now, before = self._kept[memory]
+        return not torch.equal(now, before)
 
     def written(self, watched: Watched) -> tuple[tuple[str, int, Any], ...]:
         """What the collectives wrote, with the step that did."""
         found: dict[tuple[str, int], Any] = {}
         for step in watched.log():
             for memory in step.writes:
+                if memory not in self._kept or not self._has_changed(memory):
+                    continue
                 if memory in self._owners:
                     what, number = self._owners[memory]
                     is_early = what == "cotangent" and step.phase == "forward"
