@@ -21,6 +21,7 @@ ORDER = (
     "check",
     "check-cpp",
     "ci",
+    "check-ranks",
     "emit",
     "commands",
     "extend",

@@ -3,8 +3,9 @@
 While the tests run, the calls of Functions and custom ops are recorded, a few of each with their
 real inputs. After the tests each is checked with them; what is found is printed as soon as it is
 found, and makes the run fail. `--pullback-time` bounds the audit, and Ctrl-C ends it: what was
-found until then counts. Under xdist every worker checks what it saw. Neither pullback nor torch is
-imported until a test needs them.
+found until then counts. Under xdist every worker checks what it saw; under torchrun the first rank
+checks what all ranks saw, across ranks. Neither pullback nor torch is imported until a test needs
+them.
 """
 
 from __future__ import annotations
@@ -97,12 +98,15 @@ class Audit:
             from pullback.check.recorded import Recording
 
             self.recorded = Recording()
+            _begin()
         with self.recorded.watching():
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Check what was seen; a worker hands it on, a finding makes the run fail."""
+        if self.recorded is not None:
+            self.recorded = _of_all_ranks(self.recorded)
         if self.recorded is not None:
             self._audit(is_cut=session.exitstatus == pytest.ExitCode.INTERRUPTED)
         worker = getattr(session.config, "workeroutput", None)
@@ -165,6 +169,19 @@ class Audit:
         counted = f"{count} Function{'s' * (count != 1)} audited"
         line = f"{counted}, {len(wrong)} with findings{names}{lost}"
         terminalreporter.write_line(line, **colour)
+
+
+def _begin() -> None:
+    from pullback.check.ranks.parts import begin_parts
+
+    begin_parts(KEY)
+
+
+def _of_all_ranks(recorded: Any) -> Any:
+    """What all ranks have seen, under torchrun: the first rank audits it, the others hand it on."""
+    from pullback.check.ranks.parts import brought_together
+
+    return brought_together(recorded, KEY)
 
 
 def _progress(config: pytest.Config) -> Callable[[str, int, int], None] | None:

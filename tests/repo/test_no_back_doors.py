@@ -20,6 +20,9 @@ ALLOWED = {
     ("pullback/capture/fake.py", "torch._subclasses.fake_tensor.log.disabled"),
     # A setting of PyTorch's, which is changed by assignment; put back after the run.
     ("pullback/check/dispatch.py", "torch.utils.deterministic.fill_uninitialized_memory"),
+    # Groups and handles of PyTorch's have no hook for collectives; put back after the check.
+    ("pullback/check/ranks/collectives.py", "torch.distributed.ProcessGroup.method"),
+    ("pullback/check/ranks/collectives.py", "torch.distributed.Work.method"),
     # What a thread of a repro raises is not printed; put back after the repro.
     ("pullback/check/repro/trying.py", "threading.excepthook"),
     # The program that is recorded reads the command line that it is given.

@@ -27,6 +27,8 @@ def check(
     domain: Any = None,
     isolate: bool = True,
     seconds: float | None = None,
+    ranks: int | None = None,
+    placements: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """A `Report` on `target` at `inputs`: see `check.runner`."""
@@ -43,6 +45,8 @@ def check(
         domain=domain,
         isolate=isolate,
         seconds=seconds,
+        ranks=ranks,
+        placements=placements,
         progress=progress,
     )
 
@@ -58,6 +62,8 @@ def assert_sound(
     reference: Callable[..., Any] | None = None,
     domain: Any = None,
     isolate: bool = True,
+    ranks: int | None = None,
+    placements: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise with every finding about `target`, if there is any: see `check.runner`."""
     __tracebackhide__ = True  # pytest then shows the line of the test
@@ -73,6 +79,8 @@ def assert_sound(
         reference=reference,
         domain=domain,
         isolate=isolate,
+        ranks=ranks,
+        placements=placements,
     )
 
 

@@ -25,7 +25,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.patch import watching
+from pullback.check.groups import GroupOf, by_ranks, with_group, without_group
 from pullback.check.naming import load as load_target
 from pullback.check.registration import body_of, schema_of
 from pullback.check.report import Report, Reports
@@ -46,6 +47,7 @@ from pullback.judge.example import (
     describe_value,
     exact_copy,
     mapped,
+    owned_tensors,
     tensors_in,
     ties_of,
 )
@@ -62,7 +64,7 @@ class RecordedCall:
 
     `function` is the class or op itself; None in a recording that was loaded, whose arguments are
     descriptions that `inputs` builds anew. `ties` are arguments that are parameters of a module
-    among them.
+    among them. `rank` is the rank that made the call, where several did.
     """
 
     target: str
@@ -71,16 +73,26 @@ class RecordedCall:
     file: str = ""
     function: Any = field(default=None, compare=False, repr=False)
     ties: tuple[Tie, ...] = ()
+    rank: int = 0
 
     @property
     def inputs(self) -> tuple[Any, ...]:
         """The arguments to call with again, requiring grad where they did."""
+        groups = [with_group(arg) for arg in self.args]
+        return tuple(
+            group if isinstance(arg, GroupOf) else arg
+            for arg, group in zip(self.portable, groups, strict=True)
+        )
+
+    @property
+    def portable(self) -> tuple[Any, ...]:
+        """The same with process groups by their ranks, for other processes."""
         if self.function is None:
             args = list(built(self.args, self.target, self._load))
         else:
-            args = [mapped(arg, lambda t: exact_copy(t)) for arg in self.args]
+            args = [by_ranks(mapped(arg, lambda t: exact_copy(t))) for arg in self.args]
             for tie in self.ties:
-                args[tie.position] = _owned(self.args[tie.module])[tie.name]
+                args[tie.position] = owned_tensors(self.args[tie.module])[tie.name]
         for i in self.needs:
             args[i].requires_grad_()
         return tuple(args)
@@ -94,7 +106,8 @@ class RecordedCall:
         if self.function is not None:
             args = described(args, self.ties, self.target)
         needs = sorted(self.needs)
-        return {"target": self.target, "file": self.file, "args": args, "needs": needs}
+        whole = {"target": self.target, "file": self.file, "args": args, "needs": needs}
+        return {**whole, "rank": self.rank}
 
     @property
     def size(self) -> int:
@@ -121,6 +134,7 @@ class Recording:
         self.calls: list[RecordedCall] = []
         self.seen: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
+        self.ranks = 1
         self._kinds = kinds
         self._limit = limit
         self.on_call: Callable[[], None] | None = None  # called when a call was kept
@@ -171,7 +185,7 @@ class Recording:
         self._size += size
         needs = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         seen: dict[int, Tensor] = {}
-        kept = tuple(mapped(arg, lambda t: exact_copy(t, seen)) for arg in args)
+        kept = tuple(without_group(mapped(arg, lambda t: exact_copy(t, seen))) for arg in args)
         ties = tuple(ties_of(args))
         file = _file_of(function)
         self.calls.append(RecordedCall(name, kept, frozenset(needs), file, function, ties))
@@ -179,6 +193,12 @@ class Recording:
             self.on_call()
 
     # ---- afterwards ----
+
+    def take(self, other: Recording, rank: int) -> None:
+        """Add the calls of another recording, as those of a rank."""
+        self.calls += [replace(call, rank=rank) for call in other.calls]
+        self.seen += other.seen
+        self.left_out += other.left_out
 
     @property
     def targets(self) -> dict[str, list[RecordedCall]]:
@@ -197,10 +217,19 @@ class Recording:
         """The recorded inputs of a Function: that of the same name, in the same module or file."""
         if not (target.is_function or target.is_op):
             return []
+        return [call.inputs for call in self._calls_of(target) if call.rank == 0]
+
+    def ranked_inputs_of(self, target: Target) -> Any:
+        """The recorded inputs of all ranks; None where one of them has none."""
+        from pullback.check.ranks.parts import tuples_of  # it asks for recordings
+
+        return tuples_of(self._calls_of(target), self.ranks)
+
+    def _calls_of(self, target: Target) -> list[RecordedCall]:
         own = target.function if target.is_function else target.thing
         name, file = function_name(own), _file_of(own)
         return [
-            call.inputs
+            call
             for call in self.calls
             if call.target == name
             or (
@@ -244,9 +273,12 @@ class Recording:
                 continue
             try:
                 target = self.target_called(name)
-                inputs = [call.inputs for call in calls]
                 limit = None if seconds is None else time_left
-                report = check(target, inputs, seconds=limit, progress=progress, **options)
+                options = {**options, "seconds": limit, "progress": progress}
+                if self.ranks > 1:
+                    report = self._across(target, calls, options)
+                else:
+                    report = check(target, [call.inputs for call in calls], **options)
             except PullbackError as error:
                 errors.append(str(error))
                 continue
@@ -258,6 +290,18 @@ class Recording:
             why = "interrupted" if is_cut else f"the time of {seconds:g} s was over"
             errors.append(f"{len(left)} not checked, {why}: {', '.join(left)}")
         return Reports(tuple(reports), tuple(errors))
+
+    def _across(self, target: Target, calls: list[RecordedCall], options: dict[str, Any]) -> Report:
+        """The report across ranks; of a Function that makes no collective, that of one process."""
+        from pullback.check.ranks.parts import tuples_of  # it asks for recordings
+        from pullback.check.runner import check  # it imports every rule
+
+        inputs = tuples_of(calls, self.ranks)
+        if inputs is not None:
+            report = check(target, inputs, ranks=self.ranks, **options)
+            if report.tried.get("collectives") or not report.ok:
+                return report
+        return check(target, [call.inputs for call in calls if call.rank == 0], **options)
 
     def save(self, path: str | Path) -> Saved:
         """Write the calls whose arguments can be described: whole, or not at all.
@@ -271,7 +315,7 @@ class Recording:
             except CannotStoreError as why:
                 lost.append(f"{call}: {why}")
         if stored:
-            _write(Path(path), {"schema": SCHEMA, "calls": stored})
+            _write(Path(path), {"schema": SCHEMA, "calls": stored, "ranks": self.ranks})
         return Saved(len(stored), len({one["target"] for one in stored}), tuple(lost))
 
     def __str__(self) -> str:
@@ -301,6 +345,7 @@ def load_recording(path: str | Path) -> Recording:
         if whole["schema"] != SCHEMA:
             raise ValueError(f"schema {whole['schema']!r}")
         recorded = Recording()
+        recorded.ranks = int(whole.get("ranks", 1))
         for call in whole["calls"]:
             recorded.calls.append(read_call(call))
             recorded.seen[recorded.calls[-1].target] += 1
@@ -331,7 +376,8 @@ def read_call(call: dict[str, Any]) -> RecordedCall:
     for i in needs:
         if not (0 <= i < len(args) and (isinstance(args[i], Tensor) or is_tied(args[i]))):
             raise ValueError(f"argument {i} requires grad, and is no tensor")
-    return RecordedCall(str(call["target"]), args, needs, str(call["file"]))
+    rank = int(call.get("rank", 0))
+    return RecordedCall(str(call["target"]), args, needs, str(call["file"]), rank=rank)
 
 
 def _write(path: Path, whole: dict[str, Any]) -> None:
@@ -386,10 +432,6 @@ def _file_of(function: Any) -> str:
     owner = body_of(function) if is_op(function) else function
     file = getattr(sys.modules.get(getattr(owner, "__module__", "")), "__file__", None)
     return str(Path(file).resolve()) if file else ""
-
-
-def _owned(module: torch.nn.Module) -> dict[str, Tensor]:
-    return dict([*module.named_parameters(), *module.named_buffers()])
 
 
 def _found(name: str, file: str) -> str:

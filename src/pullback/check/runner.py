@@ -21,6 +21,7 @@ from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
+from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.surrogates import Surrogate
@@ -50,6 +51,8 @@ def check(
     domain: Any = None,
     isolate: bool = True,
     seconds: float | None = None,
+    ranks: int | None = None,
+    placements: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Try every rule on `target` at `inputs` and what can be generated from them.
@@ -60,9 +63,22 @@ def check(
     function of the same arguments: outputs and gradients are compared with its own. `domain` says
     what the arguments may be, such as `{"a": "symmetric", "x": {"min_value": 0}}`: others are not
     tried (see `inputs.stated`). After `seconds` no other rule is begun, and the report names those
-    that were not tried.
+    that were not tried. With `ranks`, the rules across ranks are tried, by so many processes;
+    `placements` says what the values of the ranks are to each other, and `inputs` may be a function
+    of the rank.
     """
     known = with_options(target_of(target), declares, reference)
+    if ranks is not None:
+        return check_ranks(
+            known,
+            inputs,
+            ranks,
+            select=select,
+            allow=allow,
+            profile=profile,
+            placements=placements,
+            progress=progress,
+        )
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     names = known.names_of(max(len(example.args) for example in examples))

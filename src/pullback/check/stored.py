@@ -5,6 +5,7 @@ runs no code. What else Functions are called with is written as a description:
 
 - a module by the import path of its class, its parameters and buffers, and its other attributes;
 - a function, or a member of an enumeration, by its import path;
+- a process group by its ranks;
 - an argument that is a parameter of another argument, by its name there.
 
 `built` makes the arguments again when the Function is checked. It imports classes and functions of
@@ -24,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.check.groups import GroupOf
 from pullback.errors import PullbackError, RecordingError
-from pullback.judge.example import Tie
+from pullback.judge.example import Tie, owned_tensors
 
 KEY = "pullback"
 """Marks the dictionaries that describe something."""
@@ -84,6 +86,8 @@ class _Description:
             return items if isinstance(value, list) else tuple(items)
         if type(value) is dict:
             return {KEY: "dict", "items": [(self(k), self(v)) for k, v in value.items()]}
+        if isinstance(value, GroupOf):
+            return {KEY: "group", "ranks": list(value.ranks)}
         if isinstance(value, torch.nn.Module):
             return self.module(value)
         if is_callable(value):
@@ -169,6 +173,8 @@ class _Building:
         try:
             if kind == "dict":
                 return {self(key): self(item) for key, item in value["items"]}
+            if kind == "group":
+                return GroupOf(tuple(int(rank) for rank in value["ranks"]))
             if kind == "module":
                 return self.module(value)
             if kind == "enum":
@@ -183,7 +189,7 @@ class _Building:
             ) from None
         raise RecordingError(
             f"the recorded arguments of `{self.target}` must be of known kinds",
-            expected="dict, module, enum, callable or tied",
+            expected="dict, group, module, enum, callable or tied",
             got=repr(kind),
         )
 
@@ -247,10 +253,9 @@ def _parameter_of(args: Sequence[Any], value: dict[str, Any], target: str) -> Te
     """The parameter or buffer of one of the arguments that another argument is."""
     place, name = value.get("module"), value.get("name")
     owner = args[place] if isinstance(place, int) and 0 <= place < len(args) else None
-    if isinstance(owner, torch.nn.Module):
-        owned = dict([*owner.named_parameters(), *owner.named_buffers()])
-        if name in owned:
-            return owned[name]
+    owned = owned_tensors(owner)
+    if name in owned:
+        return owned[name]
     raise RecordingError(
         f"the recorded arguments of `{target}` must be those that were written",
         got=f"no `{name}` in argument {place}",

@@ -8,6 +8,7 @@ Declared intent stands on the class, as an attribute `declares` that needs nothi
     declares = {"once_differentiable": True}
     declares = {"nondeterministic": 1e-6}  # results may differ by this much between runs
     declares = {"domain": {"x": (0, 1)}}   # this input is never below or above
+    declares = {"placements": {"x": "replicate", "out": "shard"}}  # across ranks
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Intent:
     once_differentiable: bool = False
     nondeterministic: float = 0.0
     domain: Any = None  # what the arguments may be: see `inputs.stated`
+    placements: Mapping[str, Any] = field(default_factory=dict)
 
     def is_surrogate(self, name: str) -> bool:
         """Whether the gradient of input `name` is declared to be another than forward's."""

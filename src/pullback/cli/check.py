@@ -22,6 +22,7 @@ from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal
 from pullback.check.inputs.stated import moved_inside
 from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of, ops_of
+from pullback.check.ranks.rules import rank_rules
 from pullback.check.recorded import Recording, is_op, load_recording
 from pullback.check.registration import body_of
 from pullback.check.report import Report
@@ -55,6 +56,8 @@ class Options:
     settings: Settings
     given: tuple[Any, ...] | None = None
     recorded: Recording | None = None
+    ranks: int | None = None
+    placements: tuple[tuple[str, str], ...] = ()
 
 
 @click.command("check")
@@ -73,6 +76,20 @@ class Options:
     type=click.Path(exists=True, dir_okay=False),
     help="A library with ops to load first (torch.ops.load_library); may be repeated.",
 )
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Check across N ranks: Functions that communicate (torch.distributed).",
+)
+@click.option(
+    "--placement",
+    "placements",
+    multiple=True,
+    type=(str, str),
+    metavar="NAME KIND",
+    help="With --ranks: shard, shard(dim), replicate or partial, of an input or `out`.",
+)
 @settings_options
 @click.option("--json", "is_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--github", "is_github", is_flag=True, help="The same as --output-format github.")
@@ -81,6 +98,8 @@ def command(
     expressions: tuple[str, ...],
     recording: str | None,
     libraries: tuple[str, ...],
+    ranks: int | None,
+    placements: tuple[tuple[str, str], ...],
     settings_path: Path | None,
     show_settings: bool,
     write_baseline: bool,
@@ -110,6 +129,7 @@ def command(
       pullback check --inputs pullback-recording.pt
       pullback check my_ops.py --write-baseline
       pullback check --changed main --output-format github --output-format sarif=out.sarif
+      pullback check parallel.py --ranks 2
     """
     given["output_format"] += ("json",) * is_json + ("github",) * is_github
     settings = settings_from(settings_path, given)
@@ -121,13 +141,19 @@ def command(
     names = targets or _named(settings, recording, recorded, changed)
     review = Review.begun(settings, is_writing=write_baseline)
     values = tuple(value_of(expression) for expression in expressions) or None
-    options = Options(settings, values, recorded)
+    options = Options(settings, values, recorded, ranks, placements)
     for library in libraries:
         _load(library)
     console = Console(highlight=False)
     errors: list[Failure] = []
     own = None if targets else recorded
-    found = share_of(_chosen(names, own, settings, changed, errors), shard)
+    try:
+        require_rules(settings, rank_rules() if ranks else None)
+        chosen = _chosen(names, own, settings, changed, errors)
+    except PullbackError as mistake:  # told once, and not for each target
+        errors.append(("", mistake))
+        chosen = []
+    found = share_of(chosen, shard)
     checked: list[Checked] = []
     for one in results_of(found, partial(_checked, options), settings.jobs, errors):
         checked.append(review.taken(one))
@@ -200,15 +226,10 @@ def _chosen(
     changed: str | None,
     errors: list[Failure],
 ) -> list[Found]:
-    """The targets to check; what cannot be found goes to `errors`, a mistake in the rules alone.
+    """The targets to check; what cannot be found goes to `errors`.
 
     Those of a recording are what it names, if these are Functions or ops.
     """
-    try:
-        require_rules(settings)
-    except PullbackError as mistake:  # told once, and not for each target
-        errors.append(("", mistake))
-        return []
     pairs = _found(names, errors) if recorded is None else _of(recorded, errors)
     found = [(identity_of(name, target, settings.root), target) for name, target in pairs]
     if changed is None:
@@ -307,10 +328,8 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
     try:
         declared = declared_with(target, chosen.declares)
         inputs, note = _inputs(identity.name, declared, options)
-        arguments = arguments_from(declared, inputs)
-        examples = [example_of(args) for args in arguments]
 
-        def run() -> Report:
+        def run(arguments: Any) -> Report:
             with _progress(target.name if options.settings.jobs == 1 else "") as progress:
                 return check(
                     declared,
@@ -318,14 +337,19 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
                     select=chosen.select,
                     allow=chosen.allow,
                     profile=chosen.profile,
+                    ranks=options.ranks,
+                    placements=dict(options.placements) or None,
                     seconds=chosen.time or None,
                     progress=progress,
                 )
 
-        if not options.settings.cache:
-            report, was_kept = run(), False
+        if options.ranks is not None or not options.settings.cache:
+            report, was_kept = run(inputs), False
         else:
-            report, was_kept = recalled(declared, identity, examples, chosen, run)
+            arguments = arguments_from(declared, inputs)
+            examples = [example_of(args) for args in arguments]
+            again = partial(run, arguments)
+            report, was_kept = recalled(declared, identity, examples, chosen, again)
     except PullbackError as error:
         return error
     notes = [note] if note else []
@@ -336,11 +360,15 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
     """The inputs to check with, None for the target's own, and a note on where they are from."""
     if options.given is not None:
         return options.given, ""
+    if options.ranks is not None and options.recorded is not None:
+        return _ranked(name, target, options.recorded, options.ranks)
     recorded = options.recorded.inputs_of(target) if options.recorded else []
     if recorded:
         return recorded, f"the inputs are those of recorded calls: {len(recorded)}"
     if getattr(target.function or target.thing, "examples", None) is not None:
         return None, ""
+    if options.ranks is not None:
+        return guess(target, 0), "the inputs are guessed, from the type hints of forward"
     args, refusal = _guessed(name, target)
     if args is None:
         raise ExamplesError(
@@ -354,6 +382,18 @@ def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
         "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
     )
     return args, f"the inputs are guessed, from {hints}"
+
+
+def _ranked(name: str, target: Target, recorded: Recording, ranks: int) -> tuple[Any, str]:
+    """The recorded inputs of every rank."""
+    found = recorded.ranked_inputs_of(target) if recorded.ranks == ranks else None
+    if found is None:
+        raise ExamplesError(
+            f"`{name}` must have been recorded on {ranks} ranks",
+            got=f"a recording of {recorded.ranks}, with calls on some of them",
+            fix=f"pullback record -- torchrun --nproc-per-node {ranks} train.py",
+        )
+    return found, f"the inputs are those of recorded calls on {ranks} ranks"
 
 
 def _guessed(name: str, target: Target) -> tuple[tuple[Any, ...] | None, str]:

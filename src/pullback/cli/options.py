@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from pullback.check.finding import PROFILES, Severity
+from pullback.check.registered import Registered
 from pullback.check.rules import selected
 from pullback.cli.changed import files_with_functions
 from pullback.cli.complete import complete_rules
@@ -123,12 +124,12 @@ def settings_from(path: Path | None, given: dict[str, Any]) -> Settings:
     return merged(from_file, where, spoken)
 
 
-def require_rules(settings: Settings) -> None:
+def require_rules(settings: Settings, among: Sequence[Registered] | None = None) -> None:
     """Raise unless every rule that the settings name is there, and some are left to try."""
     for table in (*settings.per_file.values(), *settings.per_target.values()):
         for word in (*table.get("select", ()), *table.get("allow", ())):
-            selected(select=(word,))
-    selected(profile=settings.profile, select=settings.select, allow=settings.allow)
+            selected(select=(word,), among=among)
+    selected(profile=settings.profile, select=settings.select, allow=settings.allow, among=among)
 
 
 def targets_of(settings: Settings) -> tuple[str, ...]:

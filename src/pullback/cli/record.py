@@ -18,12 +18,14 @@ from types import TracebackType
 import click
 
 from pullback.capture.places import is_users
+from pullback.check.ranks.parts import begin_parts, brought_together, rank_here
 from pullback.check.recorded import Recording
 from pullback.cli.complete import complete_files
 from pullback.errors import RecordingError, TargetError
 
 FILE = "pullback-recording.pt"
 INTERRUPTED = 130  # as shells count it
+LAUNCHER = "torch.distributed.run"
 
 
 @click.command("record", context_settings={"ignore_unknown_options": True})
@@ -44,7 +46,8 @@ INTERRUPTED = 130  # as shells count it
 def command(output: str, program: tuple[str, ...]) -> None:
     """Run a Python PROGRAM, and write the inputs of every custom Function that it calls.
 
-    PROGRAM is `python train.py` with its options, `python -m train`, or the file alone. A few calls
+    PROGRAM is `python train.py` with its options, `python -m train`, or the file alone; or
+    `torchrun` with its options, whose ranks each record their own, into one file. A few calls
     of each Function and custom op are kept, those that differ in shape, dtype or plain arguments;
     they are in the file even if the program is ended or crashes. What runs in other threads or
     processes, or compiled, is not seen. The exit code is the program's.
@@ -52,10 +55,14 @@ def command(output: str, program: tuple[str, ...]) -> None:
     \b
     Examples:
       pullback record -- python train.py --steps 3
+      pullback record -- torchrun --nproc-per-node 2 train.py
       pullback check --inputs pullback-recording.pt
     """
-    python, flags, rest = _parted(program)
     _require_folder(output)
+    launched = _launched(program, os.path.abspath(output))
+    if launched:
+        click.get_current_context().exit(_called(launched))
+    python, flags, rest = _parted(program)
     _require_program(rest)
     _require_python(python, flags)
     this = [python, *flags, "-m", __name__, os.path.abspath(output), *rest]
@@ -71,6 +78,22 @@ def _called(command: list[str]) -> int:
         except KeyboardInterrupt:
             continue
         return code if code >= 0 else 128 - code  # ended by a signal: as shells count it
+
+
+def _launched(program: tuple[str, ...], out: str) -> list[str]:
+    """The command that records every rank of a program that torchrun starts; else empty."""
+    is_module = program[1:3] == ("-m", LAUNCHER)
+    if Path(program[0]).name != "torchrun" and not is_module:
+        return []
+    from torch.distributed.run import get_args_parser  # heavy, and for this only
+
+    given = list(program[3 if is_module else 1 :])
+    parsed = get_args_parser().parse_args(given)
+    rest = list(parsed.training_script_args)
+    options = given[: len(given) - len(rest) - 1]
+    kept = [option for option in options if option not in ("-m", "--module")]
+    script = [*(["-m"] if parsed.module else []), parsed.training_script, *rest]
+    return [sys.executable, "-m", LAUNCHER, *kept, "-m", __name__, out, *script]
 
 
 def _parted(program: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
@@ -133,7 +156,9 @@ def _require_python(python: str, flags: list[str]) -> None:
 def run(out: str, program: list[str]) -> None:
     """Run a program as Python would, and write what was recorded while and after it runs."""
     recorded = Recording()
-    recorded.on_call = _Journal(recorded, out).update
+    begin_parts(out)
+    if rank_here() == (0, 1):
+        recorded.on_call = _Journal(recorded, out).update
     try:
         with recorded.watching():
             _run(program)
@@ -143,7 +168,9 @@ def run(out: str, program: list[str]) -> None:
         traceback.print_exception(error.with_traceback(_own_part(error)))
         sys.exit(1)
     finally:
-        click.echo(f"pullback: {_written(recorded, out)}", err=True)
+        whole = brought_together(recorded, out)
+        if whole is not None:
+            click.echo(f"pullback: {_written(whole, out)}", err=True)
 
 
 def _own_part(error: BaseException) -> TracebackType | None:
@@ -195,7 +222,8 @@ def _written(recorded: Recording, out: str) -> str:
         return f"{seen}, and nothing is written{''.join(lost)}"
     name = os.path.relpath(out)
     counted = f"{_counted(saved.calls, 'call')} of {_counted(saved.functions, 'Function')}"
-    then = f"next: pullback check --inputs {shlex.quote(name)}"
+    ranks = f" --ranks {recorded.ranks}" if recorded.ranks > 1 else ""
+    then = f"next: pullback check --inputs {shlex.quote(name)}{ranks}"
     return f"{counted} written to {name}; {then}{''.join(lost)}"
 
 

@@ -125,19 +125,21 @@ def example_of(args: tuple[Any, ...]) -> Example:
 def ties_of(args: tuple[Any, ...]) -> Iterator[Tie]:
     """The arguments that are parameters or buffers of modules among them."""
     for module, owner in enumerate(args):
-        owned = _owned(owner)
+        owned = owned_tensors(owner)
         for position, arg in enumerate(args if owned else ()):
             names = [name for name, tensor in owned.items() if tensor is arg]
             if names:
                 yield Tie(module, names[0], position)
 
 
-def _owned(owner: Any) -> dict[str, Tensor]:
+def owned_tensors(owner: Any) -> dict[str, Tensor]:
     """The parameters and buffers of a module, or of the modules in a list, by name."""
     if isinstance(owner, torch.nn.Module):
         return dict([*owner.named_parameters(), *owner.named_buffers()])
     items = owner if isinstance(owner, (list, tuple)) else ()
-    return {f"{k}.{name}": t for k, item in enumerate(items) for name, t in _owned(item).items()}
+    return {
+        f"{k}.{name}": t for k, item in enumerate(items) for name, t in owned_tensors(item).items()
+    }
 
 
 def _tied(args: tuple[Any, ...], ties: tuple[Tie, ...]) -> tuple[Any, ...]:
@@ -145,7 +147,7 @@ def _tied(args: tuple[Any, ...], ties: tuple[Tie, ...]) -> tuple[Any, ...]:
     made = list(args)
     for module in {tie.module for tie in ties}:
         owner = args[module]
-        owned = _owned(owner)
+        owned = owned_tensors(owner)
         memo = {id(owned[t.name]): args[t.position] for t in ties if t.module == module}
         made[module] = deepcopy(owner, memo)
     return tuple(made)

@@ -34,8 +34,10 @@ def all_rules() -> tuple[Registered, ...]:
 
 
 def explained() -> tuple[Registered, ...]:
-    """Every rule with a page: those that are tried, and the crash that the runner finds."""
-    return (*all_rules(), *registered(crash))
+    """Every rule with a page: those that are tried, also across ranks, and the crash."""
+    from pullback.check.ranks.rules import rank_rules  # they ask of the rules here
+
+    return (*all_rules(), *registered(crash), *rank_rules())
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -48,11 +50,16 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def selected(
-    *, profile: str = "standard", select: Sequence[str] = (), allow: Sequence[str] = ()
+    *,
+    profile: str = "standard",
+    select: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    among: Sequence[Registered] | None = None,
 ) -> tuple[Registered, ...]:
     """The rules to try: those of the profile, or those selected; less those allowed to fail.
 
-    Names, codes and groups all count: `wrong-gradient`, `G101`, `gradient`.
+    Names, codes and groups all count: `wrong-gradient`, `G101`, `gradient`. `among` are those there
+    are, where they are others than those of a check in one process.
     """
     if profile not in PROFILES:
         raise RuleNameError(
@@ -60,7 +67,7 @@ def selected(
             expected=", ".join(PROFILES),
             got=repr(profile),
         )
-    rules = all_rules()
+    rules = all_rules() if among is None else among
     for word in (*select, *allow):
         if not any(_answers(r.rule, word) for r in rules):
             raise RuleNameError(

@@ -1,0 +1,1 @@
+"""Functions that communicate: sound ones of both conventions, and planted faults."""

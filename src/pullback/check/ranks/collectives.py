@@ -1,0 +1,304 @@
+"""What a rank sends and receives, seen from inside its process.
+
+The methods of `ProcessGroup` and the waiting of `Work` are replaced while a call is looked at, so
+that every collective of Python's is seen, however the user's module has imported it: with what, on
+which ranks, from which line. What DDP and the functional collectives do in C++ is not. The step
+that a rank is in stands in memory which who started it reads, so that it is known when the rank
+cannot say so any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pullback.capture.places import is_users
+from pullback.check.registration import near
+from pullback.judge.example import dtype_name, tensors_in
+
+SLOT = 4096  # bytes for each rank
+MOST = 500  # letters of one step
+_HEAD = "QQQ"  # state, steps so far, bytes of the text
+_START = struct.calcsize(_HEAD)
+
+# The methods of a group, the names that users know them by, and which argument is written.
+METHODS: dict[str, tuple[str, int | None]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0),
+    "reduce": ("reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "allgather": ("all_gather", 0),
+    "_allgather_base": ("all_gather_into_tensor", 0),
+    "all_gather_single": ("all_gather_into_tensor", 0),
+    "allgather_coalesced": ("all_gather_coalesced", 0),
+    "gather": ("gather", 0),
+    "scatter": ("scatter", 0),
+    "reduce_scatter": ("reduce_scatter", 0),
+    "_reduce_scatter_base": ("reduce_scatter_tensor", 0),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 0),
+    "alltoall_base": ("all_to_all_single", 0),
+    "all_to_all_single": ("all_to_all_single", 0),
+    "alltoall": ("all_to_all", 0),
+    "send": ("send", None),
+    "recv": ("recv", 0),
+    "recv_anysource": ("recv", 0),
+    "barrier": ("barrier", None),
+}
+POINT_TO_POINT = ("send", "recv")
+SUMS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced")
+# Those in which all ranks must bring as much.
+EVEN = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+WAITS = ("wait", "synchronize", "get_future", "is_completed")
+
+
+class State(IntEnum):
+    """What a rank does."""
+
+    IDLE = 0
+    WORKS = 1
+    WAITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective of one rank: its name, how much of what it brings, on which ranks, and where.
+
+    `phase` says whether forward or backward made it.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    count: int
+    dtype: str
+    words: str
+    place: str = ""
+    phase: str = "forward"
+    is_from_any: bool = False
+    writes: frozenset[int] = frozenset()  # the memory that it writes
+    is_waited: bool = True
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the members of a group must have in common in one collective."""
+        return (self.name, self.count if self.name in EVEN else -1, self.dtype)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks of the group take part."""
+        return self.name not in POINT_TO_POINT
+
+    def __str__(self) -> str:
+        return f"{self.words} at {self.place}" if self.place else self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is seen of a rank from outside."""
+
+    state: State
+    steps: int = 0
+    kind: tuple[Any, ...] = ()
+    text: str = ""
+
+
+class Slot:
+    """The state of one rank, in a file that is memory to both sides."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "a+b") as file:
+            file.truncate(SLOT)
+            self._memory = mmap.mmap(file.fileno(), SLOT)
+
+    def tell(self, state: State, steps: int, step: Step | None = None) -> None:
+        """Say what the rank does now, and the collective that it is in or was in last."""
+        told = [] if step is None else [list(step.kind), str(step)[:MOST]]
+        words = json.dumps(told).encode()
+        self._memory[_START : _START + len(words)] = words
+        struct.pack_into(_HEAD, self._memory, 0, int(state), steps, len(words))
+
+    @property
+    def seen(self) -> Seen:
+        """What the rank does, how many collectives it has begun, and the last of them."""
+        state, steps, size = struct.unpack_from(_HEAD, self._memory)
+        try:
+            told = json.loads(self._memory[_START : _START + size].decode() or "[]")
+        except ValueError:  # it is being written
+            told = []
+        kind, text = (tuple(told[0]), told[1]) if told else ((), "")
+        return Seen(State(state), steps, kind, text)
+
+
+@dataclass(slots=True)
+class Watched:
+    """The collectives of one call."""
+
+    slot: Slot | None = None
+    delay: float = 0.0  # seconds that this rank is late for each
+    phase: str = "forward"
+    steps: list[Step] = field(default_factory=list)
+    works: dict[int, tuple[Any, int]] = field(default_factory=dict)  # by identity, with the step
+    waited: set[int] = field(default_factory=set)
+
+    def log(self) -> tuple[Step, ...]:
+        """The steps, each with whether it was waited for."""
+        unwaited = {number for key, (_, number) in self.works.items() if key not in self.waited}
+        return tuple(
+            step if number not in unwaited else replace(step, is_waited=False)
+            for number, step in enumerate(self.steps)
+        )
+
+    def begin(self, step: Step) -> None:
+        """Note a step that begins."""
+        self.steps.append(step)
+        if self.slot is not None:
+            self.slot.tell(State.WAITS, len(self.steps), step)
+        if self.delay:
+            time.sleep(self.delay)
+
+    def goes_on(self) -> None:
+        """Note that the rank is out of a collective."""
+        if self.slot is not None:
+            self.slot.tell(State.WORKS, len(self.steps), self.steps[-1] if self.steps else None)
+
+    def waits_for(self, work: Any) -> None:
+        """Note that somebody waits for a collective."""
+        self.waited.add(id(work))
+        number = self.works.get(id(work), (None, -1))[1]
+        if self.slot is not None and number >= 0:
+            self.slot.tell(State.WAITS, len(self.steps), self.steps[number])
+
+
+_watched: Watched | None = None
+
+
+@contextmanager
+def watching_collectives(watched: Watched) -> Iterator[Watched]:
+    """See the collectives that this process makes in the block."""
+    global _watched
+    before, _watched = _watched, watched
+    try:
+        yield watched
+    finally:
+        _watched = before
+
+
+def install() -> Callable[[], None]:
+    """Replace the methods of groups and of handles; what comes back puts them back."""
+    kept: list[tuple[Any, str, Any]] = []
+    for method, (name, written) in METHODS.items():
+        if hasattr(dist.ProcessGroup, method):
+            kept.append((dist.ProcessGroup, method, getattr(dist.ProcessGroup, method)))
+            setattr(dist.ProcessGroup, method, _seen(kept[-1][2], name, written, method))
+    for method in WAITS:
+        kept.append((dist.Work, method, getattr(dist.Work, method)))
+        setattr(dist.Work, method, _awaited(kept[-1][2]))
+
+    def put_back() -> None:
+        for owner, method, original in kept:
+            setattr(owner, method, original)
+
+    return put_back
+
+
+def _seen(original: Any, name: str, written: int | None, method: str) -> Any:
+    @functools.wraps(original)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        watched = _watched
+        if watched is None:
+            return original(group, *args, **kwargs)
+        watched.begin(_step(group, args, name, written, method, watched.phase))
+        try:
+            work = original(group, *args, **kwargs)
+        finally:
+            watched.goes_on()
+        if isinstance(work, dist.Work):
+            watched.works[id(work)] = work, len(watched.steps) - 1
+        return work
+
+    return call
+
+
+def _awaited(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+        watched = _watched
+        if watched is None:
+            return original(work, *args, **kwargs)
+        watched.waits_for(work)
+        try:
+            return original(work, *args, **kwargs)
+        finally:
+            watched.goes_on()
+
+    return call
+
+
+def _step(
+    group: Any, args: tuple[Any, ...], name: str, written: int | None, method: str, phase: str
+) -> Step:
+    own = _brought(name, args)
+    ranks = ranks_of(group)
+    first = own[0] if own else None
+    shape = "" if first is None else f"{dtype_name(first.dtype)}{list(first.shape)}"
+    who = f" over ranks {', '.join(map(str, ranks))}" if name not in POINT_TO_POINT else ""
+    if name in POINT_TO_POINT and len(args) > 1 and isinstance(args[1], int):
+        who = f" {'to' if name == 'send' else 'from'} rank {ranks[args[1]]}"
+    targets = tensors_in(args[written]) if written is not None and len(args) > written else []
+    return Step(
+        name,
+        ranks,
+        sum(t.numel() for t in own),
+        "" if first is None else dtype_name(first.dtype),
+        f"{name}({shape}){who}",
+        _place(),
+        phase,
+        method == "recv_anysource",
+        frozenset(t.untyped_storage().data_ptr() for t in targets),
+    )
+
+
+def _brought(name: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """What a rank brings to a collective: for those with two buffers, the second."""
+    has_two = ("gather" in name or "scatter" in name or "all_to_all" in name) and len(args) > 1
+    return tensors_in(args[1] if has_two else args[0] if args else ())
+
+
+@functools.lru_cache(maxsize=64)
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks of a group, as all ranks are counted."""
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def _place() -> str:
+    """The user's line that asks for a collective."""
+    frame: Any = sys._getframe(3)
+    while frame is not None:
+        if is_users(frame):
+            return f"{near(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def unequal(logs: Sequence[Sequence[Step]]) -> tuple[tuple[int, Step], tuple[int, Step]] | None:
+    """Two ranks and their steps that are not the same collective, in the same place of a group."""
+    for group in {step.ranks for log in logs for step in log if step.is_collective}:
+        members = [r for r in group if r < len(logs)]
+        own = {r: [s for s in logs[r] if s.ranks == group and s.is_collective] for r in members}
+        for rank in members[1:]:
+            for first, second in zip(own[members[0]], own[rank], strict=False):
+                if first.kind != second.kind:
+                    return (members[0], first), (rank, second)
+    return None

@@ -1,0 +1,167 @@
+"""What a rank is asked to do, and its answer: plain values that travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+from pullback.check.ranks.collectives import Step
+from pullback.judge.run import Raised
+
+Values = tuple[Tensor | None, ...]
+
+
+class Laid(Enum):
+    """How cotangents lie in memory."""
+
+    PLAIN = "as they come"
+    TRANSPOSED = "in another order of dimensions"
+    EXPANDED = "expanded from one number"
+
+
+class Around(Enum):
+    """What a Function may stand in."""
+
+    DDP = "DistributedDataParallel"
+    FSDP = "fully_shard"
+
+
+# ---- what is asked ----
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Make the arguments, and say what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The arguments of one call: those given, but for some that are replaced, by position."""
+
+    values: Mapping[int, Tensor] = field(default_factory=dict)
+    is_double: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Call forward without grad, and give the outputs; `is_quiet` where it may well die of it."""
+
+    point: Point
+    is_quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Call forward, and give the relative rounding error of the coarsest dtype that it uses."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Forward at points along some directions: `directions` is None where another rank moves."""
+
+    position: int
+    count: int
+    steps: tuple[float, ...]
+    directions: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Every move, one after the other; the answer stacks the outputs of each."""
+
+    point: Point
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Forward and backward.
+
+    With `seconds`, the cotangents of the gradients by position, backward is differentiated as well.
+    """
+
+    point: Point
+    cotangents: Values
+    laid: Laid = Laid.PLAIN
+    delay: float = 0.0
+    seconds: Mapping[int, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """Forward and backward of a module whose parameters are the arguments at `parameters`."""
+
+    point: Point
+    cotangents: Values
+    around: Around
+    parameters: tuple[int, ...]
+
+
+Command = Accept | Forward | Measure | Sweep | Pull | Wrap
+
+
+# ---- what is answered ----
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a rank: its value where it can have a gradient, else only words.
+
+    `is_global` says of a DTensor that `value` is the whole of it. `ranks` are those of a group.
+    """
+
+    words: str
+    value: Tensor | None = None
+    is_needed: bool = False
+    is_global: bool = False
+    plain: Any = None
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The arguments of one rank, and how many examples there are."""
+
+    args: tuple[Argument, ...]
+    examples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The part of a DTensor that a rank has, where all are said to have the same."""
+
+    value: Tensor
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a forward and a backward gave; gradients by position.
+
+    `written` names what a collective wrote: `("input", 0)`, `("cotangent", 1)`, `("saved", -1)`,
+    with the step that did.
+    """
+
+    outputs: Values
+    gradients: Mapping[int, Tensor | None] = field(default_factory=dict)
+    seconds: Mapping[str, Mapping[int, Tensor | None]] | None = None
+    written: tuple[tuple[str, int, Step], ...] = ()
+    locals: tuple[Local, ...] = ()
+    is_tracked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer of one rank: a value, or what was raised, in which phase and where."""
+
+    value: Any = None
+    raised: Raised | None = None
+    phase: str = "forward"
+    place: str = ""
+    steps: tuple[Step, ...] = ()

@@ -1,0 +1,347 @@
+"""The ranks as processes of their own, watched from outside.
+
+They are forked by `torch.multiprocessing`, or started afresh where a fork cannot serve them. Each
+answers every command. One that dies, or a set that waits for each other, ends all of them in
+seconds; what each stood at is told by `Lost`. Nothing of them stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch.distributed as dist
+import torch.multiprocessing
+
+from pullback.check.isolate import can_fork, end_of
+from pullback.check.ranks.collectives import Slot, State
+from pullback.check.ranks.commands import Command, Reply
+from pullback.check.ranks.rank import RankJob
+from pullback.check.ranks.worker import live, slot_path
+
+GLANCE = 0.05  # seconds between two looks
+STUCK = 2.0  # seconds in which all that are left wait for each other, and nothing moves
+SURE = 0.7  # the same where one of them will not come any more
+RESTS = 8.0  # seconds without work of a rank that is in no collective
+LONGEST = 120.0  # seconds of one command
+START = 60.0
+
+_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, {size}, {folder!r}, {fd})"
+
+
+class End(Enum):
+    """What became of a rank that did not answer, or did."""
+
+    ANSWERED = "answered"
+    RAISED = "raised"
+    WAITS = "waits"
+    WORKS = "works"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one rank stood at when the check ended it: `kind` is that of its last collective."""
+
+    rank: int
+    end: End
+    words: str
+    kind: tuple[Any, ...] = ()
+    is_aborted: bool = False  # by C++, which found what it received to be impossible
+    unwaited: str = ""  # a collective whose handle it has given up
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.words}"
+
+
+class Lost(Exception):
+    """The ranks did not answer a command together."""
+
+    def __init__(self, standings: Sequence[Standing]) -> None:
+        super().__init__("; ".join(map(str, standings)))
+        self.standings = tuple(standings)
+
+    @property
+    def ended(self) -> tuple[Standing, ...]:
+        """The ranks whose process is gone."""
+        return tuple(s for s in self.standings if s.end is End.ENDED)
+
+    @property
+    def raised(self) -> tuple[Standing, ...]:
+        """The ranks that raised while others waited for them."""
+        return tuple(s for s in self.standings if s.end is End.RAISED)
+
+
+class CannotStartError(Exception):
+    """No ranks can be started here; the message says why."""
+
+
+class Crew:
+    """N ranks, each in a process of its own."""
+
+    def __init__(self, job: RankJob, size: int) -> None:
+        self.size = size
+        self._folder = tempfile.mkdtemp(prefix="pullback-ranks-")
+        for rank in range(size):
+            slot_path(self._folder, rank).touch()
+        self._slots = [Slot(slot_path(self._folder, rank)) for rank in range(size)]
+        self._processes: list[Any] = []
+        self._pipes: list[Any] = []
+        try:
+            if can_fork() or dist.is_initialized() or not self._forked(job):
+                self._started(job)
+            ready = self._answers(START)
+            wrong = [reply.raised for reply in ready if reply.raised is not None]
+            if wrong:
+                raise CannotStartError(str(wrong[0]))
+        except BaseException:
+            self.stop()
+            raise
+
+    # ---- start and end ----
+
+    def _forked(self, job: RankJob) -> bool:
+        """Start by fork; False where autograd does not run in a fork of this process."""
+        pipes = [connection.Pipe() for _ in range(self.size)]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        launcher: Any = torch.multiprocessing
+        context = launcher.start_processes(
+            live,
+            (self.size, self._folder, job, pipes),
+            nprocs=self.size,
+            join=False,
+            start_method="fork",
+        )
+        self._processes = list(context.processes)
+        self._pipes = [ours for ours, _ in pipes]
+        for _, theirs in pipes:
+            theirs.close()
+        first = self._answer_of_first()
+        if first is not None and first.phase == "fork":
+            self._end_processes()
+            return False
+        self._early = first
+        return True
+
+    _early: Reply | None = None
+
+    def _answer_of_first(self) -> Reply | None:
+        """What rank 0 says first, where that comes; the others say the same."""
+        if self._pipes[0].poll(START):
+            with contextlib.suppress(EOFError, OSError):
+                reply: Reply = pickle.loads(self._pipes[0].recv_bytes())
+                return reply
+        return None
+
+    def _started(self, job: RankJob) -> None:
+        try:
+            sent: bytes = cloudpickle.dumps(job)
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise CannotStartError(f"it cannot be sent to other processes: {reason}") from None
+        source = str(Path(__file__).resolve().parents[3])
+        found = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._pipes = []
+        self._early = None
+        for rank in range(self.size):
+            ours, theirs = connection.Pipe()
+            code = _MAIN.format(rank=rank, size=self.size, folder=self._folder, fd=theirs.fileno())
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": found},
+            )
+            theirs.close()
+            self._processes.append(_Popened(process))
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            pipe.send_bytes(pickle.dumps(sys.path))
+            pipe.send_bytes(sent)
+
+    def stop(self) -> None:
+        """End every rank, whatever it does, and what it has started."""
+        self._end_processes()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_processes(self) -> None:
+        for process in self._processes:
+            _kill(process)
+        for process in self._processes:
+            process.join(5)
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there are ranks to ask."""
+        return bool(self._processes)
+
+    # ---- questions ----
+
+    def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """The answer of each rank to its command; raises `Lost`, and then all are gone."""
+        for rank, command in enumerate(commands):
+            with contextlib.suppress(OSError):  # gone: seen below
+                self._pipes[rank].send_bytes(pickle.dumps(command))
+        try:
+            return self._answers(LONGEST)
+        except BaseException:
+            self._end_processes()
+            raise
+
+    def _answers(self, longest: float) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        if self._early is not None:
+            replies[0], self._early = self._early, None
+        look = _Look(self._slots, [process.pid for process in self._processes], longest)
+        while len(replies) < self.size:
+            left = [rank for rank in range(self.size) if rank not in replies]
+            by_pipe = {self._pipes[rank]: rank for rank in left}
+            sentinels = [self._processes[rank].sentinel for rank in left]
+            ready = connection.wait([*by_pipe, *filter(None, sentinels)], GLANCE)
+            for pipe, rank in by_pipe.items():
+                if pipe in ready:
+                    with contextlib.suppress(EOFError, OSError):
+                        replies[rank] = pickle.loads(pipe.recv_bytes())
+            ended = [r for r in left if r not in replies and not self._is_alive(r)]
+            if ended and not self._last_words(replies):
+                raise Lost(self._standings(replies))
+            if look.is_stuck([r for r in range(self.size) if r not in replies], replies):
+                raise Lost(self._standings(replies))
+        return [replies[rank] for rank in range(self.size)]
+
+    def _is_alive(self, rank: int) -> bool:
+        return bool(self._processes[rank].is_alive())
+
+    def _last_words(self, replies: dict[int, Reply]) -> bool:
+        """Take what has been said meanwhile; whether all have answered after all."""
+        time.sleep(0.2)
+        for rank, pipe in enumerate(self._pipes):
+            if rank not in replies and pipe.poll(0):
+                with contextlib.suppress(EOFError, OSError):
+                    replies[rank] = pickle.loads(pipe.recv_bytes())
+        return len(replies) == self.size
+
+    def _standings(self, replies: dict[int, Reply]) -> list[Standing]:
+        return [self._standing(rank, replies.get(rank)) for rank in range(self.size)]
+
+    def _standing(self, rank: int, reply: Reply | None) -> Standing:
+        seen = self._slots[rank].seen
+        after = f", after {seen.text}" if seen.text else ""
+        if reply is not None:
+            last = reply.steps[-1] if reply.steps else None
+            kind = () if last is None else last.kind
+            if reply.raised is not None:
+                where = f" at {reply.place}" if reply.place else ""
+                return Standing(rank, End.RAISED, f"raised {reply.raised}{where}", kind)
+            words = f"was through{'' if last is None else f', after {last}'}"
+            unwaited = next((str(step) for step in reply.steps if not step.is_waited), "")
+            return Standing(rank, End.ANSWERED, words, kind, unwaited=unwaited)
+        if not self._is_alive(rank):
+            code = self._processes[rank].exitcode
+            how = end_of(code).removeprefix("it ")
+            inside = f", in {seen.text}" if seen.state is State.WAITS else after
+            is_aborted = code == -signal.SIGABRT
+            return Standing(rank, End.ENDED, f"{how}{inside}", seen.kind, is_aborted)
+        if seen.state is State.WAITS:
+            return Standing(rank, End.WAITS, f"waited in {seen.text}", seen.kind)
+        return Standing(rank, End.WORKS, f"was in no collective{after}", seen.kind)
+
+
+class _Popened:
+    """A process that `subprocess` started, with the names of `multiprocessing`'s."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.sentinel = None
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def join(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+
+def _kill(process: Any) -> None:
+    """End a process, and those of its group where it leads one."""
+    with contextlib.suppress(OSError, AttributeError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(OSError, ValueError):
+        process.kill()
+
+
+# ---- whether anything moves ----
+
+
+class _Look:
+    """Looks at ranks that have not answered: whether they can still be expected to."""
+
+    def __init__(self, slots: Sequence[Slot], pids: Sequence[int], longest: float) -> None:
+        self._slots, self._pids = slots, pids
+        self._end = time.monotonic() + longest
+        self._moved = time.monotonic()
+        self._before: Any = None
+
+    def is_stuck(self, left: Sequence[int], replies: dict[int, Reply]) -> bool:
+        """Whether none of those that are left will ever answer, or too late."""
+        now = time.monotonic()
+        seen = [self._slots[rank].seen for rank in left]
+        works = [_work_of_all(self._pids[rank]) for rank in left]
+        key = ([(one.state, one.steps) for one in seen], len(replies))
+        if self._before is None or key != self._before[0] or _has_worked(works, self._before[1]):
+            self._before, self._moved = (key, works), now
+        if now > self._end:
+            return True
+        still = now - self._moved
+        if not left or any(one.state is not State.WAITS for one in seen):
+            return bool(left) and still > RESTS
+        has_lost = any(reply.raised is not None for reply in replies.values())
+        return still > (SURE if has_lost else STUCK)
+
+
+def _has_worked(now: Sequence[float | None], before: Sequence[float | None]) -> bool:
+    pairs = zip(now, before, strict=False)
+    return any(a is None or b is None or a - b > 0.02 for a, b in pairs)
+
+
+def _work_of_all(pid: int) -> float | None:
+    """The processor time of a process and of those it has started; None where one could run."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(child) for child in file.read().split()]
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    below = [_work_of_all(child) for child in children]
+    if fields[0] == "R" or None in below:
+        return None
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(work for work in below if work is not None)

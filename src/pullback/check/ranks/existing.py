@@ -1,0 +1,143 @@
+"""The ranks of a process group that is already there, as under torchrun.
+
+Every rank of it calls the check. Rank 0 asks and judges, the others do what it asks, over a group
+of their own so that nothing mixes with what the Function sends. Nobody is ended here: collectives
+get a short timeout instead, after which each rank says what it stood at, and the group is not used
+again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from pullback.check.ranks.collectives import install
+from pullback.check.ranks.commands import Accept, Command, Reply
+from pullback.check.ranks.crew import End, Lost, Standing
+from pullback.check.ranks.rank import Rank, RankJob
+from pullback.check.report import Report
+from pullback.errors import ExamplesError, PullbackError
+
+SECONDS = 10.0  # that a rank may wait in a collective of the Function's
+LONG = timedelta(minutes=30)  # between the commands, while rank 0 judges
+TIMEOUTS = ("Timed out", "timed out", "Connection closed", "Connection reset")
+
+Ask = Callable[[Sequence[Command]], list[Reply]]
+
+
+class NoGroupError(Exception):
+    """The group that was there cannot be used any more."""
+
+
+def is_there() -> bool:
+    """Whether this process is one of several ranks: in a group, or started by torchrun."""
+    if not dist.is_available():
+        return False
+    return dist.is_initialized() or (dist.is_torchelastic_launched() and _size() > 1)
+
+
+def _size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def together(job: RankJob, size: int, conduct: Callable[[Ask], Report]) -> Report:
+    """The report of all ranks: rank 0 conducts, the others serve."""
+    is_ours = not dist.is_initialized()
+    if is_ours:
+        dist.init_process_group("gloo")
+    try:
+        if dist.get_world_size() != size:
+            raise ExamplesError(
+                "`ranks` must be the size of the process group that is there",
+                expected=str(dist.get_world_size()),
+                got=str(size),
+            )
+        return _Members(job, size).report(conduct)
+    finally:
+        if is_ours:
+            dist.destroy_process_group()
+
+
+class _Members:
+    """This rank and the others."""
+
+    def __init__(self, job: RankJob, size: int) -> None:
+        self._rank = Rank(job, dist.get_rank())
+        self._size = size
+        self._control = dist.new_group(backend="gloo", timeout=LONG)
+        self._is_broken = False
+
+    def report(self, conduct: Callable[[Ask], Report]) -> Report:
+        """The report, the same on every rank."""
+        put_back = install()
+        limited = dist.group.WORLD
+        assert limited is not None
+        limited.set_timeout(timedelta(seconds=SECONDS))
+        try:
+            if dist.get_rank() == 0:
+                return self._conduct(conduct)
+            return self._serve()
+        finally:
+            limited.set_timeout(LONG)
+            put_back()
+
+    def _conduct(self, conduct: Callable[[Ask], Report]) -> Report:
+        end: Any = None
+        try:
+            report = conduct(self._ask)
+            end = report
+            return report
+        except PullbackError as error:
+            end = error
+            raise
+        finally:
+            self._tell([("end", end)])
+
+    def _serve(self) -> Report:
+        while True:
+            told: list[Any] = [None]
+            dist.broadcast_object_list(told, src=0, group=self._control)
+            kind, what = told[0]
+            if kind == "end":
+                if isinstance(what, Report):
+                    return what
+                raise what if what is not None else RuntimeError("rank 0 ended the check")
+            reply = self._rank.do(what[dist.get_rank()])
+            dist.gather_object(reply, None, dst=0, group=self._control)
+
+    def _tell(self, told: list[Any]) -> None:
+        dist.broadcast_object_list(told, src=0, group=self._control)
+
+    def _ask(self, commands: Sequence[Command]) -> list[Reply]:
+        if self._is_broken and not isinstance(commands[0], Accept):
+            raise NoGroupError("ranks have waited in vain before, and the group is not used again")
+        self._tell([("do", list(commands))])
+        own = self._rank.do(commands[0])
+        replies: list[Any] = [None] * self._size
+        dist.gather_object(own, replies, dst=0, group=self._control)
+        lost = [reply for reply in replies if _is_timeout(reply)]
+        if lost:
+            self._is_broken = True
+            raise Lost([_standing(rank, reply) for rank, reply in enumerate(replies)])
+        return replies
+
+
+def _is_timeout(reply: Reply) -> bool:
+    """Whether a rank has waited in vain."""
+    return reply.raised is not None and any(word in reply.raised.text for word in TIMEOUTS)
+
+
+def _standing(rank: int, reply: Reply) -> Standing:
+    last = reply.steps[-1] if reply.steps else None
+    kind = () if last is None else last.kind
+    if _is_timeout(reply):
+        return Standing(rank, End.WAITS, f"waited in {last}", kind)
+    if reply.raised is not None:
+        return Standing(rank, End.RAISED, f"raised {reply.raised}", kind)
+    return Standing(
+        rank, End.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind
+    )

@@ -1,0 +1,76 @@
+"""Results must not depend on which rank comes first.
+
+What it checks
+    Outputs and gradients when one rank is late for every collective, beside those when another is.
+
+Why it matters
+    A receive from any rank, or a buffer that is read before it is full, gives numbers that change
+    from run to run, and mostly not on the machine where they are looked for.
+
+Fails
+    dist.recv(buffer)                  # from whoever comes first
+
+Passes
+    dist.recv(buffer, src=source)
+
+Cannot see
+    Orders that did not show; sums whose rounding depends on the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from pullback.check.facts import At, Gradient, Output
+from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.commands import Pulled
+from pullback.check.ranks.joint import Joint
+from pullback.judge.tolerances import is_close
+
+RULE = Rule("R121", "arrival-order", "ranks")
+LATE = 0.03  # seconds
+
+
+def check(joint: Joint) -> Iterator[Finding | Skip]:
+    """What differs when another rank is late."""
+    if not any(joint.steps):
+        yield Skip(RULE, "it makes no collective")
+        return
+    if "handle" in joint.blamed:
+        yield Skip(RULE, "a collective is not waited for")
+        return
+    key = frozenset[int]()
+    cotangents, usual = joint.pulled(key, (False,) * joint.outputs, 0)
+    point = joint.point(key)
+    for late in dict.fromkeys((0, joint.size - 1)):
+        delays = [LATE if rank == late else 0.0 for rank in range(joint.size)]
+        now = joint.pull(point, cotangents, delays=delays)
+        for at in differing(joint, usual, now):
+            yield joint.finding(
+                RULE,
+                at=at.then(f", when rank {late} is late"),
+                expected="the same as when all come at once",
+                got="another value",
+                fix="name the rank to receive from, and wait before the buffer is read",
+            )
+            return
+
+
+def differing(joint: Joint, before: Sequence[Pulled], now: Sequence[Pulled]) -> Iterator[At]:
+    """What came otherwise."""
+    for rank, (old, new) in enumerate(zip(before, now, strict=True)):
+        where = f" on rank {rank}"
+        for number, (a, b) in enumerate(zip(old.outputs, new.outputs, strict=True)):
+            if _differs(a, b):
+                yield At(Output(number), rest=where)
+        for position, gradient in old.gradients.items():
+            if _differs(gradient, new.gradients.get(position)):
+                yield At(Gradient(joint.names[position]), rest=where)
+
+
+def _differs(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None:
+        return one is not two
+    return one.shape != two.shape or not is_close(one, two, 100)

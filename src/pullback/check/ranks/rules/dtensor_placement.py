@@ -1,0 +1,45 @@
+"""A DTensor that says it is replicated must be the same on all ranks.
+
+What it checks
+    The local parts of DTensors that forward and backward give with the placement `Replicate`.
+
+Why it matters
+    Placements are claims that nothing checks: `DTensor.from_local(y, mesh, [Replicate()])` of what
+    is still to be summed trains with one rank's part.
+
+Fails
+    DTensor.from_local(part, mesh, [Replicate()], run_check=False)
+
+Passes
+    DTensor.from_local(part, mesh, [Partial()]).redistribute(placements=[Replicate()])
+
+Cannot see
+    Shards that are in the wrong order: those are wrong gradients, see wrong-across-ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.joint import Joint, is_one_value
+
+RULE = Rule("R142", "dtensor-placement", "ranks", profile="quick")
+
+
+def check(joint: Joint) -> Iterator[Finding | Skip]:
+    """Parts of the first call that differ between ranks."""
+    if not joint.is_global:
+        yield Skip(RULE, "no input is a DTensor")
+        return
+    every = [reply.value.locals for reply in joint.first]
+    for parts in zip(*every, strict=False):
+        if not is_one_value([part.value for part in parts]):
+            joint.blamed.add("placement")
+            yield joint.finding(
+                RULE,
+                at=parts[0].what,
+                expected="the same on all ranks, as its placement Replicate says",
+                got="parts that differ between ranks",
+                fix="redistribute what is partial, or name its placement",
+            )

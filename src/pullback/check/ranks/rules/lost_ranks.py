@@ -1,0 +1,178 @@
+"""Ranks that do not come to an end together; the runner finds these while it tries any rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.ranks.collectives import POINT_TO_POINT, unequal
+from pullback.check.ranks.crew import End, Lost
+from pullback.check.ranks.joint import Failed, Joint
+from pullback.check.registered import Registered
+
+GROUP = "ranks"
+
+DEADLOCK = Rule("R151", "ranks-deadlock", GROUP, profile="quick")
+DIFFERENT = Rule("R152", "different-collectives", GROUP, profile="quick")
+LOST = Rule("R153", "lost-rank", GROUP, profile="quick")
+FAILS = Rule("R154", "fails-on-ranks", GROUP, profile="quick")
+UNWAITED = Rule("R122", "unwaited-handle", GROUP)  # a send that is given up leaves others waiting
+
+
+def of_lost(joint: Joint, lost: Lost, doing: str) -> Finding:
+    """The finding that a loss of ranks is, with what each of them stood at."""
+    rule, expected, fix = _kind(lost)
+    found = joint.finding(
+        rule,
+        at=doing,
+        expected=expected,
+        got=str(lost),
+        inputs="",
+        fix=fix,
+        remedy=rule.name,
+    )
+    return found
+
+
+def _kind(lost: Lost) -> tuple[Rule, str, str]:
+    has_aborted = bool(lost.ended) and all(s.is_aborted for s in lost.ended)
+    inside = (End.WAITS, End.ENDED, End.RAISED) if has_aborted else (End.WAITS,)
+    waiting = {s.kind for s in lost.standings if s.end in inside and s.kind}
+    is_between_two = any(kind[0] in POINT_TO_POINT for kind in waiting)
+    is_clear = has_aborted or not (lost.ended or lost.raised)
+    if len(waiting) > 1 and not is_between_two and is_clear:
+        expected = "every rank makes the same collectives in the same order"
+        return DIFFERENT, expected, "make the same collectives on all ranks of a group"
+    if lost.ended:
+        return LOST, "every rank ends by itself", "raise an exception in place of ending a process"
+    if lost.raised:
+        return (
+            FAILS,
+            "all ranks raise, or none does",
+            "decide on all ranks alike, before the first collective",
+        )
+    if any(s.unwaited for s in lost.standings):
+        return UNWAITED, "a call of `wait` on every handle", "keep the handle, and wait for it"
+    return (
+        DEADLOCK,
+        "every collective is entered by all ranks of its group",
+        "let the ranks take part in each collective, or in none",
+    )
+
+
+def of_failed(joint: Joint, failed: Failed, doing: str) -> Finding:
+    """The finding that a backward is which raises."""
+    ranks = ", ".join(map(str, failed.ranks))
+    where = f" at {failed.first.place}" if failed.first.place else ""
+    return joint.finding(
+        FAILS,
+        at=f"{failed.first.phase} on rank{'s' * (len(failed.ranks) > 1)} {ranks}, {doing}",
+        expected="a result, as forward has accepted the inputs",
+        got=failed.raised,
+        why=f"raised{where}" if where else "",
+        severity=Severity.WRONG,
+    )
+
+
+def _unequal(joint: Joint) -> Iterator[Finding | Skip]:
+    """Collectives that end, and in which the ranks do not bring the same."""
+    pair = unequal(joint.steps)
+    if pair is None:
+        return
+    (one, first), (two, second) = pair
+    yield joint.finding(
+        DIFFERENT,
+        at="at the example itself",
+        expected=f"the same collective on every rank: {first}",
+        got=f"{second} on rank {two}, and {first} on rank {one}",
+        fix="make the same collectives on all ranks of a group, with tensors of one size",
+    )
+
+
+def _none(joint: Joint) -> Iterator[Finding | Skip]:
+    """Nothing by itself: the runner finds it while it tries any other rule."""
+    return iter(())
+
+
+DEADLOCK_PAGE = """Every collective must be entered by all ranks of its group.
+
+What it checks
+    Whether all ranks come to an end. What each of them stood at is told: the collective, its group
+    and the user's line.
+
+Why it matters
+    A training that hangs holds hundreds of machines until somebody looks, and says nothing.
+
+Fails
+    if grad.abs().sum() > 0:
+        dist.all_reduce(grad)          # on the ranks where that is so
+
+Passes
+    dist.all_reduce(grad)
+
+Cannot see
+    Deadlocks at inputs that no rule tries, and those of the networks of other machines.
+"""
+
+DIFFERENT_PAGE = """All ranks of a group must make the same collectives in the same order.
+
+What it checks
+    The collectives that ranks wait in when nothing moves any more, and those of calls that ended:
+    their names, dtypes and sizes.
+
+Why it matters
+    Ranks that bring different sizes or orders hang, crash, or read each other's memory.
+
+Fails
+    for name in set(names): dist.all_reduce(grads[name])   # the order differs by process
+
+Passes
+    for name in sorted(names): dist.all_reduce(grads[name])
+
+Cannot see
+    Collectives that C++ makes (DDP, functional collectives), and sums beside other reductions.
+"""
+
+LOST_PAGE = """No rank may end, or be ended, while others wait for it.
+
+What it checks
+    Whether the process of each rank is still there when a call is through.
+
+Why it matters
+    The others hang until a timeout of half an hour, far from the cause.
+
+Fails
+    os._exit(1)                        # on one rank
+
+Passes
+    raise ValueError("the shards must be of one size")     # on all ranks
+
+Cannot see
+    Crashes at inputs that no rule tries.
+"""
+
+FAILS_PAGE = """Ranks must raise together, and backward must not raise after forward has not.
+
+What it checks
+    Whether some ranks raise while others wait for them, and whether backward raises at inputs that
+    forward has accepted.
+
+Why it matters
+    One rank's exception is the others' deadlock.
+
+Fails
+    if rank == 0: assert x.numel() % 2 == 0
+
+Passes
+    assert x.numel() % 2 == 0          # before the first collective, of what all ranks know
+
+Cannot see
+    Errors at inputs that no rule tries.
+"""
+
+RULES = (
+    Registered(DEADLOCK, _none, DEADLOCK_PAGE),
+    Registered(DIFFERENT, _unequal, DIFFERENT_PAGE),
+    Registered(LOST, _none, LOST_PAGE),
+    Registered(FAILS, _none, FAILS_PAGE),
+)

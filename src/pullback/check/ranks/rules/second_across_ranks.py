@@ -1,0 +1,230 @@
+"""Second derivatives through communication must be right, or be refused aloud.
+
+What it checks
+    Under placements that hold: the derivative of the gradients by the cotangents, beside
+    differences of the joint forward; and by the inputs, beside differences of the gradients.
+
+Why it matters
+    `dist.all_reduce` in backward is no operation of autograd: with `create_graph=True` its result
+    still requires grad, and what the other ranks add to it is lost without a word.
+
+Fails
+    grad = grad.clone(); dist.all_reduce(grad); return grad
+
+Passes
+    return AllReduce.apply(grad)       # or @once_differentiable above backward
+
+Cannot see
+    Third derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pullback.check.facts import At, Cotangent, Input, Second
+from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.commands import Reply, Values
+from pullback.check.ranks.consistency import consistent, replicated_of
+from pullback.check.ranks.joint import Failed, Joint, JointPoint
+from pullback.check.ranks.placements import Assignment
+from pullback.judge.run import Raised, cotangent_of
+
+RULE = Rule("R131", "second-across-ranks", "ranks")
+STEP = 1e-3
+NEAR = 1e-4  # of a second derivative; a missing sum over ranks is off by far more
+Seconds = list[dict[int, Tensor]]
+
+
+def check(joint: Joint) -> Iterator[Finding | Skip]:
+    """The second derivatives, under each assignment that holds, until one is right."""
+    if joint.target.is_once_differentiable:
+        yield Skip(RULE, "second derivatives are refused")
+        return
+    found = consistent(joint)
+    if not found:
+        yield Skip(RULE, "the gradients are wrong already")
+        return
+    if not joint.is_exact:
+        yield Skip(RULE, "forward does not compute in float64")
+        return
+    wrong: At | None = None
+    for assignment in found:
+        for is_one in (True, False):
+            try:
+                at = _wrong(joint, assignment, is_one=is_one)
+            except Failed as refusal:
+                yield Skip(RULE, f"second derivatives are refused: {refusal}")
+                return
+            if at is None:
+                return
+            wrong = wrong or at
+    assert wrong is not None
+    yield joint.finding(
+        RULE,
+        at=wrong,
+        expected=f"the derivative by differences, under {found[0]}",
+        got="another one, and no error",
+        fix="call a Function that communicates in backward, or decorate it with "
+        "`@once_differentiable`",
+    )
+
+
+def _wrong(joint: Joint, assignment: Assignment, *, is_one: bool) -> At | None:
+    """Where second derivatives are wrong; `is_one`: gradients of one value have one cotangent."""
+    key = replicated_of(joint, assignment)
+    pattern = tuple(placed.has_one_cotangent for placed in assignment.outputs)
+    cotangents, _ = joint.pulled(key, pattern, 0)
+    point = joint.point(key)
+    seconds = _seconds(joint, key, is_one=is_one)
+    pulled = joint.pull(point, cotangents, seconds=seconds)
+    told = [p.seconds or {} for p in pulled]
+    if all(t is None for one in told for part in one.values() for t in part.values()):
+        raise Failed(_refusals(joint))  # nothing is tracked: autograd itself refuses
+    moves = _moves(joint, seconds, key, is_one=is_one)
+    number = _wrong_cotangent(joint, assignment, point, moves, [t["cotangents"] for t in told])
+    if number is not None:
+        return At(Second(Cotangent(number), joint.outputs == 1))
+    inputs = [t["inputs"] for t in told]
+    if _is_wrong_input(joint, key, point, cotangents, seconds, inputs, is_one=is_one):
+        return At(Second(Input(joint.names[joint.positions[0]])))
+    return None
+
+
+def _refusals(joint: Joint) -> list[Reply]:
+    text = "element 0 of tensors does not require grad"
+    return [Reply(None, Raised("RuntimeError", text), "second")] * joint.size
+
+
+def _seconds(joint: Joint, key: frozenset[int], *, is_one: bool) -> Seconds:
+    """The cotangents of the gradients."""
+    found: Seconds = []
+    for rank in range(joint.size):
+        own: dict[int, Tensor] = {}
+        for position, value in joint.point(key)[rank].items():
+            same = is_one and position in key
+            source = joint.block_of(rank)[0] if same else rank
+            drawn = cotangent_of(value, 501 + 17 * source + position)
+            assert drawn is not None
+            own[position] = drawn
+        found.append(own)
+    return found
+
+
+def _moves(joint: Joint, seconds: Seconds, key: frozenset[int], *, is_one: bool) -> Seconds:
+    """How the inputs move: each value along what its gradient is multiplied with."""
+    found: Seconds = []
+    for rank in range(joint.size):
+        own: dict[int, Tensor] = {}
+        for position, value in seconds[rank].items():
+            own[position] = value
+            if position in key and not is_one:
+                block = joint.block_of(rank)
+                own[position] = torch.stack([seconds[r][position] for r in block]).sum(0)
+        found.append(own)
+    return found
+
+
+def _moved(point: JointPoint, moves: Seconds, step: float) -> JointPoint:
+    return tuple(
+        {p: v + step * moves[rank][p] if p in moves[rank] else v for p, v in values.items()}
+        for rank, values in enumerate(point)
+    )
+
+
+def _slope(values: Sequence[Tensor]) -> Tensor:
+    """The derivative at 0 from values at STEP, -STEP, STEP/2 and -STEP/2."""
+    coarse, fine = (values[0] - values[1]) / (2 * STEP), (values[2] - values[3]) / STEP
+    return (4 * fine - coarse) / 3
+
+
+STEPS = (STEP, -STEP, STEP / 2, -STEP / 2)
+
+
+def _wrong_cotangent(
+    joint: Joint,
+    assignment: Assignment,
+    point: JointPoint,
+    moves: Seconds,
+    got: Sequence[Mapping[int, Tensor | None]],
+) -> int | None:
+    """The first output by whose cotangent the derivative is wrong."""
+    values = [joint.forward(_moved(point, moves, step)) for step in STEPS]
+    for number, placed in enumerate(assignment.outputs):
+        for block in joint.blocks:
+            want = [_slope([_there(v[r], number) for v in values]) for r in block]
+            have = [_or_zero(got[r].get(number), w) for r, w in zip(block, want, strict=True)]
+            is_right = all(_is_near(h, w) for h, w in zip(have, want, strict=True))
+            if placed.has_one_cotangent:
+                is_right |= _is_near(torch.stack(have).sum(0), want[0])
+            if not is_right:
+                return number
+    return None
+
+
+def _is_wrong_input(
+    joint: Joint,
+    key: frozenset[int],
+    point: JointPoint,
+    cotangents: Sequence[Values],
+    seconds: Seconds,
+    got: Sequence[Mapping[int, Tensor | None]],
+    *,
+    is_one: bool,
+) -> bool:
+    """Whether the derivatives by inputs are wrong, along one direction of all of them."""
+    along = _seconds(joint, key, is_one=True)
+    sums = [_sum(joint, _moved(point, along, s), cotangents, seconds, key, is_one) for s in STEPS]
+    want = float(_slope(sums))
+    total = 0.0
+    lead = 0.0
+    for block in joint.blocks:
+        for rank in block:
+            for position, direction in along[rank].items():
+                gradient = got[rank].get(position)
+                part = 0.0 if gradient is None else float((gradient * direction).sum())
+                total += part
+                lead += part if position not in key or rank == block[0] else 0.0
+    scale = max(abs(want), 1.0)
+    return all(abs(found - want) > NEAR * scale for found in (total, lead))
+
+
+def _sum(
+    joint: Joint,
+    point: JointPoint,
+    cotangents: Sequence[Values],
+    seconds: Seconds,
+    key: frozenset[int],
+    is_one: bool,
+) -> Tensor:
+    """`<gradients, seconds>`: once for each value."""
+    pulled = joint.pull(point, cotangents)
+    total = torch.zeros((), dtype=torch.float64)
+    for block in joint.blocks:
+        for rank in block:
+            for position, second in seconds[rank].items():
+                gradient = pulled[rank].gradients.get(position)
+                if gradient is None or (position in key and is_one and rank != block[0]):
+                    continue
+                total = total + (gradient.double() * second.double()).sum()
+    return total
+
+
+def _there(values: Values, number: int) -> Tensor:
+    value = values[number]
+    assert value is not None
+    return value
+
+
+def _or_zero(value: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if value is None else value
+
+
+def _is_near(have: Tensor, want: Tensor) -> bool:
+    if have.shape != want.shape:
+        return False
+    scale = max(float(want.abs().max()), 1.0) if want.numel() else 1.0
+    return not want.numel() or float((have - want).abs().max()) <= NEAR * scale

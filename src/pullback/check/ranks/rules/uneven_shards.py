@@ -1,0 +1,108 @@
+"""A Function that takes shards of different sizes must give their gradients.
+
+What it checks
+    Where forward accepts it that the last rank has one row less: the gradients of all ranks, under
+    the placements that hold for even shards, and whether backward comes to an end.
+
+Why it matters
+    The last batch, a vocabulary that the ranks do not divide, tokens that go to experts: sizes are
+    even in tests, and not in training.
+
+Fails
+    return grads.chunk(world_size)[rank]
+
+Passes
+    return grads.split(ctx.sizes)[rank]
+
+Cannot see
+    Functions whose forward refuses such shards, or brings them to a collective as they are, which
+    PyTorch does not define; other dimensions than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pullback.check.facts import At, Gradient
+from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.consistency import consistent, judged
+from pullback.check.ranks.crew import Lost
+from pullback.check.ranks.joint import Failed, Joint, JointPoint
+from pullback.check.ranks.placements import Assignment
+
+RULE = Rule("R111", "uneven-shards", "ranks")
+KEY = "uneven"
+
+
+def check(joint: Joint) -> Iterator[Finding | Skip]:
+    """The gradients where the last rank of each block has a row less."""
+    if joint.is_shared:
+        yield Skip(RULE, "the ranks are the caller's own, and forward may end them")
+        return
+    found = consistent(joint)
+    if not found:
+        yield Skip(RULE, "the gradients are wrong at even shards")
+        return
+    assignment = next((a for a in found if _sharded(joint, a)), None)
+    point = None if assignment is None else uneven(joint, assignment)
+    if assignment is None or point is None:
+        yield Skip(RULE, "no input is sharded into rows of one number")
+        return
+    joint.set_point(KEY, point)
+    try:
+        joint.forward(point, is_quiet=True)
+    except (Failed, Lost) as refusal:
+        yield Skip(RULE, f"forward takes no uneven shards: {refusal}")
+        return
+    if joint.is_uneven_on_the_way(point):
+        yield Skip(RULE, "forward brings shards of different sizes to one collective")
+        return
+    yield from _judged(joint, assignment)
+
+
+def _judged(joint: Joint, assignment: Assignment) -> Iterator[Finding | Skip]:
+    words = "one row less on the last rank"
+    try:
+        verdict = judged(joint, assignment, KEY)
+    except (Failed, Lost) as failure:
+        yield joint.finding(
+            RULE, at=f"backward, with {words}", expected="gradients", got=str(failure)
+        )
+        return
+    if verdict.is_right or not verdict.is_possible:
+        return
+    for rows in verdict.wrong:
+        rank = next((r for r, w in enumerate(rows.wrong) if bool(w.any())), 0)
+        yield joint.finding(
+            RULE,
+            at=At(Gradient(rows.name), rest=f" on rank {rank}, with {words}"),
+            expected="the gradient of the joint forward, as with even shards",
+            got="another one",
+            why=f"right under {assignment} with even shards",
+            fix="split by the sizes that the ranks brought, not into equal parts",
+        )
+
+
+def _sharded(joint: Joint, assignment: Assignment) -> list[int]:
+    """The positions of sharded inputs."""
+    return [p for p in joint.positions if not assignment.of(joint.names[p]).is_replicated]
+
+
+def uneven(joint: Joint, assignment: Assignment) -> JointPoint | None:
+    """The point with a row less of each sharded input on the last rank of each block."""
+    positions = _sharded(joint, assignment)
+    if joint.is_global:
+        return None
+    values = [dict(one) for one in joint.point(frozenset(joint.positions) - frozenset(positions))]
+    shapes = {tuple(v[p].shape) for v in values for p in positions}
+    sizes = {shape[0] if shape else 0 for shape in shapes}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return None
+    size = sizes.pop()
+    for block in joint.blocks:
+        last = block[-1]
+        for position in positions:
+            values[last][position] = values[last][position][: size - 1].contiguous()
+        for position, value in joint.companions(last, size).items():
+            values[last][position] = value
+    return tuple(values)

@@ -1,0 +1,48 @@
+"""Every asynchronous collective must be waited for.
+
+What it checks
+    Whether each handle of `async_op=True`, `isend` and `irecv` was waited for when backward is
+    through.
+
+Why it matters
+    Before that, the tensor may be anything: it is right on a fast network and a small tensor.
+
+Fails
+    dist.all_reduce(grad, async_op=True); return grad
+
+Passes
+    handle = dist.all_reduce(grad, async_op=True); ...; handle.wait(); return grad
+
+Cannot see
+    A handle that is waited for after its tensor was read; collectives made in C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.ranks.joint import Joint
+
+RULE = Rule("R122", "unwaited-handle", "ranks", profile="quick")
+
+
+def check(joint: Joint) -> Iterator[Finding | Skip]:
+    """Handles of the first call that nobody waited for."""
+    if not any(joint.steps):
+        yield Skip(RULE, "it makes no collective")
+        return
+    for rank, steps in enumerate(joint.steps):
+        for step in steps:
+            if not step.is_waited:
+                joint.blamed.add("handle")
+                is_send = step.name == "send"
+                yield joint.finding(
+                    RULE,
+                    at=f"{step}, in {step.phase} on rank {rank}",
+                    expected="a call of `wait` on its handle",
+                    got="none until backward was through",
+                    fix="keep the handle, and wait for it before the tensor is used again",
+                    severity=Severity.FRAGILE if is_send else None,
+                )
+                return

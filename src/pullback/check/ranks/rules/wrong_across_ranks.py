@@ -1,0 +1,296 @@
+"""The gradients of the joint function, and the faults by which they are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pullback.check.facts import At, Gradient, Output, numbers
+from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.consistency import Judged, Rows, all_judged
+from pullback.check.ranks.diagnosis import Diagnosis, Fault, diagnosed
+from pullback.check.ranks.joint import Joint
+from pullback.check.registered import Registered
+
+GROUP = "ranks"
+
+FIXES = {
+    Fault.UNKNOWN: "",
+    Fault.MISSING: "sum over the ranks in backward what forward has spread over them",
+    Fault.DOUBLED: "leave one sum over the ranks out of backward",
+    Fault.FACTOR: "scale by the number of ranks in backward where, and only where, forward does",
+    Fault.OTHER_RANK: "send each gradient back to the rank that its input came from",
+    Fault.DIFFERENT: "give the same gradient on every rank, or declare it as partial",
+    Fault.GROUP: "communicate in backward on the group that forward communicates on",
+}
+
+
+def faults(joint: Joint) -> list[tuple[Fault, Finding]]:
+    """What is wrong with the gradients, under the declared placements or under any at all."""
+    return joint.once("faults", lambda: list(_faults(joint)))
+
+
+def _faults(joint: Joint) -> Iterator[tuple[Fault, Finding]]:
+    every = all_judged(joint)
+    if not every or any(judged.is_right for judged in every):
+        return
+    possible = [judged for judged in every if judged.is_possible]
+    if not possible:
+        return
+    best, told = min(
+        ((judged, _diagnoses(joint, judged)) for judged in possible), key=lambda two: _rank(*two)
+    )
+    for rows, diagnosis in told:
+        joint.blamed.add(rows.name)
+        yield diagnosis.fault, _finding(joint, best, rows, diagnosis, len(every))
+
+
+def _diagnoses(joint: Joint, judged: Judged) -> list[tuple[Rows, Diagnosis]]:
+    return [(rows, diagnosed(rows, joint.blocks)) for rows in judged.wrong]
+
+
+def _rank(judged: Judged, told: list[tuple[Rows, Diagnosis]]) -> tuple[int, int, int]:
+    """How well an assignment explains what is wrong: few gradients, by faults that are known."""
+    unknown = sum(d.fault is Fault.UNKNOWN for _, d in told)
+    vague = sum(d.fault is Fault.DIFFERENT for _, d in told)
+    return unknown, len(told), vague
+
+
+def _finding(joint: Joint, judged: Judged, rows: Rows, diagnosis: Diagnosis, tried: int) -> Finding:
+    rank = next((r for r, w in enumerate(rows.wrong) if bool(w.any())), 0)
+    at = At(Gradient(rows.name), rest=f" on rank {rank}, along a direction")
+    entry = int(rows.wrong[rank].int().argmax()) if rows.wrong[rank].numel() else 0
+    got = float(rows.got[rank][entry]) if rows.got[rank].numel() > entry else None
+    want = float(rows.want[rank][entry]) if rows.want[rank].numel() > entry else None
+    expected, came = numbers(want, got)
+    if joint.declared.is_empty and tried > 1:
+        under = f"with no placements are the gradients right; nearest is {judged.assignment}"
+    else:
+        under = f"the placements are {judged.assignment}"
+    words = f"{under}. {_sentence(diagnosis.words)}" if diagnosis.words else under
+    return joint.finding(
+        RULES_BY_FAULT[diagnosis.fault],
+        at=at,
+        expected=expected.then(", by differences of the joint forward"),
+        got=came,
+        why=words,
+        fix=FIXES[diagnosis.fault],
+        remedy=diagnosis.fault.value,
+    )
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _of(fault: Fault) -> Callable[[Joint], Iterator[Finding | Skip]]:
+    def check(joint: Joint) -> Iterator[Finding | Skip]:
+        """The findings of one fault."""
+        if not joint.positions:
+            yield Skip(RULES_BY_FAULT[fault], "no input needs a gradient on every rank")
+            return
+        yield from (finding for found, finding in faults(joint) if found is fault)
+
+    return check
+
+
+def _placement(joint: Joint) -> Iterator[Finding | Skip]:
+    """Outputs that are declared to be one value, and are not."""
+    if joint.declared.is_empty:
+        yield Skip(BROKEN, "no placement is declared")
+        return
+    every = all_judged(joint)
+    if any(judged.is_possible for judged in every):
+        return
+    number = every[0].differing[0]
+    yield joint.finding(
+        BROKEN,
+        at=At(Output(number), rest=", declared to be replicated"),
+        expected="the same value on all ranks, whatever the inputs are",
+        got="values that differ between ranks",
+        fix="reduce or gather in forward, or declare the output as sharded",
+    )
+
+
+# ---- pages ----
+
+WRONG_PAGE = """The gradients of all ranks must be those of one joint function.
+
+What it checks
+    The gradient that each rank's backward gives, beside differences of the joint forward: each
+    rank's input is moved in turn, all ranks take part. It must be right under the declared
+    placements; where none are declared, under some assignment of them.
+
+Why it matters
+    A gradient that is wrong across ranks trains, and trains worse: ring attention and vocabulary
+    parallel losses had such faults for months. No tool of one process can see them.
+
+Fails
+    dist.all_reduce(y); return y        # and in backward: return grad * y
+
+Passes
+    the sum of the cotangents over ranks (sharded outputs), or the cotangent (replicated outputs)
+
+Cannot see
+    A Function that is right under another convention than the author's, where none is declared.
+"""
+
+MISSING_PAGE = """Backward must bring together what all ranks add to a gradient.
+
+What it checks
+    Whether a wrong gradient is what this rank's outputs, or its share of a replicated input, alone
+    give: a sum over the ranks is missing in backward.
+
+Why it matters
+    Replicated parameters then drift apart from rank to rank, and no error is raised.
+
+Fails
+    return grad @ weight               # of a replicated input, in a column-parallel linear
+
+Passes
+    grad_x = grad @ weight; dist.all_reduce(grad_x); return grad_x
+
+Cannot see
+    A missing sum where placements are not declared and the gradient is right for sharded inputs.
+"""
+
+DOUBLED_PAGE = """Backward must not sum over ranks what is each rank's own.
+
+What it checks
+    Whether a wrong gradient of a sharded input is the sum of what all ranks must have.
+
+Why it matters
+    A layer whose neighbour reduces as well gets gradients that are too large, and each rank those
+    of others.
+
+Fails
+    dist.all_reduce(grad_x)            # of an input that is sharded
+
+Passes
+    return grad_x
+
+Cannot see
+    The same of a replicated input: there it is a factor, see rank-factor.
+"""
+
+FACTOR_PAGE = """Gradients must not be off by the number of ranks.
+
+What it checks
+    Whether a wrong gradient is N times, or 1/N of, what it must be, with N ranks.
+
+Why it matters
+    The learning rate then depends on the number of machines. After an all-reduce one convention
+    sums the cotangents and another passes them through: a mean is neither.
+
+Fails
+    return grad / dist.get_world_size()
+
+Passes
+    return grad
+
+Cannot see
+    A factor that is a scale of the loss on purpose: declare such a gradient as a surrogate.
+"""
+
+OTHER_PAGE = """Each rank must get the gradient of its own shard.
+
+What it checks
+    Whether the gradients are right, and on the wrong ranks.
+
+Why it matters
+    Ring shifts, all-to-alls and pipelines send on, and backward must send back: a shift in the same
+    direction gives every rank another one's gradient, of the right shape and size.
+
+Fails
+    return shift(grad, by=+1)          # forward shifts by +1
+
+Passes
+    return shift(grad, by=-1)
+
+Cannot see
+    Ranks whose shards and gradients are the same.
+"""
+
+DIFFERENT_PAGE = """A replicated input must have one gradient on all ranks.
+
+What it checks
+    Whether the gradients of an input that is one value differ between ranks, other than as shares
+    of which the sum is right.
+
+Why it matters
+    Parameters that were equal are not any more after the first step.
+
+Fails
+    return grad * rank
+
+Passes
+    dist.broadcast(grad_w, 0); return grad_w       # or a sum over the ranks
+
+Cannot see
+    Gradients that are declared to be partial: those may differ.
+"""
+
+GROUP_PAGE = """Backward must communicate on the ranks on which forward does.
+
+What it checks
+    Whether a wrong gradient is the right sum over other ranks: fewer, or more.
+
+Why it matters
+    With tensor, data and pipeline groups side by side, the default group is one argument away.
+
+Fails
+    dist.all_reduce(grad)              # forward: dist.all_reduce(x, group=group)
+
+Passes
+    dist.all_reduce(grad, group=ctx.group)
+
+Cannot see
+    Groups that hold the same ranks; a wrong group in a forward that is consistent with it.
+"""
+
+BROKEN_PAGE = """An output that is declared to be replicated must be one value.
+
+What it checks
+    Whether declared outputs are the same on all ranks, at the inputs and when those move.
+
+Why it matters
+    What follows takes one rank's value for all, and the loss counts it once.
+
+Fails
+    placements = {"out": "replicate"}  # and forward returns this rank's rows
+
+Passes
+    placements = {"out": "shard"}
+
+Cannot see
+    Values that are the same by chance wherever it looks.
+"""
+
+WRONG = Rule("R101", "wrong-across-ranks", GROUP, profile="quick")
+MISSING = Rule("R102", "missing-collective", GROUP, profile="quick")
+DOUBLED = Rule("R103", "doubled-collective", GROUP, profile="quick")
+FACTOR = Rule("R104", "rank-factor", GROUP, profile="quick")
+OTHER = Rule("R105", "other-ranks-gradient", GROUP, profile="quick")
+DIFFERENT = Rule("R106", "unequal-gradients", GROUP, profile="quick")
+WRONG_GROUP = Rule("R107", "wrong-group", GROUP, profile="quick")
+BROKEN = Rule("R108", "broken-placement", GROUP, profile="quick")
+
+RULES_BY_FAULT = {
+    Fault.UNKNOWN: WRONG,
+    Fault.MISSING: MISSING,
+    Fault.DOUBLED: DOUBLED,
+    Fault.FACTOR: FACTOR,
+    Fault.OTHER_RANK: OTHER,
+    Fault.DIFFERENT: DIFFERENT,
+    Fault.GROUP: WRONG_GROUP,
+}
+
+RULES = (
+    Registered(WRONG, _of(Fault.UNKNOWN), WRONG_PAGE),
+    Registered(MISSING, _of(Fault.MISSING), MISSING_PAGE),
+    Registered(DOUBLED, _of(Fault.DOUBLED), DOUBLED_PAGE),
+    Registered(FACTOR, _of(Fault.FACTOR), FACTOR_PAGE),
+    Registered(OTHER, _of(Fault.OTHER_RANK), OTHER_PAGE),
+    Registered(DIFFERENT, _of(Fault.DIFFERENT), DIFFERENT_PAGE),
+    Registered(WRONG_GROUP, _of(Fault.GROUP), GROUP_PAGE),
+    Registered(BROKEN, _placement, BROKEN_PAGE),
+)

@@ -1,0 +1,233 @@
+"""`pb.check(F, inputs, ranks=N)`: the rules across ranks, one after the other, and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pullback.check.causes import by_cause
+from pullback.check.finding import Finding, Skip
+from pullback.check.ranks import existing
+from pullback.check.ranks.commands import Accept, Command, Reply
+from pullback.check.ranks.consistency import consistent
+from pullback.check.ranks.crew import CannotStartError, Crew, Lost
+from pullback.check.ranks.joint import Failed, Joint
+from pullback.check.ranks.placements import Declared, declared_of
+from pullback.check.ranks.rank import RankJob, RankTuples
+from pullback.check.ranks.rules import rank_rules
+from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
+from pullback.check.registered import Registered
+from pullback.check.report import Report
+from pullback.check.rules import selected
+from pullback.check.target import Target
+from pullback.errors import ExamplesError
+from pullback.judge.run import describe
+
+Progress = Callable[[str, int, int], None]
+LOSSES = 4  # times that the ranks may be lost before the rest is given up
+
+NOTHING_SENT = "it makes no collective that is seen: `pb.check` without `ranks=` checks the rest"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a check across ranks is asked for."""
+
+    target: Target
+    inputs: Any
+    size: int
+    rules: tuple[Registered, ...]
+    profile: str = "standard"
+    placements: Mapping[str, Any] | None = None
+    progress: Progress | None = None
+
+
+def check_ranks(
+    target: Target,
+    inputs: Any,
+    size: int,
+    *,
+    select: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    profile: str = "standard",
+    placements: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """A report on a target across `size` ranks: processes of our own, or those of torchrun.
+
+    Under torchrun every rank calls this, and gets the same report.
+    """
+    rules = selected(profile=profile, select=select, allow=allow, among=rank_rules())
+    for registered in rules:
+        if registered.prepare is not None:
+            registered.prepare()
+    asked = Asked(target, inputs, size, rules, profile, placements, progress)
+    job = RankJob(target, inputs)
+    if existing.is_there() and not isinstance(inputs, RankTuples):
+        return existing.together(job, size, lambda ask: _checked(asked, ask, is_shared=True))
+    session = Session(job, size)
+    try:
+        return _checked(asked, session.ask)
+    except CannotStartError as refusal:
+        raise ExamplesError(
+            f"`{target.name}` must be checked by {size} processes",
+            got=str(refusal),
+            fix="define the Function and its inputs where another process can import them",
+        ) from None
+    finally:
+        session.stop()
+
+
+class Session:
+    """Ranks that are started again when they were lost."""
+
+    def __init__(self, job: RankJob, size: int) -> None:
+        self._job, self._size = job, size
+        self._crew: Crew | None = None
+
+    def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """The answers of all ranks; raises `Lost`."""
+        if self._crew is None or not self._crew.is_alive:
+            self.stop()
+            self._crew = Crew(self._job, self._size)
+            if not isinstance(commands[0], Accept):
+                self._crew.ask([Accept()] * self._size)
+        return self._crew.ask(commands)
+
+    def stop(self) -> None:
+        """End them."""
+        if self._crew is not None:
+            self._crew.stop()
+            self._crew = None
+
+
+def _checked(
+    asked: Asked, ask: Callable[[Sequence[Command]], list[Reply]], *, is_shared: bool = False
+) -> Report:
+    """The report of all rules."""
+    start = time.monotonic()
+    target = asked.target
+    unnamed = declared_of(None, (), target.name)
+    joint = Joint(target, unnamed, asked.size, ask, target.compare_with, is_shared=is_shared)
+    results: list[Finding | Skip] = []
+    notes: list[str] = []
+    is_cut = False
+    try:
+        lost = _begun(asked, joint, results)
+        if not lost:
+            joint.declared = _declared(asked, joint)
+            notes += _tried(asked, joint, results)
+    except KeyboardInterrupt:
+        is_cut = True
+    findings = by_cause(r for r in results if isinstance(r, Finding))
+    return Report(
+        subject=target.name,
+        place=target.place("backward", "vjp", "forward"),
+        findings=tuple(findings),
+        skips=tuple(r for r in results if isinstance(r, Skip)),
+        tried=dict(joint.tried),
+        rules=tuple(r.rule.code for r in asked.rules),
+        examples=() if lost else (joint.words,),
+        seconds=time.monotonic() - start,
+        profile=asked.profile,
+        notes=tuple(notes),
+        interrupted=is_cut,
+    )
+
+
+def _begun(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> bool:
+    """Whether the ranks were lost at the example itself; `ExamplesError` where all refuse it."""
+    try:
+        _ = joint.given
+        _ = joint.plain
+    except Lost as lost:
+        results.append(_completed(asked, of_lost(joint, lost, "forward, at the example itself")))
+        return True
+    except Failed as failed:
+        if len(failed.ranks) < joint.size and failed.first.phase == "forward":
+            found = of_failed(joint, failed, "at the example itself")
+            results.append(_completed(asked, found))
+            return True
+        raise ExamplesError(
+            f"`{asked.target.name}` must accept the inputs it is checked with, on every rank",
+            at=f"rank {failed.ranks[0]}"
+            + (f", {failed.first.place}" if failed.first.place else ""),
+            got=str(failed.raised),
+            fix="give inputs for which forward runs on all ranks; a function may take the rank",
+        ) from None
+    return False
+
+
+def _declared(asked: Asked, joint: Joint) -> Declared:
+    known = {**asked.target.intent.placements, **(asked.placements or {})}
+    return declared_of(known or None, joint.names, asked.target.name)
+
+
+def _tried(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> list[str]:
+    """Try every rule; what to note of them."""
+    told: list[BaseException] = []
+    notes: list[str] = []
+    for number, registered in enumerate(asked.rules):
+        if asked.progress is not None:
+            asked.progress(registered.rule.name, number, len(asked.rules))
+        if sum(isinstance(error, Lost) for error in told) > LOSSES:
+            notes.append(f"{len(asked.rules) - number} rules were not tried: ranks were lost")
+            break
+        try:
+            for result in registered.check(joint):
+                results.append(_whole(result, registered))
+        except (Lost, Failed) as error:
+            if any(error is one for one in told):
+                results.append(Skip.refused(registered.rule, "the ranks failed before"))
+                continue
+            told.append(error)
+            found = _of_error(joint, error, registered)
+            if isinstance(found, Finding) and any(r.rule.code == found.rule.code for r in results):
+                found = Skip.refused(registered.rule, "the ranks were lost here as well")
+            results.append(_completed(asked, found) if isinstance(found, Finding) else found)
+        except existing.NoGroupError as error:
+            results.append(Skip.refused(registered.rule, str(error)))
+        except Exception as error:
+            reason = "the check itself failed"
+            results.append(Skip.refused(registered.rule, reason, describe(error)))
+    return [*notes, *_consistent(joint)]
+
+
+def _of_error(joint: Joint, error: Lost | Failed, registered: Registered) -> Finding | Skip:
+    doing = f"while `{registered.rule.name}` was tried"
+    if isinstance(error, Lost):
+        return of_lost(joint, error, doing)
+    if error.first.phase == "backward":
+        return of_failed(joint, error, doing)
+    return Skip.refused(registered.rule, "the function raised", error.raised)
+
+
+def _consistent(joint: Joint) -> list[str]:
+    """With which placements the Function is consistent."""
+    try:
+        found = consistent(joint)
+        sent = any(joint.steps)
+    except Exception:  # told by the rules
+        return []
+    notes = [] if sent or joint.is_global else [NOTHING_SENT]
+    if found and joint.declared.is_empty:
+        words = "; or ".join(f"({assignment})" for assignment in found[:4])
+        more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+        notes.append(f"consistent with placements {words}{more}")
+    elif found:
+        notes.append(f"right under the placements ({found[0]})")
+    return notes
+
+
+def _whole(result: Finding | Skip, registered: Registered) -> Finding | Skip:
+    """The result with the whole rule in it."""
+    known = {one.rule.code: one.rule for one in rank_rules()}
+    return replace(result, rule=known.get(result.rule.code, registered.rule))
+
+
+def _completed(asked: Asked, finding: Finding) -> Finding:
+    known = {one.rule.code: one.rule for one in rank_rules()}
+    place = asked.target.place("backward", "vjp", "forward")
+    return replace(finding, rule=known[finding.rule.code]).of(asked.target.name, place)

@@ -1,0 +1,127 @@
+"""The life of a rank's process: it joins the group, does what it is asked, and ends with who asked.
+
+Its process leads a group of its own, so that whatever it starts ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pullback.check.isolate import limit_memory, refusal_here
+from pullback.check.ranks.collectives import Slot, install
+from pullback.check.ranks.commands import Reply
+from pullback.check.ranks.rank import Rank, RankJob
+from pullback.judge.run import Raised, describe
+
+LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
+
+
+def live(rank: int, size: int, folder: str, job: RankJob, pipes: Sequence[Any]) -> None:
+    """A forked rank, from its first line to its last."""
+    for number, (ours, theirs) in enumerate(pipes):
+        ours.close()
+        if number != rank:
+            theirs.close()
+    refusal = refusal_here()
+    if refusal:
+        _tell(pipes[rank][1], Reply(None, Raised("RuntimeError", refusal), "fork"))
+        os._exit(0)
+    limit_memory()
+    _live(rank, size, folder, job, pipes[rank][1])
+
+
+def serve(rank: int, size: int, folder: str, fd: int) -> None:
+    """A rank that was started afresh: its job comes first."""
+    pipe = Connection(fd)
+    sys.path[:] = pickle.loads(pipe.recv_bytes())
+    job = pickle.loads(pipe.recv_bytes())
+    _live(rank, size, folder, job, pipe)
+
+
+def _live(rank: int, size: int, folder: str, job: RankJob, pipe: Any) -> None:
+    try:
+        _begin(rank)
+        _join(rank, size, folder)
+        install()
+        worker = Rank(job, rank, Slot(slot_path(folder, rank)))
+        _tell(pipe, Reply("ready"))
+        while True:
+            try:
+                command = pickle.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)
+            _tell(pipe, worker.do(command))
+    except MemoryError:
+        os._exit(77)
+    except SystemExit as leaving:
+        os._exit(78 if leaving.code in (0, None) else 79)
+    except BaseException as error:
+        _tell(pipe, Reply(None, describe(error), "check"))
+        os._exit(80)
+
+
+def slot_path(folder: str, rank: int) -> Path:
+    """Where a rank tells what it does."""
+    return Path(folder, f"slot{rank}")
+
+
+def _tell(pipe: Any, reply: Reply) -> None:
+    try:
+        pipe.send_bytes(pickle.dumps(reply))
+    except OSError:  # who asked is gone
+        os._exit(0)
+
+
+def _begin(rank: int) -> None:
+    """Stand alone: no interrupt of the terminal's, one thread, and no life without the parent."""
+    parent = os.getppid()
+    if hasattr(os, "setsid"):
+        with contextlib.suppress(OSError):  # it leads one already
+            os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        _end_all()
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def _end_all() -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+    os._exit(0)
+
+
+def _join(rank: int, size: int, folder: str) -> None:
+    """Join the group: gloo, and NCCL where each rank has a GPU."""
+    has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= size
+    if has_gpus:
+        torch.cuda.set_device(rank)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    known = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({key: str(value) for key, value in known.items()})
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
+        init_method=Path(folder, "store").as_uri(),
+        rank=rank,
+        world_size=size,
+        timeout=LONG,
+    )

@@ -1,0 +1,112 @@
+"""Checks across ranks, by processes: few, since each takes a second or more."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import pullback as pb
+from benchmarks.faults.ranks import planted, sound
+from benchmarks.faults.ranks.score import score
+from pullback.check.ranks.rules import rank_rules
+from pullback.errors import ExamplesError
+
+CASES = {case.name: case for case in [*sound.CASES, *planted.CASES]}
+
+
+def checked(name, **options):
+    case = CASES[name]
+    placements = dict(case.placements) or None
+    return pb.check(case.target, case.inputs, ranks=2, placements=placements, **options)
+
+
+def ranks_left():
+    """The processes below this one, but for the tests' own helpers."""
+    path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    return path.read_text().split() if path.exists() else []
+
+
+def test_sound_function_of_sums_is_silent():
+    report = checked("AllReduceSum", allow=("wrapped-differs",))
+
+    assert report.ok, str(report)
+    assert report.notes == ("consistent with placements (x: shard, out: shard)",)
+
+
+def test_sound_function_that_passes_is_silent():
+    report = checked("ReduceFromRegion", allow=("wrapped-differs",))
+
+    assert report.ok, str(report)
+    assert report.notes == ("consistent with placements (x: shard, out: replicate)",)
+
+
+def test_declared_placement_makes_other_convention_wrong():
+    case = CASES["ReduceFromRegion"]
+    report = pb.check(
+        case.target, case.inputs, ranks=2, placements={"out": "shard"}, profile="quick"
+    )
+
+    assert [finding.rule.name for finding in report.findings] == ["missing-collective"]
+    assert report.findings[0].place.startswith("benchmarks/faults/ranks/sound.py:")
+
+
+def test_deadlock_ends_in_seconds_and_leaves_nothing():
+    before = ranks_left()
+    start = time.monotonic()
+    report = checked("OnlyFirstSums", profile="quick")
+    seconds = time.monotonic() - start
+
+    (finding,) = report.findings
+    assert finding.rule.name == "ranks-deadlock"
+    assert "rank 0 waited in all_reduce(float64[4, 3]) over ranks 0, 1 at " in finding.got
+    assert "rank 1 was through, after all_reduce" in finding.got
+    assert seconds < 60
+    assert ranks_left() == before
+
+
+def test_killed_rank_is_named():
+    report = checked("KilledOnOneRank", profile="quick")
+
+    (finding,) = report.findings
+    assert finding.rule.name == "lost-rank"
+    assert "rank 0 was ended by SIGKILL" in finding.got
+
+
+def test_wrong_forward_is_found_by_reference_only():
+    case = CASES["SumForMean"]
+    options = {"select": ("reference-across-ranks",), "ranks": 2}
+
+    assert pb.check(case.target, case.inputs, **options).ok
+    assert not pb.check(case.target, case.inputs, reference=case.reference, **options).ok
+
+
+def test_inputs_that_forward_refuses_are_told():
+    with pytest.raises(ExamplesError) as caught:
+        pb.check(sound.RowLinear, lambda rank: (1, 2), ranks=2, profile="quick")
+
+    assert "must accept the inputs it is checked with, on every rank" in str(caught.value)
+
+
+def test_every_rule_is_shown_by_a_planted_fault():
+    shown = {rule for case in planted.CASES for rule in case.rules}
+
+    assert {registered.rule.name for registered in rank_rules()} - shown == set()
+
+
+def test_both_conventions_are_there():
+    assert {case.convention for case in sound.CASES} == {"sum", "pass"}
+    assert len(sound.CASES) >= 20
+    assert len(planted.CASES) >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_case_is_judged_as_it_must_be(name, ranks):
+    case = CASES[name]
+    if ranks < case.least:
+        pytest.skip("no fault on so few ranks")
+    is_right, _, names = score(case, ranks, has_reference=True)
+
+    assert is_right, names

@@ -1,0 +1,144 @@
+"""Under torchrun: the group that is there, recordings, and the audit of tests."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pullback.check.recorded import load_recording
+
+pytestmark = pytest.mark.slow
+
+FUNCTIONS = """
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+class Right(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        y = x.clone()
+        dist.all_reduce(y, group=group)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return g, None
+
+
+class Wrong(Right):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 2 * g, None
+
+
+def own():
+    return torch.arange(6.0).view(2, 3) + 10 * dist.get_rank()
+"""
+
+PROGRAM = """
+import sys
+import pullback as pb
+from functions import *
+
+dist.init_process_group("gloo")
+for one in (Right, Wrong):
+    report = pb.check(one, lambda rank: (own(), dist.group.WORLD), ranks=2, profile="quick")
+    print(dist.get_rank(), one.__name__, *(f.rule.name for f in report.findings))
+dist.destroy_process_group()
+"""
+
+TRAINING = """
+from functions import *
+
+dist.init_process_group("gloo")
+group = dist.new_group([0, 1])
+x = own().requires_grad_()
+(Right.apply(x, group) + Wrong.apply(x, group)).sum().backward()
+dist.destroy_process_group()
+"""
+
+TESTS = """
+from functions import *
+
+
+def test_both():
+    dist.init_process_group("gloo")
+    x = own().requires_grad_()
+    (Right.apply(x, dist.group.WORLD) + Wrong.apply(x, dist.group.WORLD)).sum().backward()
+    dist.destroy_process_group()
+"""
+
+RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    files = {"functions": FUNCTIONS, "program": PROGRAM, "training": TRAINING, "test_them": TESTS}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def run(folder, *command):
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    return found
+
+
+def test_existing_group_is_used(folder):
+    found = run(folder, *RUN, "program.py")
+
+    assert found.returncode == 0, found.stderr
+    assert sorted(found.stdout.split("\n")) == [
+        "",
+        "0 Right",
+        "0 Wrong rank-factor",
+        "1 Right",
+        "1 Wrong rank-factor",
+    ]
+
+
+def test_every_rank_is_recorded_into_one_file(folder):
+    launch = ["torchrun", "--standalone", "--nproc-per-node", "2", "training.py"]
+    recorded = run(folder, sys.executable, "-m", "pullback", "record", "-o", "r.pt", "--", *launch)
+    checked = run(
+        folder,
+        *(sys.executable, "-m", "pullback", "check", "--inputs", "r.pt", "--ranks", "2"),
+        *("--profile", "quick"),
+    )
+
+    assert recorded.returncode == 0, recorded.stderr
+    whole = load_recording(folder / "r.pt")
+    assert whole.ranks == 2
+    assert sorted((call.target, call.rank) for call in whole.calls) == [
+        ("functions:Right", 0),
+        ("functions:Right", 1),
+        ("functions:Wrong", 0),
+        ("functions:Wrong", 1),
+    ]
+    assert checked.returncode == 1
+    assert "2 Functions checked, 1 with findings: Wrong." in checked.stdout
+
+
+def test_tests_are_audited_across_ranks(folder):
+    found = run(
+        folder,
+        *(*RUN, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "_pullback_pytest"),
+        *("--pullback", "--pullback-profile", "quick", "test_them.py"),
+    )
+
+    assert "R104 rank-factor" in found.stdout
+    assert "2 Functions audited, 1 with findings" in found.stdout
