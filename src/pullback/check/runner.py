@@ -24,8 +24,9 @@ from pullback.check.surrogates import Surrogate
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import ExamplesError, UnsoundError
+from pullback.errors import ExamplesError, InternalError, UnsoundError
 from pullback.judge.example import Example, example_of
+from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
 
@@ -153,15 +154,19 @@ class _Collected:
             return False
 
     def work_here(self) -> None:
-        """The rules in this process, where only a call of `sys.exit` can be survived."""
+        """The rules in this process, where only `sys.exit` and the like can be survived."""
         self.is_here = True
         first = 0
         while first < len(self.job.rules):
             try:
                 work(self.job, self.take, first)
                 return
-            except SystemExit:
-                self._died(Died("it called sys.exit"), is_here=True)
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                is_exit = isinstance(error, SystemExit)
+                how = "it called sys.exit" if is_exit else f"it raised {describe(error)}"
+                self._died(Died(how), is_here=True)
                 if self.current < 0:
                     return
                 first = self.current + 1
@@ -202,6 +207,11 @@ class _Collected:
     def _died(self, death: Died, *, is_here: bool = False) -> None:
         target = self.job.target
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
+        if death.is_ours and self.current < 0:
+            raise InternalError(f"`{target.name}` must be something to check", got=death.how)
+        if death.is_ours:
+            self.results.append(Skip.refused(rule, f"the check itself failed: {death.how}"))
+            return
         if rule.group == "compile" and death.is_hang:
             self.results.append(Skip.refused(rule, f"the compiler takes too long: {death.how}"))
             return

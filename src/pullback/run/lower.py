@@ -23,6 +23,7 @@ import torch
 
 from pullback.graph.cost import is_view
 from pullback.run import toolchain
+from pullback.run.cache import headers
 from pullback.run.settle import Settled
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -152,7 +153,7 @@ def lower(
     # Otherwise a result may get other strides than it has in eager.
     end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))  # type: ignore[arg-type]
     trusted = True
-    with _inside(folder), _tracing(settled, donated):
+    with _inside(folder), _own_headers(), _tracing(settled, donated):
         try:
             with _trusting_the_compiler():
                 compiled = _compile(settled, is_backward=is_backward, keeps_casts=keeps_casts)
@@ -272,6 +273,34 @@ def _without_headers() -> Iterator[None]:
         module._precompile_header = prepares
 
 
+_HEADERS = ("_HEADER_DIR", "_HEADER_LOCK_DIR")
+
+
+@contextlib.contextmanager
+def _own_headers() -> Iterator[None]:
+    """Let Inductor keep the headers that it precompiles in our cache.
+
+    Else they are in a folder of the temp directory whose name everybody knows, and whoever has made
+    that first writes part of the code that is compiled.
+    """
+    module, before = _torch().codecache, _places(_torch().codecache)
+    folder = headers()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, place in zip(before, (folder, folder / "locks"), strict=False):
+        setattr(module, name, str(place))
+    try:
+        yield
+    finally:
+        for name, place in before.items():
+            setattr(module, name, place)
+
+
+def _places(module: Any) -> dict[str, str]:
+    """The folders of the precompiled headers; none in a torch that keeps them elsewhere."""
+    places = {name: getattr(module, name, "") for name in _HEADERS}
+    return places if all(places.values()) else {}
+
+
 def _forget_the_processor() -> None:
     """Let Inductor find out anew what the processor and the compiler have in common."""
     instructions = _torch().instructions
@@ -288,8 +317,9 @@ def _settings(**more: Any) -> Iterator[None]:
     config, wanted = _torch().config, {**SETTINGS, **more}
     if _program() is not None:
         wanted["cpp.cxx"] = (_program(),)
-    if not shutil.which("openssl"):
-        wanted["cpp_cache_precompile_headers"] = False  # which torch takes checksums with
+    if not shutil.which("openssl") or not _places(_torch().codecache):
+        # Torch takes checksums with `openssl`; and a folder that we cannot name is not ours.
+        wanted["cpp_cache_precompile_headers"] = False
     known = {name: value for name, value in wanted.items() if _has(config, name)}
     with config.patch(known), _quiet():
         yield
