@@ -25,6 +25,7 @@ from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.runner import check
 from pullback.check.target import Target, target_of
+from pullback.cli.aside import Aside
 from pullback.cli.target import example_option, value_of
 from pullback.errors import ExamplesError, PullbackError, RecordingError, TargetError
 from pullback.report import github, json, text
@@ -117,31 +118,38 @@ def command(
       pullback check torch.ops.my.op --load my_ops.so --profile quick
       pullback check --inputs pullback-recording.pt
     """
-    recorded = load_recording(recording) if recording else None
-    if not targets and recorded is None:
+    if not targets and not recording:
         raise click.UsageError("Name a TARGET, or a recording with --inputs.")
-    targets = targets or _recorded(recording, recorded)
-    given = tuple(value_of(expression) for expression in expressions) or None
-    options = Options(select, allow, profile, given, recorded)
-    for library in libraries:
-        _load(library)
     console = Console(highlight=False)
     is_text = not (is_json or is_github)
+    aside = Aside(is_asked=not is_text)
     reports: list[Report] = []
     errors: list[Failure] = []
+    options = Options(select, allow, profile)
+    is_cut = False
     try:
+        recorded = load_recording(recording) if recording else None
+        targets = targets or _recorded(recording, recorded)
+        given = tuple(value_of(expression) for expression in expressions) or None
+        options = Options(select, allow, profile, given, recorded)
+        for library in libraries:
+            _load(library)
         selected(profile=profile, select=select, allow=allow)
     except PullbackError as mistake:  # told once, and not for each target
         errors, targets = [("", mistake)], ()
-    for name, target in _found(targets, errors):
-        report = _checked(name, target, options, errors)
-        if report is not None:
-            reports.append(report)
-            if is_text:
-                text.show(report, console)
-                console.print()
-        if report is not None and report.interrupted:
-            break
+    try:
+        for name, target in _found(targets, errors):
+            report = _checked(name, target, options, errors)
+            if report is not None:
+                reports.append(report)
+                if is_text:
+                    text.show(report, console)
+                    console.print()
+            if report is not None and report.interrupted:
+                break
+    except KeyboardInterrupt:  # not while rules are tried: what was found before is told
+        is_cut = True
+    aside.end()
     if is_json:
         click.echo(json.render(reports, errors))
     elif is_github:
@@ -150,6 +158,8 @@ def command(
         click.echo(_total(reports, errors))
     for _, error in errors:
         click.echo(str(error), err=True)
+    if is_cut and not any(report.findings for report in reports):
+        raise KeyboardInterrupt
     click.get_current_context().exit(_code(reports, errors))
 
 
@@ -256,7 +266,14 @@ def _checked(name: str, target: Target, options: Options, errors: list[Failure])
     except PullbackError as error:
         errors.append((name, error))
         return None
+    except KeyboardInterrupt:
+        errors.append((name, _cut(name)))
+        raise
     return report.with_notes(note) if note else report
+
+
+def _cut(name: str) -> TargetError:
+    return TargetError(f"`{name}` must have been checked to its end", got="Ctrl-C")
 
 
 def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:

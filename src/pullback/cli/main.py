@@ -22,7 +22,13 @@ from pullback.cli.mistakes import of_users_code
 from pullback.errors import PullbackError
 
 INTERRUPTED = 130  # as shells count it
-NO_COMMANDS = ("main", "mistakes", "target", "waiting")  # modules of this package that are none
+NO_COMMANDS = (
+    "aside",
+    "main",
+    "mistakes",
+    "target",
+    "waiting",
+)  # modules of this package that are none
 
 
 class Commands(click.Group):
