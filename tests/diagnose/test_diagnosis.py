@@ -10,13 +10,13 @@ from torch import fx
 
 from examples.my_activation import MyActivationAsPublished
 from examples.my_complex_op import MyComplexOpAsPublished
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.diagnose.diagnosis import diagnose
 from pullback.diagnose.fault import Faults
 from pullback.diagnose.repairing import Edit
 from pullback.diagnose.repairs import Repairs
 from pullback.errors import CaptureError
-from pullback.function.signature import signature_of
+from pullback.function.signature import forward_signature
 from tests.diagnose import faulty, odd
 from tests.diagnose.faulty import EXAMPLES, row
 from tests.diagnose.odd import ODD
@@ -50,7 +50,7 @@ def run_edited(edit: Edit, tensors, cotangents):
 def derived(function, arguments, cotangents):
     """The gradients that autograd gives through the forward; zeros where it gives none."""
     wanted = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
-    outputs = program_of(function)(*arguments)
+    outputs = plain_program(function)(*arguments)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, wanted, cotangents, materialize_grads=True)
 
@@ -87,7 +87,7 @@ def test_edit_makes_gradient_right(function, seed):
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     cotangents = [torch.randn_like(output) for output in outputs]
     expected = derived(function, arguments, cotangents)
-    names = signature_of(function).names
+    names = forward_signature(function).names
 
     for fault in faults_of(function):
         place = names.index(fault.input)

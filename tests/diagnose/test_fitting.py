@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.diagnose.fitting import make_fitted, zeros
-from pullback.function.gradients import fits
+from pullback.function.gradients import sums_down_to
 from tests.diagnose import faulty
 from tests.diagnose.faulty import row
 
@@ -14,7 +14,7 @@ from tests.diagnose.faulty import row
     [((4, 6), (6,), True), ((4, 6), (4, 1), True), ((6,), (4, 6), False), ((6, 5), (5, 6), False)],
 )
 def test_engine_takes_what_sums_down(shape, target, expected):
-    assert fits(shape, target) is expected
+    assert sums_down_to(shape, target) is expected
 
 
 def test_unfit_gradient_is_handed_over():

@@ -3,7 +3,7 @@
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.diagnose.held import held_in
 from pullback.diagnose.trials import Trials
 from tests.diagnose import faulty
@@ -12,7 +12,7 @@ from tests.diagnose.faulty import EXAMPLES
 
 def held_of(function, *, is_named=lambda node: False, in_time=lambda: True, place=0):
     trials = Trials(function, EXAMPLES[function])
-    captured = capture(program_of(function), trials.examples, needs=trials.needs)
+    captured = capture(plain_program(function), trials.examples, needs=trials.needs)
     return captured, held_in(captured, trials.all, place, is_named, in_time)
 
 

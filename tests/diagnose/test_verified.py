@@ -3,12 +3,12 @@
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.diagnose.edits import give
 from pullback.diagnose.repairing import make_edited
 from pullback.diagnose.trials import Trials
 from pullback.diagnose.verified import Verifier
-from pullback.graph.copies import copy_of, with_graph
+from pullback.graph.copies import copied_graph, with_graph
 from tests.diagnose import faulty
 from tests.diagnose.faulty import EXAMPLES
 from tests.diagnose.test_repairing import compared_of, mender_of
@@ -16,7 +16,7 @@ from tests.diagnose.test_repairing import compared_of, mender_of
 
 def verifier_of(function):
     trials = Trials(function, EXAMPLES[function])
-    captured = capture(program_of(function), trials.examples, needs=trials.needs)
+    captured = capture(plain_program(function), trials.examples, needs=trials.needs)
     trials.add_fresh(captured)
     hand = compared_of(function)[0].scope.hand.captured
     return Verifier(hand, trials.held_out(captured))
@@ -55,7 +55,7 @@ def test_nothing_is_verified_without_trials():
 
 def test_graph_that_cannot_run_is_not_verified():
     hand = compared_of(faulty.SineWithSavedSine)[0].hand
-    hand = with_graph(hand, copy_of(hand.graph)[0])
+    hand = with_graph(hand, copied_graph(hand.graph)[0])
     for node in hand.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default):
         node.args = (None,)
 

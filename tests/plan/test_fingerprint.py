@@ -6,7 +6,7 @@ import linecache
 import pytest
 import torch
 
-from pullback.compose.flow import recorded
+from pullback.compose.flow import recorded_units
 from pullback.errors import PlanFileError
 from pullback.plan.fingerprint import examples_from, fingerprint_of, signature_of
 from tests.plan.fakes import leaf
@@ -42,7 +42,7 @@ PROGRAM = "def program(x):\n    return Twice.apply(x).sin()\n"
 
 def number(text, tmp_path, size=8):
     program = program_of(text, tmp_path)
-    return fingerprint_of(program, recorded(program, (leaf(size),)))
+    return fingerprint_of(program, recorded_units(program, (leaf(size),)))
 
 
 def test_comments_and_sizes_do_not_count(tmp_path):
@@ -95,7 +95,7 @@ def test_class_of_the_call_counts_as_written(tmp_path):
             return cotangent + cotangent
 
     Second.__name__ = "First"
-    units = [recorded(cls.apply, (leaf(),)) for cls in (First, Second)]
+    units = [recorded_units(cls.apply, (leaf(),)) for cls in (First, Second)]
     numbers = [fingerprint_of(leaf, one) for one in units]
 
     assert numbers[0] != numbers[1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.prove.settings import settings_of, view_in
 from pullback.prove.sides import UnreadableError, sides_of
 
@@ -51,7 +51,7 @@ class ProductWithoutZeros(Product):
 
 
 def sides(cls):
-    return sides_of(cls.apply, program_of(cls), [row(), row(1)])
+    return sides_of(cls.apply, plain_program(cls), [row(), row(1)])
 
 
 def news_of(cls):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.capture.seeds import normal, uniform
+from pullback.capture.seeds import normal, uniform_like
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, is_finite, trials
 from pullback.judge.example import Example, can_differ, wide_of
@@ -322,5 +322,5 @@ def _uneven(called: Run, cotangents: Cotangents) -> list[Tensor | None]:
         if cotangent is None:
             found.append(None)
             continue
-        found.append(cotangent * uniform(cotangent.detach().abs(), 77 + number, 0.5, 1.5))
+        found.append(cotangent * uniform_like(cotangent.detach().abs(), 77 + number, 0.5, 1.5))
     return found

@@ -16,13 +16,13 @@ from pullback.diagnose.sides import Side, side_of
 from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
 from pullback.errors import PullbackError
-from pullback.graph.copies import copy_of, with_graph
+from pullback.graph.copies import copied_graph, with_graph
 from pullback.graph.dead import erase_dead
 from pullback.graph.names import names_of
 from pullback.graph.parts import JointGraph
 from pullback.graph.rewrite import rewrite
 from pullback.graph.simplify import EXACT, READABLE, simplify
-from pullback.graph.text import text_of
+from pullback.graph.text import graph_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,11 +52,11 @@ class Compared:
     def listing(self, place: int) -> str:
         """The derived gradient as a list of statements, in the user's variables."""
         joint = self.readable
-        graph, twins = copy_of(joint.graph)
+        graph, twins = copied_graph(joint.graph)
         graph.output_node().args = ((twins[joint.gradients[place]],),)
         erase_dead(graph)
         names = self._names(twins)
-        text = text_of(graph, {node: names[node] for node in graph.nodes if node in names})
+        text = graph_text(graph, {node: names[node] for node in graph.nodes if node in names})
         return "\n".join([*text.statements, f"return {', '.join(text.returned)}"])
 
     def _names(self, twins: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, str]:

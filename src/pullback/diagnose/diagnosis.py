@@ -34,7 +34,7 @@ from pullback.diagnose.scope import cotangent_names
 from pullback.diagnose.trials import Trials, UntriedError
 from pullback.diagnose.verified import Verifier
 from pullback.errors import CaptureError
-from pullback.function.signature import place_of
+from pullback.function.signature import source_place
 from pullback.function.slots import no_backward, no_vjp
 from pullback.graph.spelling.expressions import ATOM
 from pullback.judge.mismatch import Mismatch
@@ -274,7 +274,7 @@ class _Case:
         nodes: list[Any] = list(repair.users) if repair else []
         nodes += [self.compared.hand.gradients[place]] if self.compared else []
         places = (str(n.meta.get("place", "")) for n in nodes if isinstance(n, fx.Node))
-        return next((found for found in places if found), "") or place_of(self.backward)
+        return next((found for found in places if found), "") or source_place(self.backward)
 
 
 # ---- parts ----

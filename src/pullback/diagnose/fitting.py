@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.function.gradients import fits
-from pullback.function.signature import signature_of
+from pullback.function.gradients import sums_down_to
+from pullback.function.signature import forward_signature
 from pullback.function.slots import new_class, no_vjp
 
 Fit = Callable[[int, Tensor, Sequence[Any]], Tensor]
@@ -64,7 +64,7 @@ def _reordered(returned: Any, order: Mapping[int, int]) -> Any:
 
 def _fitted(target: Any, returned: Any, fit: Callable[[int, Any], Any]) -> Any:
     if isinstance(returned, Mapping):
-        names = signature_of(target).names
+        names = forward_signature(target).names
         return {
             name: fit(names.index(name), gradient) if name in names else gradient
             for name, gradient in returned.items()
@@ -76,7 +76,7 @@ def _fitted(target: Any, returned: Any, fit: Callable[[int, Any], Any]) -> Any:
 
 def _fit_one(fit: Fit, shapes: Sequence[Any], position: int, gradient: Any) -> Any:
     shape = shapes[position] if position < len(shapes) else None
-    if shape is None or not isinstance(gradient, Tensor) or fits(gradient.shape, shape):
+    if shape is None or not isinstance(gradient, Tensor) or sums_down_to(gradient.shape, shape):
         return gradient
     return fit(position, gradient, shape)
 

@@ -19,7 +19,7 @@ from pullback.capture.seeds import normal
 from pullback.diagnose.numerals import simplest
 from pullback.diagnose.trial import Trial
 from pullback.diagnose.trials import Trials
-from pullback.function.gradients import fits
+from pullback.function.gradients import sums_down_to
 from pullback.judge.patterns import ratio_of
 from pullback.judge.tolerances import PATTERN
 
@@ -105,7 +105,7 @@ def _is_gradient_of(evidence: Evidence, place: int, other: int) -> bool:
         got, expected = trial.got[place], trial.expected[other]
         if got is None or expected is None or not bool(expected.any()):
             return False
-        if got.shape != expected.shape and fits(got.shape, expected.shape):
+        if got.shape != expected.shape and sums_down_to(got.shape, expected.shape):
             got = got.sum_to_size(expected.shape)
         if not trial.agrees(expected, got):
             return False

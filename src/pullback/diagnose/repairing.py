@@ -20,7 +20,7 @@ from pullback.diagnose.edits import Candidate, Formula, candidates, leaves_of
 from pullback.diagnose.scope import DERIVED, NUMBER, Known, Scope
 from pullback.diagnose.trial import Trial
 from pullback.diagnose.verified import Verifier
-from pullback.graph.copies import copy_of, with_graph
+from pullback.graph.copies import copied_graph, with_graph
 from pullback.graph.dead import drop_dead
 from pullback.graph.parts import BACKWARD, JointGraph, calls
 from pullback.graph.values import Maker
@@ -231,7 +231,7 @@ def _few_threads(trials: Sequence[Trial]) -> Iterator[None]:
 def make_edited(scope: Scope, candidate: Candidate) -> JointGraph:
     """The user's joint graph, with an edit made."""
     joint = scope.hand.joint
-    graph, twins = copy_of(joint.graph)
+    graph, twins = copied_graph(joint.graph)
     builder = _Builder(scope, twins, graph.output_node())
     for (user, place), what in candidate.changes:
         new = builder.build(what)

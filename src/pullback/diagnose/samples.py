@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from pullback.capture import seeds
-from pullback.capture.fake import numbers_of, resized
+from pullback.capture.fake import numbers_of, with_other_sizes
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture
 from pullback.capture.seeds import like_given, normal
@@ -25,7 +25,7 @@ def near(tensor: Tensor, seed: int) -> Tensor:
     A tensor of zeros says nothing about what is valid, and becomes one of normal numbers.
     """
     is_blank = is_differentiable(tensor) and not bool(tensor.any())
-    return normal(tensor, seed) if is_blank else seeds.near(tensor, seed)
+    return normal(tensor, seed) if is_blank else seeds.moved_a_little(tensor, seed)
 
 
 def drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
@@ -49,7 +49,7 @@ def other_shapes(
     values = [node.meta["val"].shape for node in captured.joint.inputs]
     pairs = list(zip(own, values, strict=False))
     pointing = [shape for tensor, shape in pairs if is_index(tensor)]
-    shapes = resized(values[: len(own)], [*values[len(own) :], *pointing], resize)
+    shapes = with_other_sizes(values[: len(own)], [*values[len(own) :], *pointing], resize)
     before = [tuple(tensor.shape) for tensor in own]
     if pointing and any(
         new < old

@@ -22,7 +22,7 @@ from pullback.graph.cost import op_name
 from pullback.graph.names import names_of
 from pullback.graph.parts import BACKWARD, JointGraph, calls, phase_of
 from pullback.graph.spelling import spell
-from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, Writer
+from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, PythonWriter
 from pullback.graph.values import aten, tensor_of
 from pullback.judge.tolerances import VALUE, are_near
 
@@ -81,7 +81,7 @@ class Scope:
     names: dict[fx.Node, str]
     texts: dict[fx.Node, Expression]
     reads: dict[fx.Node, frozenset[fx.Node]]
-    writer: Writer
+    writer: PythonWriter
     known: list[Known] = field(default_factory=list)
     twins: dict[fx.Node, Known] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)  # to try, beside the common ones
@@ -140,7 +140,7 @@ def _same(a: Any, b: Any) -> bool:
 def scope_of(hand: Side, input_names: Sequence[str], backward: Any) -> Scope:
     """What the user's own forward and backward hold."""
     names, own = _names(hand, input_names, backward)
-    writer = Writer(tuple(hand.joint.placeholders), names, {})
+    writer = PythonWriter(tuple(hand.joint.placeholders), names, {})
     texts: dict[fx.Node, Expression] = {}
     reads: dict[fx.Node, frozenset[fx.Node]] = {}
     unclear: set[fx.Node] = set()
@@ -201,7 +201,7 @@ def _parameter_name(parameters: Sequence[inspect.Parameter], position: int) -> s
     return f"grad_out{position}"
 
 
-def _spelled(writer: Writer, node: fx.Node) -> Expression | None:
+def _spelled(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """The expression of a node, or None if it has no short one."""
     if node.target is torch.sym_float:  # Python needs no such thing
         return writer.expression(node.args[0])
@@ -265,7 +265,7 @@ def add_derived(scope: Scope, derived: Side, cotangents: Sequence[int]) -> None:
     names = {node: node.name for node in derived.joint.graph.nodes}
     names |= {node: known.text.text for node, known in twins.items()}
     inlined = {node: known.text for node, known in twins.items()}
-    writer = Writer(tuple(derived.joint.placeholders), names, inlined)
+    writer = PythonWriter(tuple(derived.joint.placeholders), names, inlined)
     unclear: set[fx.Node] = set()
     for node in calls(derived.joint.graph):
         spelled = _spelled(writer, node)

@@ -20,7 +20,7 @@ from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
 from pullback.capture.seeds import normal
 from pullback.capture.trees import flatten, is_tensor, unflatten
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.diagnose.fitting import make_fitted, zeros
 from pullback.diagnose.samples import (
     Shapes,
@@ -63,7 +63,7 @@ class Trials:
 
     def __init__(self, target: Any, examples: Sequence[Any]) -> None:
         self.target = target
-        self.program = program_of(target)
+        self.program = plain_program(target)
         leaves, self.spec = flatten(tuple(examples))
         self.leaf_names = tuple(argument_names(target.apply, examples))
         self.given = example_of(tuple(leaves))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from pullback.capture.equality import equal
+from pullback.capture.equality import equal_tensors
 from pullback.diagnose.scope import (
     COTANGENT,
     INPUT,
@@ -225,7 +225,7 @@ class Wording:
         if any(user.op != "output" and phase_of(user) == BACKWARD for user in node.users):
             return True
         value = self.scope.hand.values[0][node]
-        return any(equal(value, kept) for kept in self.scope.kept)
+        return any(equal_tensors(value, kept) for kept in self.scope.kept)
 
 
 def is_reduction(node: fx.Node, formula: Formula) -> bool:

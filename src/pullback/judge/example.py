@@ -6,6 +6,7 @@ a function which writes where it must not cannot spoil the next run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 from pullback.function.isolation import SEED
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""What Python says of where an object lies, which is another place in each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +117,11 @@ def example_of(args: tuple[Any, ...]) -> Example:
     able = [i for i, arg in enumerate(args) if can_differ(arg)]
     needs = [i for i in able if args[i].requires_grad] or able
     plain = tuple(arg.detach() if isinstance(arg, Tensor) else arg for arg in args)
-    return Example(plain, frozenset(needs), ties=tuple(_ties(args)))
+    return Example(plain, frozenset(needs), ties=tuple(ties_of(args)))
 
 
-def _ties(args: tuple[Any, ...]) -> Iterator[Tie]:
+def ties_of(args: tuple[Any, ...]) -> Iterator[Tie]:
+    """The arguments that are parameters or buffers of modules among them."""
     for module, owner in enumerate(args):
         if isinstance(owner, torch.nn.Module):
             owned = [*owner.named_parameters(), *owner.named_buffers()]
@@ -212,7 +217,7 @@ def words_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inner = ", ".join(words_of(item) for item in value[:4])
         return f"[{inner}{', ...' if len(value) > 4 else ''}]"
-    text = repr(value)
+    text = ADDRESS.sub("", repr(value))
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

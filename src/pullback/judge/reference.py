@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge import progress
@@ -247,7 +247,7 @@ def _as_plain(
     cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run the forward of a Function that a program calls, without its backward."""
-    return call(*args, **kwargs) if kwargs else program_of(cls)(*args)
+    return call(*args, **kwargs) if kwargs else plain_program(cls)(*args)
 
 
 def _cloned(arg: Any) -> Any:

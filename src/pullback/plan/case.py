@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.capture.units import Part, Program, Unit, part_of
-from pullback.compose.flow import copies_of, recorded
+from pullback.compose.flow import changeable_copies, recorded_units
 from pullback.compose.grouping import groups_of, unfit, waits
-from pullback.compose.reasons import is_refusal, reason_of
-from pullback.compose.text import function_of
+from pullback.compose.reasons import is_refusal, reason_text
+from pullback.compose.text import units_function
 from pullback.function.isolation import TorchState, isolated, keeping_random_state
 from pullback.plan.groupings import Group
 from pullback.plan.measure import Task, measuring
@@ -38,26 +38,26 @@ class Case:
     @cached_property
     def renews(self) -> bool:
         """Whether the program changes its inputs."""
-        copies = copies_of(self.args)
-        before = [tensor._version for tensor in tensors_in(copies)]
+        copies = changeable_copies(self.args)
+        before = [tensor._version for tensor in tensor_leaves(copies)]
         with keeping_random_state(self.args), measuring():
             self.program(*copies)
-        return before != [tensor._version for tensor in tensors_in(copies)]
+        return before != [tensor._version for tensor in tensor_leaves(copies)]
 
     @cached_property
     def around(self) -> list[Tensor]:
-        """The tensors from around the program."""
+        """The tensors from outside the program."""
         return [closure.tensor for closure in self.units.closures] if self.units else []
 
     def task(self, function: Callable[..., Any]) -> Task:
         """What it takes to call `function` as the program is called here."""
-        leaves = [t for t in (*tensors_in(self.args), *self.around) if t.requires_grad]
+        leaves = [t for t in (*tensor_leaves(self.args), *self.around) if t.requires_grad]
         return Task(function, self.args, leaves, renews=self.renews)
 
     @property
     def spared(self) -> list[Tensor]:
         """Tensors that are there anyway: to keep them for backward costs nothing."""
-        return [*tensors_in(self.args), *self.around]
+        return [*tensor_leaves(self.args), *self.around]
 
     @property
     def rounding(self) -> float:
@@ -91,7 +91,7 @@ class Case:
         assert self.units is not None
         drawing = []
         with measuring(), isolated((), 0):
-            given = tensors_in(copies_of(self.args))
+            given = tensor_leaves(changeable_copies(self.args))
             values = dict(zip((n for n, _ in self.units.inputs), given, strict=True))
             values |= {closure.number: closure.tensor for closure in self.units.closures}
             for unit in self.units.units:
@@ -134,7 +134,7 @@ class Case:
     def task_of_unit(self, unit: Unit) -> Task:
         """What it takes to call a unit as it is written."""
         part = self.part((unit.number,))
-        run = function_of("unit", part.units, part.inputs, part.outputs)
+        run = units_function("unit", part.units, part.inputs, part.outputs)
         return self._task(run, part, renews=bool(unit.changed))
 
     def _task(self, function: Callable[..., Any], part: Part, *, renews: bool = False) -> Task:
@@ -156,15 +156,15 @@ def case_of(program: Callable[..., Any], args: Sequence[Any], size: int) -> Case
     """A program at the size of `args`. Raises what the program raises."""
     with measuring():
         with keeping_random_state(args):
-            program(*copies_of(args))
+            program(*changeable_copies(args))
         units, reason = _recorded(program, args)
     return Case(program, tuple(args), size, units, reason)
 
 
 def _recorded(program: Callable[..., Any], args: Sequence[Any]) -> tuple[Program | None, str]:
     try:
-        return recorded(program, args), ""
+        return recorded_units(program, args), ""
     except Exception as error:
         if not is_refusal(error):
             raise
-        return None, reason_of(error)
+        return None, reason_text(error)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.errors import PlanError
 from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, NESTED, Row
 
@@ -113,7 +113,7 @@ def size_of(args: Any, kwargs: dict[str, Any], name: str) -> int:
     given = kwargs.get(name)
     if isinstance(given, Tensor):
         return given.numel()
-    return max((tensor.numel() for tensor in tensors_in((args, kwargs))), default=0)
+    return max((tensor.numel() for tensor in tensor_leaves((args, kwargs))), default=0)
 
 
 def size_place(examples: Sequence[tuple[Any, ...]], first: int = 0) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.seeds import uniform
+from pullback.capture.seeds import uniform_like
 from pullback.capture.units import Program
 from pullback.capture.watch import FUNCTION
 from pullback.errors import PlanFileError
@@ -105,7 +105,7 @@ def _tensor(dtype: str, entry: Any) -> Tensor:
         )
     if not (kind.is_floating_point or kind.is_complex):
         return torch.zeros(shape, dtype=kind, device=device)
-    drawn = uniform(torch.empty(shape, dtype=kind, device=device), 0, 0.0, 1.0)
+    drawn = uniform_like(torch.empty(shape, dtype=kind, device=device), 0, 0.0, 1.0)
     return drawn.requires_grad_(entry["requires_grad"])
 
 

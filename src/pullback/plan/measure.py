@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.seeds import normal
-from pullback.capture.trees import map_leaves, tensors_in
+from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.plan.memory import peak_bytes, saved_bytes
 from pullback.plan.precision import Gradients, error_of
 
@@ -59,9 +59,9 @@ def _linked(returned: Any) -> list[Tensor]:
     """The outputs that have gradients. Few programs return more than one tensor or a tuple."""
     if isinstance(returned, Tensor):
         return [returned] if returned.requires_grad else []
-    flat = returned if type(returned) is tuple else tensors_in(returned)
+    flat = returned if type(returned) is tuple else tensor_leaves(returned)
     if not all(isinstance(one, Tensor) for one in flat):
-        flat = tensors_in(returned)
+        flat = tensor_leaves(returned)
     return [tensor for tensor in flat if tensor.requires_grad]
 
 

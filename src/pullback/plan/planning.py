@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pullback.capture.names import parameter_names
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.compose.nested import callable_of
 from pullback.compose.reasons import call_text
 from pullback.errors import PlanError
@@ -94,7 +94,7 @@ def _examples(
     """The arguments of each size."""
     further = [tuple(one) if isinstance(one, (tuple, list)) else (one,) for one in sizes]
     rows = ([examples] if examples else []) + further
-    if not rows or not all(tensors_in(row) for row in rows):
+    if not rows or not all(tensor_leaves(row) for row in rows):
         raise PlanError(
             f"`{_name(program)}` must be planned with examples of its arguments",
             expected="tensors like those it will be called with, and its other arguments",
@@ -129,7 +129,7 @@ def _cases(
 
 
 def _device(rows: Sequence[Any]) -> torch.device:
-    devices = [tensor.device for tensor in tensors_in(rows)]
+    devices = [tensor.device for tensor in tensor_leaves(rows)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 

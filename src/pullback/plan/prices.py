@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pullback.compose.flow import node_of
-from pullback.compose.reasons import is_refusal, reason_of
+from pullback.compose.reasons import is_refusal, reason_text
 from pullback.errors import CaptureError
 from pullback.plan.case import Case
 from pullback.plan.groupings import Group, Groupings
@@ -81,7 +81,7 @@ def price_groups(
                 measured.tasks[node] = task
             measured.nodes[group] = node
         except Exception as error:  # what cannot be captured, compiled or run is no node
-            prices.refused[group] = reason_of(error) if is_refusal(error) else repr(error)
+            prices.refused[group] = reason_text(error) if is_refusal(error) else repr(error)
     alike = {u: measured.nodes.get((u,), u) for u in range(space.count)}
     for unit, key in alike.items():
         if (WRITTEN, key) not in measured.tasks:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.trees import flatten
-from pullback.derive.plain import program_of
-from pullback.function.signature import signature_of
+from pullback.derive.plain import plain_program
+from pullback.function.signature import forward_signature
 from pullback.prove.judge import PROVED, REFUTED, UNKNOWN, Judgement, Judging, Witness
 from pullback.prove.scalars import Outside
 from pullback.prove.settings import Setting, settings_of, view_in
@@ -122,7 +122,7 @@ def _programs(target: Any) -> tuple[str, Callable[..., Any], Callable[..., Any]]
             f"not {target!r}"
         )
     name = getattr(hand, "__name__", type(hand).__name__)
-    return name, hand.apply if _is_class(hand) else hand, program_of(reference or hand)
+    return name, hand.apply if _is_class(hand) else hand, plain_program(reference or hand)
 
 
 def _pair(target: Any) -> tuple[Any, Any]:
@@ -204,7 +204,7 @@ def _plain_names(target: Any, examples: Sequence[Any]) -> list[str]:
     if not plain:
         return []
     if _is_class(hand):
-        return [signature_of(hand).name(place) for place in plain]
+        return [forward_signature(hand).name(place) for place in plain]
     try:
         names = list(inspect.signature(hand).parameters)
     except (TypeError, ValueError):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import numbers_of, resized
-from pullback.capture.joint import Capture, Input, capture
+from pullback.capture.fake import numbers_of, with_other_sizes
+from pullback.capture.joint import Capture, CaptureInput, capture
 from pullback.capture.trees import flatten, unflatten
 from pullback.errors import CaptureError
 from pullback.prove.numerics import Point
@@ -64,7 +64,7 @@ class Side:
         return [key_of(place, i) for place, i in enumerate(self.captured.inputs) if i.needs]
 
 
-def key_of(place: int, given: Input) -> Key:
+def key_of(place: int, given: CaptureInput) -> Key:
     """What tells an input from the others, on both sides."""
     return place if given.tensor is None else id(given.tensor)
 
@@ -179,7 +179,7 @@ class Sides:
         captured = self.hand.captured
         values = [node.meta["val"].shape for node in captured.joint.placeholders]
         count, ends = len(self.tensors), captured.joint.input_count
-        shapes = resized([*values[:count], *values[ends:]], values[count:ends], grow)
+        shapes = with_other_sizes([*values[:count], *values[ends:]], values[count:ends], grow)
         if sum(map(math.prod, shapes)) > LARGE:
             return None
         tensors = [

@@ -1,4 +1,4 @@
-"""Settle a graph: for the layouts of one row, in the ops that a compiler takes.
+"""A graph traced once more: for the layouts of one row, in the ops that a compiler takes.
 
 The graph is run once on fake tensors that are laid out like the row. Ops that the compiler has no
 code for become those that they consist of. Sizes become numbers, and so does what is computed from
@@ -17,15 +17,14 @@ from torch import Tensor, fx
 from pullback.capture.fake import Stage, apart
 from pullback.capture.joint import ONE_AT_A_TIME
 from pullback.capture.modes import autocast_off
-from pullback.capture.tidy import is_mutable
-from pullback.capture.watch import Watcher
+from pullback.graph.cost import is_mutating
 from pullback.graph.parts import calls
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settled:
+class RetracedGraph:
     """A graph for one way of laying out its arguments, and fake arguments of that layout."""
 
     module: fx.GraphModule
@@ -33,23 +32,24 @@ class Settled:
     stage: Stage
 
 
-def settle(
+def retrace(
     graph: fx.Graph,
     row: Sequence[Any],
     decompositions: Decompositions,
     *,
     free_sizes: bool = False,
-) -> Settled:
+) -> RetracedGraph:
     """`graph` for arguments that are laid out like `row`, with other sizes too if they are free.
 
-    Law: on such arguments it returns what `graph` returns, with the same strides. Its placeholders
-    are those of `graph`, in their order; it changes nothing in place.
+    On such arguments it returns what `graph` returns, with the same strides. Its placeholders are
+    those of `graph`, in their order; it changes nothing in place.
     """
-    with ONE_AT_A_TIME, apart(Watcher), torch.inference_mode(False), torch.no_grad():
+    with ONE_AT_A_TIME, apart(), torch.inference_mode(False), torch.no_grad():
         with autocast_off():
             stage = Stage(dynamic=free_sizes)
             arguments = [_stand_in(stage, value) for value in row]
-            return Settled(_retraced(stage, graph, arguments, decompositions), (*arguments,), stage)
+            module = _traced(stage, graph, arguments, decompositions)
+            return RetracedGraph(module, (*arguments,), stage)
 
 
 def _stand_in(stage: Stage, value: Any) -> Any:
@@ -58,12 +58,12 @@ def _stand_in(stage: Stage, value: Any) -> Any:
     return stage.number(value) if stage.dynamic else value
 
 
-def _retraced(
+def _traced(
     stage: Stage, graph: fx.Graph, arguments: Sequence[Any], decompositions: Decompositions
 ) -> fx.GraphModule:
     run = _interpreted(fx.GraphModule({}, graph))
     module = stage.trace(run, arguments, decompositions=decompositions)
-    if any(is_mutable(node) for node in calls(module.graph)):
+    if any(is_mutating(node) for node in calls(module.graph)):
         # Some decompositions fill a buffer step by step.
         module = stage.trace(torch.func.functionalize(_interpreted(module)), arguments)
     module.graph.eliminate_dead_code()

@@ -1,4 +1,4 @@
-"""`steady_state` answers in a microsecond, and never says that what has changed is the same."""
+"""`guarded_state` answers in a microsecond, and never says that what has changed is the same."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pullback.capture.environment import environment_of, steady_state
+from pullback.capture.environment import environment_of, guarded_state
 
 FACTOR = 2.0
 OPTIONS = {"scale": 3.0}
@@ -54,7 +54,7 @@ CHANGES = {
 @pytest.mark.parametrize("case", CHANGES)
 def test_change_is_noticed(case, monkeypatch):
     program, change = CHANGES[case]
-    _, holds = steady_state(program)
+    _, holds = guarded_state(program)
 
     assert holds()
 
@@ -67,7 +67,7 @@ def test_code_that_is_replaced_is_noticed():
     def program(x):
         return x + 1
 
-    _, holds = steady_state(program)
+    _, holds = guarded_state(program)
     program.__code__ = (lambda x: x + 2).__code__
 
     assert not holds()
@@ -85,7 +85,7 @@ def test_closure_is_noticed():
         return program, bind
 
     program, bind = make(2.0)
-    _, holds = steady_state(program)
+    _, holds = guarded_state(program)
 
     assert holds()
 
@@ -97,7 +97,7 @@ def test_closure_is_noticed():
 @pytest.mark.parametrize("change", [lambda row: row.append(2.0), lambda row: row.reverse()])
 def test_changed_list_is_noticed(change):
     row = [1.0, 3.0]
-    _, holds = steady_state(lambda x: x * row[0])
+    _, holds = guarded_state(lambda x: x * row[0])
 
     assert holds()
 
@@ -130,7 +130,7 @@ def test_odd_places_are_looked_at(case):
     make, change = ODD[case]
     held = make()
     program = lambda x: (x, held)  # noqa: E731
-    state, holds = steady_state(program)
+    state, holds = guarded_state(program)
     change(held)
 
     assert not holds()
@@ -140,7 +140,7 @@ def test_odd_places_are_looked_at(case):
 def test_nothing_and_zero_of_a_module_are_told_apart():
     module = nn.Linear(2, 2)
     module.scale = 0.0
-    state, holds = steady_state(module)
+    state, holds = guarded_state(module)
     module.scale = None
 
     assert not holds()
@@ -162,7 +162,7 @@ MODULE_CHANGES = {
 @pytest.mark.parametrize("case", MODULE_CHANGES)
 def test_change_of_a_module_is_noticed(case):
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
-    _, holds = steady_state(module)
+    _, holds = guarded_state(module)
 
     assert holds()
 
@@ -173,7 +173,7 @@ def test_change_of_a_module_is_noticed(case):
 
 def test_values_of_tensors_do_not_count():
     weight = torch.ones(3, requires_grad=True)
-    _, holds = steady_state(lambda x: x * weight)
+    _, holds = guarded_state(lambda x: x * weight)
     with torch.no_grad():
         weight.mul_(2)
 
@@ -190,7 +190,7 @@ def test_values_of_tensors_do_not_count():
 )
 def test_kind_of_a_tensor_counts(change):
     weight = torch.ones(3, requires_grad=True)
-    _, holds = steady_state(lambda x: x * weight)
+    _, holds = guarded_state(lambda x: x * weight)
     change(weight)
 
     assert not holds()
@@ -199,7 +199,7 @@ def test_kind_of_a_tensor_counts(change):
 def test_dropped_tensor_is_not_kept_alive():
     space = types.SimpleNamespace(weight=torch.ones(3))
     ref = weakref.ref(space.weight)
-    _, holds = steady_state(lambda x: x * space.weight)
+    _, holds = guarded_state(lambda x: x * space.weight)
     space.weight = torch.zeros(3)
     gc.collect()
 
@@ -210,14 +210,14 @@ def test_dropped_tensor_is_not_kept_alive():
 def test_what_has_no_place_is_never_steady():
     row = bytearray([1, 2])
     program = lambda x: x * row[0]  # noqa: E731
-    state, holds = steady_state(program)
+    state, holds = guarded_state(program)
 
     assert not holds()
     assert environment_of(program) == state
 
 
 def test_equal_number_bound_anew_is_left_to_a_look(monkeypatch):
-    state, holds = steady_state(by_global)
+    state, holds = guarded_state(by_global)
     monkeypatch.setitem(globals(), "FACTOR", float("2.0"))
 
     assert not holds()
@@ -233,7 +233,7 @@ def test_module_inside_a_module_is_looked_at(tmp_path, monkeypatch):
     package = __import__("a_package_of_mine")
     program = eval("lambda x: x * package.conf.scale", {"package": package})
     program.__code__ = program.__code__.replace(co_filename=__file__)
-    state, holds = steady_state(program)
+    state, holds = guarded_state(program)
     package.conf.scale = 3.0
 
     assert not holds()

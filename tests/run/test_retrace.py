@@ -5,7 +5,7 @@ import torch
 from pullback.capture.joint import capture
 from pullback.derive.recipe import parts_of
 from pullback.graph.parts import calls
-from pullback.run.settle import settle
+from pullback.run.retrace import retrace
 
 
 def forward_of(program, *examples):
@@ -13,10 +13,10 @@ def forward_of(program, *examples):
     return parts_of(captured, "everything").forward
 
 
-def settled(program, *examples, like=None, decompositions=None, **options):
+def retraced(program, *examples, like=None, decompositions=None, **options):
     graph = forward_of(program, *examples)
     row = [each.detach() for each in like or examples]
-    return settle(graph, row, decompositions or {}, **options)
+    return retrace(graph, row, decompositions or {}, **options)
 
 
 def flattened(x):
@@ -25,7 +25,7 @@ def flattened(x):
 
 def test_sizes_become_numbers_of_the_row():
     x, other = torch.randn(3, 4), torch.randn(5, 6)
-    module = settled(flattened, x, like=[other]).module
+    module = retraced(flattened, x, like=[other]).module
 
     assert not any("sym_size" in str(node.target) for node in calls(module.graph))
     assert torch.equal(module(other)[0], flattened(other))
@@ -33,7 +33,7 @@ def test_sizes_become_numbers_of_the_row():
 
 def test_free_sizes_serve_other_sizes():
     x, other = torch.randn(3, 4), torch.randn(5, 6)
-    found = settled(flattened, x, free_sizes=True)
+    found = retraced(flattened, x, free_sizes=True)
 
     assert torch.equal(found.module(other)[0], flattened(other))
     assert found.stage.meets(found.stage.conditions(found.arguments), [other])
@@ -41,7 +41,7 @@ def test_free_sizes_serve_other_sizes():
 
 def test_strides_are_those_of_the_row():
     x = torch.randn(4, 3).t()
-    found = settled(torch.sin, torch.randn(3, 4), like=[x])
+    found = retraced(torch.sin, torch.randn(3, 4), like=[x])
 
     assert found.arguments[0].stride() == (1, 3)
     assert found.module.graph.output_node().args[0][0].meta["val"].stride() == (1, 3)
@@ -49,7 +49,7 @@ def test_strides_are_those_of_the_row():
 
 def test_ops_are_taken_apart():
     table = {torch.ops.aten.silu.default: lambda x: x * x.sigmoid()}
-    module = settled(torch.nn.functional.silu, torch.randn(3), decompositions=table).module
+    module = retraced(torch.nn.functional.silu, torch.randn(3), decompositions=table).module
 
     names = [str(node.target) for node in calls(module.graph)]
 
@@ -63,7 +63,7 @@ def test_changes_in_place_are_gone():
         return buffer.mul_(2)
 
     table = {torch.ops.aten.neg.default: filled}
-    module = settled(torch.neg, torch.randn(3), decompositions=table).module
+    module = retraced(torch.neg, torch.randn(3), decompositions=table).module
     x = torch.tensor([1.0, 2.0, 3.0])
 
     assert not any(node.target._schema.is_mutable for node in calls(module.graph))
@@ -74,7 +74,7 @@ def test_autocast_around_changes_nothing():
     x, w = torch.randn(2, 3), torch.randn(3, 2)
     graph = forward_of(torch.mm, x, w)
     with torch.autocast("cpu", torch.bfloat16):
-        module = settle(graph, [x, w], {}).module
+        module = retrace(graph, [x, w], {}).module
 
     assert module(x, w)[0].dtype is torch.float32
     assert [str(node.target) for node in calls(module.graph)] == ["aten.mm.default"]
@@ -84,6 +84,6 @@ def test_placeholder_without_use_stays():
     captured = capture(torch.mul, [torch.randn(3, requires_grad=True), torch.randn(3)])
     backward = parts_of(captured, "everything").backward
     row = [torch.randn(3) for node in backward.nodes if node.op == "placeholder"]
-    module = settle(backward, [*row], {}).module
+    module = retrace(backward, [*row], {}).module
 
     assert len(module.graph.find_nodes(op="placeholder")) == len(row)

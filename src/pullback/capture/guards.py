@@ -1,12 +1,12 @@
-"""Whether everything a look around a program read is still the same, asked in a microsecond.
+"""Guards: whether all that a program was seen to read is still the same, asked in a microsecond.
 
-A look (`around.py`) walks through closures, globals and attributes, which takes as long as several
-ops. Each place that it reads is noted here with what was found there; asked again, the same thing
-must still be in each place. That is stricter than the look: an equal number that was bound anew is
-another thing, and the look must then decide.
+A walk through closures, globals and attributes (`environment.py`) takes as long as several ops.
+Each place that it reads is noted here with what was found there; asked again, the same thing must
+still be in each place. That is stricter than the walk: an equal number that was rebound is
+another thing, and another walk must then decide.
 
-The question is one generated expression, so that a place costs some tens of nanoseconds. Tensors
-are held by weak references: what the user drops is gone.
+The check is one generated expression, so that a place costs some tens of nanoseconds. Tensors are
+held by weak references: what the user drops is gone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pullback.function.generated import run_text
 _FEW = 8  # elements, each of which is then a term of its own
 
 
-class Places:
-    """The places that a look read. `is_told` says that nothing was read that has no place."""
+class Guards:
+    """The places that were read. `is_complete` says that nothing was read that has no place."""
 
     def __init__(self) -> None:
-        self.is_told = True
+        self.is_complete = True
         self._terms: list[str] = []
         self._names: dict[str, Any] = {"is_": is_}
         self._known: dict[int, str] = {}
@@ -62,11 +62,11 @@ class Places:
             self._terms.append(f"not hasattr({self._name(owner)}, {name!r})")
 
     def cell(self, cell: Any) -> None:
-        """What a variable of an enclosing function holds; an empty one cannot be told."""
+        """What a variable of an enclosing function holds; an empty one has no guard."""
         try:
             value = self._thing(cell.cell_contents)
         except ValueError:
-            self.is_told = False
+            self.is_complete = False
         else:
             self._terms.append(f"{self._name(cell)}.cell_contents is {value}")
 
@@ -97,7 +97,7 @@ class Places:
 
     def _same(self, iterable: str, values: Sequence[Any]) -> None:
         """That an iterable of known length begins with just these values."""
-        self.is_told &= not any(isinstance(value, Tensor) for value in values)
+        self.is_complete &= not any(isinstance(value, Tensor) for value in values)
         self._terms.append(f"all(map(is_, {iterable}, {self._name(values)}))")
 
     def array(self, array: Any) -> None:
@@ -111,7 +111,7 @@ class Places:
         """What a tensor is, though not its values."""
         name = self._thing(tensor)
         if tensor.layout is not strided:
-            self.is_told = False
+            self.is_complete = False
             return
         wanted = {"shape": tensor.shape, "stride()": tensor.stride(), "device": tensor.device}
         self._terms += [f"{name}.{what} == {self._name(value)}" for what, value in wanted.items()]
@@ -120,15 +120,15 @@ class Places:
 
     # ---- asking ----
 
-    def question(self) -> Callable[[], bool]:
+    def check(self) -> Callable[[], bool]:
         """A function that says whether each place still holds the same; it keeps them alive."""
-        if not self.is_told:
+        if not self.is_complete:
             return _never
         terms = list(dict.fromkeys(self._terms))
         text = "def holds():\n    try:\n        return " + " and ".join(terms or ["True"])
         raised = "AttributeError, LookupError, RuntimeError, ValueError"
         text += f"\n    except ({raised}):\n        return False\n"
-        run_text(text, "places around a program", self._names)
+        run_text(text, "guards of a program", self._names)
         function: Callable[[], bool] = self._names["holds"]
         return function
 
