@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.check import isolate, runner, work
+from pullback.check import fresh, isolate, runner, work
 from pullback.check.finding import Rule
 from pullback.check.registered import Registered
 from pullback.check.subject import Subject
@@ -213,23 +213,19 @@ def test_odd_exception_keeps_type_and_text(error, is_isolated, monkeypatch):
 
 
 def test_failure_of_the_checker_at_the_example_is_ours(monkeypatch):
-    def fails(subject):
-        raise LookupError("lost")
-
-    monkeypatch.setattr(work, "_inside", fails)
-    with pytest.raises(InternalError, match="LookupError: lost"):
+    monkeypatch.setattr(work, "Subject", None)
+    with pytest.raises(InternalError, match="TypeError: 'NoneType' object is not callable"):
         pb.check(f.Square, (X,), select=["wrong-gradient"])
 
 
 def test_failure_of_the_checker_between_rules_is_a_skip(monkeypatch):
-    def fails(subject):
-        raise LookupError("lost")
-
-    monkeypatch.setattr(work, "_taken_as_meant", fails)
+    monkeypatch.setattr(work, "surrogates_of", None)
     report = pb.check(f.Square, (X,), select=["wrong-gradient"])
 
     assert report.ok
-    assert report.skips[0].reason == "the check itself failed: LookupError: lost"
+    assert report.skips[0].reason == (
+        "the check itself failed: TypeError: 'NoneType' object is not callable"
+    )
 
 
 def test_memory_is_told_of_a_worker_that_does_not_end(monkeypatch):
@@ -249,6 +245,7 @@ def test_no_file_descriptors_are_no_error(monkeypatch):
     def pipe():
         raise OSError(24, "Too many open files")
 
+    fresh._stop_idle()
     monkeypatch.setattr("os.pipe", pipe)
     report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
 

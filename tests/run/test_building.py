@@ -115,7 +115,7 @@ def test_full_disk_is_said(library, monkeypatch):
     said = "answer.cpp:1: error: x\nfatal error: error writing to /tmp/x: No space left on device\n"
     monkeypatch.setattr(building, "_run", lambda command: (1, said))
     with pytest.raises(BuildError) as raised:
-        build(library, answer)
+        build_library(library, answer)
 
     assert str(raised.value) == (
         f"E603 build: `{library.file}` must be built where a disk has space left\n"

@@ -26,7 +26,7 @@ from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
 from pullback.errors import ExamplesError, InternalError, UnsoundError
-from pullback.judge.example import Example, example_of
+from pullback.judge.example import Example, example_of, tensors_in
 from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
@@ -329,6 +329,7 @@ def examples_from(target: Target, inputs: Any) -> tuple[Example, ...]:
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
+    _require_sizes(target, given)
     if isinstance(given, Tensor):
         return [(given,)]
     if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):
@@ -341,3 +342,13 @@ def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
         got=f"{type(given).__name__}" + (" that is empty" if not given else ""),
         fix="write (x,) for a single argument",
     )
+
+
+def _require_sizes(target: Target, given: Any) -> None:
+    """Raise for nested tensors of the kind that has no sizes, which nothing can be asked of."""
+    if any(one.is_nested and one.layout == torch.strided for one in tensors_in(given)):
+        raise ExamplesError(
+            f"the inputs of `{target.name}` must be tensors that have sizes",
+            got="a nested tensor with layout torch.strided",
+            fix="make it with layout=torch.jagged, or check with a plain tensor",
+        )
