@@ -546,6 +546,26 @@ def test_headers_are_not_precompiled_where_their_folder_is_unknown(monkeypatch):
         assert not lower._torch().config.cpp_cache_precompile_headers
 
 
+@pytest.mark.parametrize("given", [None, "open", "own"])
+def test_compiler_of_checks_loads_from_private_folders(given, monkeypatch, tmp_path):
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))
+    codecache = lower._torch().codecache
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, "/elsewhere")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "given") if given else "")
+    (tmp_path / "given").mkdir(mode=0o700)
+    if given == "open":
+        (tmp_path / "given").chmod(0o777)
+    lower.compile_privately()
+
+    ours = tmp_path / "cache" / "compiled" / "torch.compile"
+    kept = tmp_path / "given" if given == "own" else ours
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(kept)
+    assert os.environ["TRITON_CACHE_DIR"] == str(ours / "triton")
+    assert str(ours / "headers") == codecache._HEADER_DIR
+
+
 @pytest.mark.parametrize("trouble", ["locks", "open"])
 def test_cache_that_cannot_be_used_is_no_harm(trouble, monkeypatch, tmp_path):
     monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path))

@@ -66,7 +66,8 @@ def tie() -> Ties:
         for end in (end for pipe in made for end in pipe):
             os.close(end)
         raise
-    return Ties(*made, token=os.urandom(8))
+    life, said, printed = made
+    return Ties(life, said, printed, os.urandom(8))
 
 
 class Fork:

@@ -42,6 +42,7 @@ from pullback.check.work import SECONDS, Job, Message, work
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
+from pullback.run.lower import compile_privately
 
 START = 120.0  # seconds until the first call is through: imports, and the tuning of kernels
 
@@ -220,6 +221,8 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
             if not _is_on_gpu(job):
                 limit_memory()
             warm_up(job.rules, job.profile)
+            if job.profile == "deep":
+                compile_privately()
             work(job, lambda message: _tell(outbox, message), first)
         except BaseException as error:
             leave(error, outbox.send)

@@ -22,6 +22,7 @@ from pullback.check.confine import Fork
 from pullback.check.wire import GarbledError, Outbox, Told
 from pullback.check.work import SECONDS, Job, Message, last_words, work
 from pullback.judge.progress import Progress, shared
+from pullback.run.lower import compile_privately
 
 # A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
 # after the time of so many calls more; or when it has done nothing for so many seconds.
@@ -238,6 +239,8 @@ def _worker(job: Job, outbox: Outbox, first: int) -> None:
         if refusal:
             outbox.send(Message("refused", reason=refusal))
         else:
+            if job.profile == "deep":  # in which rules compile
+                compile_privately()
             work(job, outbox.send, first)
     except BaseException as error:
         leave(error, outbox.send)
@@ -290,4 +293,5 @@ def end_of(code: int | None) -> str:
             name = str(-code)
         return f"it was ended by {name}"
     words = {77: "it ran out of memory", 78: "it called sys.exit", 79: "it called sys.exit"}
+    words[80] = "it closed a file descriptor that is not its own: the pipe of the checker"
     return words.get(code, f"it exited with code {code}")

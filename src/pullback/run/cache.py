@@ -37,6 +37,7 @@ LIMIT = 1000
 
 _FORMAT = 1  # of the folders; counted up when their meaning changes
 _MANIFEST = "manifest"
+_COMPILER = "torch.compile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +129,19 @@ def clear() -> None:
     for folder in _folders():
         with contextlib.suppress(Timeout), _locked(root(), folder.name, wait=False):
             shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(headers(), ignore_errors=True)
+    for folder in (headers(), root() / _COMPILER):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def headers() -> Path:
     """The folder of the headers that Inductor compiles once for all kernels."""
     return root() / "headers"
+
+
+def compiler_folder() -> Path:
+    """The folder of what `torch.compile` keeps for our checks; raises where others write to it."""
+    require_private(root())
+    return root() / _COMPILER
 
 
 def root() -> Path:

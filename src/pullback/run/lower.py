@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from pullback.graph.copies import copied_graph
 from pullback.graph.cost import is_view
 from pullback.graph.values import tensor_of
 from pullback.run import toolchain
-from pullback.run.cache import headers
+from pullback.run.cache import compiler_folder, headers
 from pullback.run.node import Compiled
+from pullback.run.private import intrusion_of
 from pullback.run.retrace import RetracedGraph
 
 # Names that a version of torch does not know are left out.
@@ -277,15 +279,19 @@ def _own_headers() -> Iterator[None]:
     that first writes part of the code that is compiled.
     """
     module, before = _torch().codecache, _places(_torch().codecache)
-    folder = headers()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name, place in zip(before, (folder, folder / "locks"), strict=False):
-        setattr(module, name, str(place))
+    _move_headers(headers())
     try:
         yield
     finally:
         for name, place in before.items():
             setattr(module, name, place)
+
+
+def _move_headers(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    module = _torch().codecache
+    for name, place in zip(_places(module), (folder, folder / "locks"), strict=False):
+        setattr(module, name, str(place))
 
 
 def _places(module: Any) -> dict[str, str]:
@@ -345,13 +351,15 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
+_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     """Let Inductor and Triton keep their files in `folder`; only the environment can tell them."""
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    for name, place in zip(_VARIABLES, (folder, folder / "triton"), strict=True):
+        os.environ[name] = str(place)
     try:
         yield
     finally:
@@ -359,3 +367,25 @@ def _inside(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def compile_privately() -> None:
+    """Let `torch.compile` load nothing that others can write, in this process from now on.
+
+    By default its folders are in the temp directory, by names that everybody knows.
+    """
+    try:
+        folder = compiler_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:  # the cache is of no use
+        folder = Path(tempfile.mkdtemp(prefix="pullback-"))
+    for name, place in (
+        ("TORCHINDUCTOR_CACHE_DIR", folder),
+        ("TRITON_CACHE_DIR", folder / "triton"),
+    ):
+        given = os.environ.get(name)
+        if not given or intrusion_of(Path(given).resolve()):
+            os.environ[name] = str(place)
+    _move_headers(folder / "headers")
+    if not _places(_torch().codecache):
+        _torch().config.cpp_cache_precompile_headers = False
