@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -56,16 +56,19 @@ class CannotSendError(Exception):
 
 @dataclass(eq=False)
 class Worker:
-    """A process that waits for jobs."""
+    """A process that waits for jobs of the process that started it, and of no fork of that."""
 
     process: subprocess.Popen[bytes]
     jobs: Connection
     ties: Ties
     inbox: Inbox
     progress: Progress
+    owner: int = field(default_factory=os.getpid)
 
     def stop(self) -> None:
         """End it, whatever it does, and all that it has started."""
+        if self.owner != os.getpid():
+            return
         end_group(self.process.pid)
         self.process.kill()
         self.process.wait()
@@ -132,7 +135,7 @@ def _waiting() -> Worker | None:
     """A worker that has nothing to do, and lives."""
     while _idle:
         worker = _idle.pop()
-        if worker.process.poll() is None:
+        if worker.owner == os.getpid() and worker.process.poll() is None:
             return worker
         worker.stop()
     return None
@@ -206,7 +209,7 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
     """Do one job after the other, until nobody sends any more."""
     lead(life)
     jobs, outbox = Connection(fd), Outbox(said, token)
-    for end in (life, said):
+    for end in (fd, life, said):
         os.set_inheritable(end, False)
     progress.shared(Path(path))
     Path(path).unlink(missing_ok=True)  # who has it open goes on reading it
