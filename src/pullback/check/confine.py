@@ -85,7 +85,8 @@ class Fork:
             self._ties.close((*self._ties.ours, *self._ties.theirs))
             raise
         self.inbox = self._ties.inbox(self.pid, told)
-        self._status: int | None = None
+        self._code: int | None = None
+        self._is_stopped = False
 
     def _live(self, task: Callable[[Outbox], Any]) -> None:
         ties = self._ties
@@ -97,23 +98,32 @@ class Fork:
     def end(self) -> int | None:
         """Its exit code, once it has said all; None where it does not end."""
         let_end(self.pid)
-        is_over = has_ended(self.pid)
+        is_over = has_ended(self.pid) or self._is_reaped(os.WNOHANG)
         self.stop()
-        return self._status if is_over else None
+        return self._code if is_over else None
 
     def stop(self) -> None:
         """End it, and all that it has started; what it has printed until now is shown."""
-        if self._status is not None:
+        if self._is_stopped:
             return
+        self._is_stopped = True
         end_group(self.pid)
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
-        try:
-            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:  # a handler of the caller's was faster
-            self._status = 0
+        if self._code is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
+            self._is_reaped()
         self.inbox.drain()
         self._ties.close(self._ties.ours)
+
+    def _is_reaped(self, options: int = 0) -> bool:
+        """Whether it has ended, and was asked for its exit code."""
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:  # a handler of the caller's was faster
+            pid, status = self.pid, 0
+        if pid:
+            self._code = os.waitstatus_to_exitcode(status)
+        return bool(pid)
 
 
 def _forked(live: Callable[[], Any]) -> int:
