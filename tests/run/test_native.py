@@ -673,7 +673,7 @@ def test_fix_is_one_for_the_reason(error, fix, monkeypatch):
     monkeypatch.setattr(native, "_failure", [])
     monkeypatch.setattr(native, "_loaded", fails)
     with pytest.raises(BackendError) as raised:
-        native.extension()
+        native.native_extension()
 
     assert str(error) in raised.value.facts["got"]
     assert fix in raised.value.facts["fix"]

@@ -108,9 +108,9 @@ class Fork:
             return
         self._is_stopped = True
         end_group(self.pid)
+        if self._code is None and not has_ended(self.pid):
+            os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
         if self._code is None:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
             self._is_reaped()
         self.inbox.drain()
         self._ties.close(self._ties.ours)
