@@ -35,6 +35,7 @@ from pullback.check.isolate import (
     end_of,
     leave,
     limit_memory,
+    prepare_compiler,
 )
 from pullback.check.warm import warm_up
 from pullback.check.wire import GarbledError, Inbox, Outbox, Told
@@ -42,7 +43,6 @@ from pullback.check.work import SECONDS, Job, Message, work
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
-from pullback.run.lower import compile_privately
 
 START = 120.0  # seconds until the first call is through: imports, and the tuning of kernels
 
@@ -224,8 +224,7 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
             if not _is_on_gpu(job):
                 limit_memory()
             warm_up(job.rules, job.profile)
-            if job.profile == "deep":
-                compile_privately()
+            prepare_compiler(job)
             work(job, lambda message: _tell(outbox, message), first)
         except BaseException as error:
             leave(error, outbox.send)
