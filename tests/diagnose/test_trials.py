@@ -54,7 +54,7 @@ def test_large_examples_are_tried_small():
     assert not any(trial.is_large for trial in others)
 
 
-def test_gradient_of_unfit_shape_is_kept():
+def test_gradient_of_wrong_shape_is_kept():
     trials = Trials(faulty.LinearTransposed, (row(4, 6), row(5, 6)))
 
     trial = trials.all[0]

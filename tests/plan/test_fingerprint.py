@@ -8,7 +8,7 @@ import torch
 
 from pullback.compose.flow import recorded_units
 from pullback.errors import PlanFileError
-from pullback.plan.fingerprint import examples_from, fingerprint_of, signature_of
+from pullback.plan.fingerprint import arguments_from, arguments_signature, fingerprint_of
 from tests.plan.fakes import leaf
 
 
@@ -121,18 +121,18 @@ ARGUMENTS = (
 
 
 def test_arguments_come_back_alike():
-    signature = json.loads(json.dumps(signature_of(ARGUMENTS)))
+    signature = json.loads(json.dumps(arguments_signature(ARGUMENTS)))
 
-    again = examples_from(signature)
+    again = arguments_from(signature)
 
-    assert signature_of(again) == signature
+    assert arguments_signature(again) == signature
     assert again[5:11] == ARGUMENTS[5:11]
     assert [type(one) for one in again[11]] == [torch.Tensor, tuple]
 
 
 def test_argument_that_cannot_be_written_needs_examples():
     with pytest.raises(PlanFileError) as caught:
-        examples_from(signature_of((leaf(), object())))
+        arguments_from(arguments_signature((leaf(), object())))
 
     assert caught.value.facts["got"] == "a object among the arguments"
     assert caught.value.facts["fix"] == "pb.load_plan(path, program, *examples)"

@@ -211,7 +211,7 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
     jobs, outbox = Connection(fd), Outbox(said, token)
     for end in (fd, life, said):
         os.set_inheritable(end, False)
-    progress.shared(Path(path))
+    progress.shared_progress(Path(path))
     Path(path).unlink(missing_ok=True)  # who has it open goes on reading it
     while True:
         try:

@@ -21,7 +21,7 @@ import torch
 from pullback.check.confine import Fork
 from pullback.check.wire import GarbledError, Outbox, Told
 from pullback.check.work import SECONDS, Job, Message, last_words, work
-from pullback.judge.progress import Progress, shared
+from pullback.judge.progress import Progress, shared_progress
 from pullback.run.lower import compile_privately
 
 # A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
@@ -80,7 +80,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
 
     `seconds` is how long one call takes, where that is known already.
     """
-    seen = Seen(shared(), max(example.size for example in job.examples))
+    seen = Seen(shared_progress(), max(example.size for example in job.examples))
     try:
         fork = Fork(lambda outbox: _worker(job, outbox, first), Told())
     except OSError as error:

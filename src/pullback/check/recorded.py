@@ -41,7 +41,14 @@ from pullback.check.stored import PLAIN, CannotStoreError, built, described, is_
 from pullback.check.target import OPS, Target, target_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.function.slots import transforms_active
-from pullback.judge.example import Tie, copy_of, mapped, tensors_in, ties_of, words_of
+from pullback.judge.example import (
+    Tie,
+    describe_value,
+    exact_copy,
+    mapped,
+    tensors_in,
+    ties_of,
+)
 
 SCHEMA = "pullback.recording/2"
 KINDS = 3  # calls of one class that are kept
@@ -71,7 +78,7 @@ class RecordedCall:
         if self.function is None:
             args = list(built(self.args, self.target, self._load))
         else:
-            args = [mapped(arg, lambda t: copy_of(t)) for arg in self.args]
+            args = [mapped(arg, lambda t: exact_copy(t)) for arg in self.args]
             for tie in self.ties:
                 args[tie.position] = _owned(self.args[tie.module])[tie.name]
         for i in self.needs:
@@ -95,7 +102,7 @@ class RecordedCall:
         return sum(t.untyped_storage().nbytes() for t in tensors_in(self.args))
 
     def __str__(self) -> str:
-        return f"{self.target}({', '.join(words_of(arg) for arg in self.args)})"
+        return f"{self.target}({', '.join(describe_value(arg) for arg in self.args)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ class Recording:
         self._size += size
         needs = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         seen: dict[int, Tensor] = {}
-        kept = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in args)
+        kept = tuple(mapped(arg, lambda t: exact_copy(t, seen)) for arg in args)
         ties = tuple(ties_of(args))
         file = _file_of(function)
         self.calls.append(RecordedCall(name, kept, frozenset(needs), file, function, ties))

@@ -12,8 +12,8 @@ from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.waiting import waiting
 from pullback.derive.backward import derive_function
 from pullback.errors import PullbackError, TargetError
-from pullback.prove.judge import PROVED, REFUTED
-from pullback.prove.proof import prove
+from pullback.prove import prove
+from pullback.prove.verdicts import PROVED, REFUTED
 
 _UNDECIDED = 2
 

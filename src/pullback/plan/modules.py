@@ -25,7 +25,7 @@ from pullback.compose.modules import ModuleNodes, plain_of, served
 from pullback.compose.nested import as_written
 from pullback.errors import PlanError
 from pullback.plan import planned, planning, store
-from pullback.plan.fingerprint import examples_from
+from pullback.plan.fingerprint import arguments_from
 
 _OTHERWISE = "the module is not as it was when it was planned"
 
@@ -39,7 +39,7 @@ def plan_module(
     planned_as = _Planned.of(plain_of(module), first)
     row = planned_as.row
     found = planned_as.run(
-        planning.plan,
+        planning.plan_program,
         *((*row, *examples) if examples else ()),
         sizes=[(*row, *one) for one in further],
         held=len(row),
@@ -54,11 +54,11 @@ def load_module_plan(path: str | Path, module: nn.Module, *examples: Any) -> pla
     count = len(ModuleLayout(plain).names)
     file = Path(path)
     read = store.read(file).signature
-    args = examples or store.guarded(file, lambda: examples_from(read[count:]))
+    args = examples or store.guarded(file, lambda: arguments_from(read[count:]))
     planned_as = _Planned.of(plain, args)
 
     def load(program: Any, *row: Any) -> planned.Plan[Any]:
-        return planned.load_plan(path, program, *row)
+        return planned.load_program_plan(path, program, *row)
 
     return planned_as.used_like_the_module(planned_as.run(load, *planned_as.row, *args))
 
