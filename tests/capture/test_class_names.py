@@ -27,6 +27,7 @@ def renamed(program):
 
 
 named = renamed(lambda x: x.cos())
+start = list(); late = lambda x: x.sin()  # noqa: C408, E702, E731 # fmt: skip
 pair = [lambda x: x.sin(), lambda x: x.cos()]
 alone = {"one": lambda x: x.tan()}
 
@@ -37,6 +38,7 @@ NAMES = {
     "module": (torch.nn.Linear(1, 1), "Linear"),
     "assigned lambda": (gate, "Gate"),
     "lambda in a call": (named, "Named"),
+    "lambda after a call without arguments": (late, "Late"),
     "lambda in a dict": (alone["one"], f"Lambda{alone['one'].__code__.co_firstlineno}"),
 }
 

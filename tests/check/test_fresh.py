@@ -1,11 +1,13 @@
 """Workers that are started afresh, where a fork cannot serve."""
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing.connection import Pipe
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from torch.autograd import Function
 
 import pullback as pb
 from pullback.check import fresh, isolate, runner
+from pullback.check.confine import tie
+from pullback.check.wire import Told
+from pullback.judge.progress import Progress
 from tests.check import functions as f
 
 X = torch.tensor([0.5, -1.25, 2.0])
@@ -129,6 +134,26 @@ def _lives(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_worker_of_another_process_is_left_alone(monkeypatch):
+    """A fork has the list of its parent's workers, which are not its own to use or to end."""
+    ties = tie()
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    ours, theirs = Pipe()
+    inbox = ties.inbox(process.pid, Told())
+    worker = fresh.Worker(process, ours, ties, inbox, Progress(), owner=os.getpid() + 1)
+    monkeypatch.setattr(fresh, "_idle", [worker, worker])
+
+    assert fresh._waiting() is None
+    fresh._idle.append(worker)
+    fresh._stop_idle()
+    assert _lives(process.pid)
+
+    worker.owner = os.getpid()
+    worker.stop()
+    theirs.close()
+    assert not _lives(process.pid)
 
 
 class AssertsWhenLong(Function):

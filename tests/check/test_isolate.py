@@ -1,16 +1,18 @@
 """A target that dies, leaves, hangs or eats memory becomes a finding, and the run goes on."""
 
+import multiprocessing
 import re
 
 import pytest
 import torch
 
 import pullback as pb
-from pullback.check import isolate, runner, work
+from pullback.check import fresh, isolate, runner, work
 from pullback.check.finding import Rule
 from pullback.check.registered import Registered
 from pullback.check.subject import Subject
 from pullback.check.target import target_of
+from pullback.errors import InternalError
 from pullback.judge.example import example_of
 from tests.check import functions as f
 
@@ -175,3 +177,94 @@ def test_fork_without_autograd_is_replaced_by_a_fresh_worker(monkeypatch):
 
     assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
     assert report.notes == ()
+
+
+class Oddly(torch.autograd.Function):
+    """Right, but for what it raises in backward."""
+
+    raises = None
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        raise Oddly.raises
+
+
+class Own(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("is_isolated", [True, False])
+@pytest.mark.parametrize(
+    "error", [GeneratorExit("over"), Own("of my own"), KeyboardInterrupt("no")]
+)
+def test_odd_exception_keeps_type_and_text(error, is_isolated, monkeypatch):
+    if not is_isolated and isinstance(error, KeyboardInterrupt):
+        pytest.skip("in this process it is Ctrl-C")
+    monkeypatch.setattr(Oddly, "raises", error)
+    report = pb.check(Oddly, (X,), select=["wrong-gradient"], isolate=is_isolated)
+
+    (finding,) = report.findings
+    assert finding.rule.name == "crash"
+    assert finding.got == f"it raised {type(error).__name__}: {error}"
+
+
+def test_failure_of_the_checker_at_the_example_is_ours(monkeypatch):
+    monkeypatch.setattr(work, "Subject", None)
+    with pytest.raises(InternalError, match="TypeError: 'NoneType' object is not callable"):
+        pb.check(f.Square, (X,), select=["wrong-gradient"])
+
+
+def test_failure_of_the_checker_between_rules_is_a_skip(monkeypatch):
+    monkeypatch.setattr(work, "surrogates_of", None)
+    report = pb.check(f.Square, (X,), select=["wrong-gradient"])
+
+    assert report.ok
+    assert report.skips[0].reason == (
+        "the check itself failed: TypeError: 'NoneType' object is not callable"
+    )
+
+
+def test_memory_is_told_of_a_worker_that_does_not_end(monkeypatch):
+    sizes = iter([1 << 30, 4 << 30])
+    monkeypatch.setattr(isolate, "memory_of", lambda pid: next(sizes, 3 << 30))
+    watch = isolate.Watch(0, -1.0, 60.0)
+    with pytest.raises(isolate.Died) as raised:
+        watch._look()
+
+    assert raised.value.how.endswith("s of work, and took 3.0 GiB of memory")
+
+
+# ---- where there can be no fork ----
+
+
+def test_no_file_descriptors_are_no_error(monkeypatch):
+    def pipe():
+        raise OSError(24, "Too many open files")
+
+    fresh._stop_idle()
+    monkeypatch.setattr("os.pipe", pipe)
+    report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
+
+    assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
+    assert runner.HERE in report.notes[0]
+    assert "no process could be started: Too many open files" in report.notes[0]
+
+
+def test_daemon_of_a_pool_can_check(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
+
+    assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
+    assert report.notes == ()
+
+
+def test_process_without_stdout_can_check(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    report = pb.check(f.HalfSquare, (X,), select=["wrong-factor"])
+
+    assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]

@@ -205,3 +205,39 @@ def test_module_says_that_parameters_are_not_checked():
     (note,) = pb.check(torch.nn.Linear(3, 2), (torch.randn(4, 3),), profile="quick").notes
 
     assert note == "the gradients of its parameters are not checked, only those of its inputs"
+
+
+class Speechless:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, how):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3, None
+
+
+def test_argument_without_a_repr_is_named_by_its_type():
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    report = pb.check(Scaled, (x, Speechless()), select=["wrong-factor"])
+
+    assert [finding.rule.name for finding in report.findings] == ["wrong-factor"]
+    assert report.examples == ("x: float64[3], how: a Speechless",)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensor_without_sizes_is_refused():
+    x = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], requires_grad=True)
+    with pytest.raises(ExamplesError) as raised:
+        pb.check(Scaled, (x, 1), select=["wrong-factor"])
+
+    assert str(raised.value) == (
+        "E403 examples: the inputs of `Scaled` must be tensors that have sizes\n"
+        "  got:      a nested tensor with layout torch.strided\n"
+        "  fix:      make it with layout=torch.jagged, or check with a plain tensor"
+    )

@@ -165,8 +165,8 @@ def test_refusal_of_forward_is_told(ops):
 def test_wrong_expression_is_told_once(ops):
     result = run("ops_to_check.py", "--example", "torch.(")
 
-    assert isinstance(result.exception, PullbackError)
-    assert str(result.exception).count("E401 target: `--example` must be") == 1
+    assert result.exit_code == 2
+    assert result.stderr.count("E401 target: `--example` must be") == 1
     assert result.stdout == ""
 
 
@@ -230,6 +230,80 @@ def test_json_is_all_of_the_output(ops):
     assert result.exit_code == 1
 
 
+NOISY = """
+import os
+import torch
+
+print("imported")
+os.write(1, b"imported by C\\n")
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        print("x" * 100_000)
+        os.write(1, b"forward by C\\n")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+    @staticmethod
+    def examples():
+        print("examples")
+        return (torch.ones(3, dtype=torch.float64),)
+"""
+
+
+def test_json_is_whole_whatever_is_printed(ops, capfd):
+    (ops / "noisy.py").write_text(NOISY, encoding="utf-8")
+    result = run("noisy.py", "--json")
+    (report,) = json.loads(result.stdout)["reports"]
+    out, err = capfd.readouterr()
+
+    assert [finding["rule"]["name"] for finding in report["findings"]] == ["wrong-factor"]
+    assert "imported by C" in err
+    assert "by C" not in out
+    assert len(result.stderr) < 50_000
+
+
+def test_wrong_expression_is_told_in_json(ops):
+    result = run("ops_to_check.py:Square", "--json", "--example", "torch.nonsense()")
+    (error,) = json.loads(result.stdout)["errors"]
+
+    assert result.exit_code == 2
+    assert "torch.nonsense()" in str(error)
+
+
+@pytest.mark.parametrize("code", ["exit()", "exit(0)", "__import__('sys').exit('bye')"])
+def test_expression_that_ends_python_is_a_mistake(ops, code):
+    result = run("ops_to_check.py:Square", "--example", code)
+
+    assert result.exit_code == 2
+    assert f"{code!r}: it would end Python" in result.stderr
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_interrupt_between_targets_keeps_what_was_found(ops, monkeypatch, is_found):
+    real, asked = cli._inputs, []
+
+    def inputs(name, *rest):
+        asked.append(name)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    monkeypatch.setattr(cli, "_inputs", inputs)
+    first, second = ("Product", "Square") if is_found else ("Square", "Product")
+    result = run(f"ops_to_check.py:{first}", f"ops_to_check.py:{second}", "--json")
+    told = json.loads(result.stdout)
+
+    assert [report["subject"] for report in told["reports"]] == [first]
+    assert "Ctrl-C" in str(told["errors"])
+    assert result.exit_code == (1 if is_found else 130)
+
+
 def test_github_prints_annotations(ops):
     result = run("ops_to_check.py:Product", "--github")
 
@@ -279,9 +353,10 @@ def test_every_op_of_a_namespace_is_checked(monkeypatch):
 def test_recording_without_calls_is_told(tmp_path):
     path = tmp_path / "empty.pt"
     torch.save({"schema": SCHEMA, "calls": []}, path)
-    error = CliRunner().invoke(app, ["check", "--inputs", str(path)]).exception
+    result = CliRunner().invoke(app, ["check", "--inputs", str(path)])
 
-    assert "must hold the calls of a Function" in str(error)
+    assert result.exit_code == 2
+    assert "must hold the calls of a Function" in result.stderr
 
 
 def test_progress_is_only_for_terminals(ops):

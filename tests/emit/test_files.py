@@ -91,6 +91,18 @@ def test_folder_in_place_of_file_is_refused(tmp_path):
         write_files(FILES, "op.cpp", tmp_path)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch, error):
+    def interrupted(*names):
+        raise error
+
+    monkeypatch.setattr("os.replace", interrupted)
+    with pytest.raises(error):
+        write_files({"module.py": "text"}, "module.py", tmp_path / "module.py")
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")

@@ -68,7 +68,19 @@ def test_plan_loads_with_examples_of_ones_own(path):
 
 def test_examples_that_do_not_fit_raise_as_the_program(path):
     with pytest.raises(TypeError):
+        pb.load_plan(path, square_sine, leaf(6))
+
+
+def test_arguments_of_the_file_that_do_not_fit_are_told(path):
+    with pytest.raises(PlanFileError) as raised:
         pb.load_plan(path, square_sine)
+
+    assert str(raised.value) == (
+        "E511 plan-file: `square_sine` must run on arguments like those planned\n"
+        f"  at:       {path}\n"
+        "  got:      TypeError: square_sine() missing 1 required positional argument: 'y'\n"
+        "  fix:      pb.load_plan(path, program, *examples), or plan again"
+    )
 
 
 # ---- which function serves ----

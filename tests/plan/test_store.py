@@ -2,11 +2,12 @@
 
 import json
 import math
+from contextlib import suppress
 
 import pytest
 
 from pullback.errors import PlanFileError
-from pullback.plan import store
+from pullback.plan import store, text
 from tests.plan.fakes import made_up
 
 
@@ -69,8 +70,36 @@ CORRUPT = {
     "an unknown part": lambda text: _changed(text, more=1),
     "an unknown objective": lambda text: _changed(text, objective="speed"),
     "an unknown composition": lambda text: text.replace('"combined"', '"fused"'),
+    "a name that is none": lambda text: _changed(text, program=3),
+    "notes that are none": lambda text: _changed(text, notes=[1]),
+    "a place outside of the arguments": lambda text: _changed(text, place=9),
+    "a place in words": lambda text: _changed(text, place="x"),
+    "no arguments": lambda text: _changed(text, signature=None),
+    "reasons in a list": lambda text: _changed(text, refused=["no"]),
+    "sizes in words": lambda text: text.replace('"size": ', '"size": "8", "was": '),
+    "bytes in words": lambda text: text.replace('"saved": ', '"saved": [], "was": '),
+    "a backend that is no name": lambda text: text.replace('"backend": "', '"backend": 1, "x": "'),
+    "truth for a number": lambda text: text.replace('"nodes": ', '"nodes": true, "was": '),
+    "a time of zero": lambda text: text.replace('"seconds": 0.0001', '"seconds": 0'),
     "a number in words": lambda text: text.replace('"seconds": 0.0001', '"seconds": "fast"'),
 }
+
+
+@pytest.mark.parametrize("where", ["sized", "rows", "candidate"])
+@pytest.mark.parametrize("value", [None, 7, "x", [], {}, [7], True])
+def test_any_part_of_another_type_is_refused(path, where, value):
+    """Each value at one level in turn becomes another thing, and no error but ours comes of it."""
+    data = json.loads(path.read_text("utf-8"))
+    one = data["sized"][0]
+    row = {"sized": one, "rows": one["rows"][0], "candidate": one["rows"][0]["candidate"]}[where]
+    for key, before in list(row.items()):
+        row[key] = value
+        path.write_text(json.dumps(data), "utf-8")
+        with suppress(PlanFileError):
+            found = store.read(path)
+            text.explain(found)
+            text.table(found)
+        row[key] = before
 
 
 def _changed(text, drop="", **parts):

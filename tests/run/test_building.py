@@ -111,6 +111,22 @@ def test_refused_source_is_an_error(library, tmp_path):
     assert not is_built(library)
 
 
+def test_full_disk_is_said(library, monkeypatch):
+    said = (
+        "answer.cpp:1: error: x\nfatal error: error writing to answer.o: No space left on device\n"
+    )
+    monkeypatch.setattr(building, "_run", lambda command: (1, said))
+    with pytest.raises(BuildError) as raised:
+        build_library(library, answer)
+
+    assert str(raised.value) == (
+        f"E603 build: `{library.file}` must be built where a disk has space left\n"
+        "  got:      fatal error: writing to answer.o: No space left on device\n"
+        "  fix:      free some space, or set PULLBACK_CACHE_DIR and TMPDIR to folders on another "
+        "disk"
+    )
+
+
 def test_error_in_another_file_names_it(library, tmp_path):
     library.file.with_name("number.h").write_text("#define NUMBER 1\n#error no number\n")
     with pytest.raises(BuildError) as raised:

@@ -9,6 +9,7 @@ import pytest
 
 from pullback.run import cache
 from pullback.run.cache import clear, entry, root
+from pullback.run.private import OpenFolderError
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -155,6 +156,58 @@ def test_folder_that_cannot_be_made_is_replaced(tmp_path, monkeypatch):
 
     assert facts_of("a graph") == {"count": 1}
     assert not root().is_relative_to(tmp_path)
+
+
+def test_folder_that_others_write_to_is_refused(folder):
+    fill("a graph", kernel="code")
+    root().chmod(0o777)
+    folder.chmod(0o755)
+    folder.parent.chmod(0o755)
+
+    with pytest.raises(OpenFolderError, match=r"everybody may write to `.*compiled`"):
+        facts_of("a graph")
+
+
+@pytest.mark.parametrize("name", [".", "kernel"])
+def test_entry_that_others_write_to_is_made_anew(name):
+    place = fill("a graph", kernel="code")
+    (place / name).chmod(0o777)
+
+    assert facts_of("a graph") is None
+    assert fill("a graph", kernel="code").stat().st_mode & 0o077 == 0
+    assert facts_of("a graph") == {"count": 1}
+
+
+def test_locks_that_are_no_folder_are_an_error_of_the_system():
+    (root() / "locks").write_text("no folder")
+
+    with pytest.raises(FileExistsError), entry("a graph"):
+        pass
+
+
+LEAVING = """
+import os, sys
+from pullback.run.cache import root
+
+folder = root()
+if os.fork() == 0:
+    sys.exit(0)  # what a fork does at its end is not done to the folder of its parent
+os.wait()
+print(folder, folder.is_dir())
+"""
+
+
+def test_folder_in_place_of_the_cache_goes_with_its_process(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    settings = {**os.environ, "PYTHONPATH": str(SOURCE), "PULLBACK_CACHE_DIR": f"{tmp_path}/file"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING], env=settings, capture_output=True, text=True, check=True
+    )
+    path, was_there = done.stdout.split()
+
+    assert was_there == "True"
+    assert not Path(path).exists()
 
 
 TURNS = """

@@ -16,7 +16,7 @@ import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
 from pullback.derive.recipe import parts_of, printed_function
-from pullback.errors import CaptureError
+from pullback.errors import CaptureError, UncompiledWarning
 from pullback.run import inductor, lower, toolchain
 from pullback.run.lower import device_absence
 from pullback.run.retrace import retrace
@@ -521,6 +521,69 @@ def test_folder_of_inductor_itself_is_left_alone(monkeypatch, tmp_path):
 
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_precompiled_headers_are_kept_in_the_cache(monkeypatch, tmp_path):
+    """Not in the temp folder, where whoever makes them first writes part of our code."""
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path))
+    asked, codecache = [], lower._torch().codecache
+    before = str(codecache._HEADER_DIR)
+    monkeypatch.setattr(
+        codecache, "_precompile_header", lambda *_, **__: asked.append(codecache._HEADER_DIR) or ""
+    )
+    (graph, row), _ = graphs_of(lambda x: x.tan() * 3 + x, (draw(3),))
+    by_inductor(graph, row)
+
+    assert set(asked) == {str(tmp_path / "compiled" / "headers")}
+    assert (tmp_path / "compiled" / "headers").stat().st_mode & 0o077 == 0
+    assert before == codecache._HEADER_DIR
+
+
+def test_headers_are_not_precompiled_where_their_folder_is_unknown(monkeypatch):
+    monkeypatch.delattr(lower._torch().codecache, "_HEADER_DIR")
+
+    with lower._settings():
+        assert not lower._torch().config.cpp_cache_precompile_headers
+
+
+@pytest.mark.parametrize("given", [None, "open", "own"])
+def test_compiler_of_checks_loads_from_private_folders(given, monkeypatch, tmp_path):
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path / "cache"))
+    codecache = lower._torch().codecache
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, "/elsewhere")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "given") if given else "")
+    (tmp_path / "given").mkdir(mode=0o700)
+    if given == "open":
+        (tmp_path / "given").chmod(0o777)
+    lower.compile_privately()
+
+    ours = tmp_path / "cache" / "compiled" / "torch.compile"
+    kept = tmp_path / "given" if given == "own" else ours
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(kept)
+    assert os.environ["TRITON_CACHE_DIR"] == str(ours / "triton")
+    assert str(ours / "headers") == codecache._HEADER_DIR
+
+
+@pytest.mark.parametrize("trouble", ["locks", "open"])
+def test_cache_that_cannot_be_used_is_no_harm(trouble, monkeypatch, tmp_path):
+    monkeypatch.setenv("PULLBACK_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "compiled"
+    folder.mkdir()
+    if trouble == "locks":
+        (folder / "locks").write_text("no folder")
+    else:
+        folder.chmod(0o777)
+    x = torch.randn(3, requires_grad=True)
+
+    cosine = pb.combine(torch.cos, x, backend="inductor")
+    with pytest.warns(UncompiledWarning, match="must be a folder"):
+        out = cosine(x)
+
+    assert torch.equal(out, x.cos())
+    said = {"locks": "FileExistsError", "open": f"everybody may write to `{folder}`"}[trouble]
+    assert said in cosine.explain()
 
 
 OLD = """#!/bin/sh

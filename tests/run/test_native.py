@@ -1,6 +1,7 @@
 """The native node: what it serves, what it declines, and that it is a node like any other."""
 
 import dataclasses
+import errno
 import gc
 import os
 import subprocess
@@ -19,6 +20,7 @@ import pullback as pb
 from pullback.errors import BackendError, CaptureError
 from pullback.run import building, native
 from pullback.run.node import EXACT, MISS, Layout, NodeSpec, Pull, ValueSource
+from pullback.run.private import OpenFolderError
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -655,6 +657,26 @@ def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
     assert native.BACKEND.absence() in lines[1]
     assert native.BACKEND.absence().startswith("its node could not be built: ")
     assert len(builds) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), building.SPACE),
+        (OpenFolderError("everybody may write to `/cache`"), "mend what it says"),
+    ],
+)
+def test_fix_is_one_for_the_reason(error, fix, monkeypatch):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(native, "_failure", [])
+    monkeypatch.setattr(native, "_loaded", fails)
+    with pytest.raises(BackendError) as raised:
+        native.native_extension()
+
+    assert str(error) in raised.value.facts["got"]
+    assert fix in raised.value.facts["fix"]
 
 
 _extension = building.extension

@@ -95,6 +95,6 @@ def _assigned(code: CodeType) -> Iterator[str]:
         value = node.value
         called = value.args[:1] if isinstance(value, ast.Call) else [value]
         lambdas = [one for one in ast.walk(node) if isinstance(one, ast.Lambda)]
-        is_it = called == lambdas and lambdas[0].lineno == code.co_firstlineno
+        is_it = called == lambdas != [] and lambdas[0].lineno == code.co_firstlineno
         if is_it and len(targets) == 1 and isinstance(targets[0], ast.Name):
             yield targets[0].id

@@ -7,7 +7,6 @@ this process is as fresh as a new one, and much faster to have.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -33,7 +32,6 @@ def _stands(finding: Finding, target: Target) -> bool:
     head, call = imported(target)
     lines = set(head.splitlines())
     body = "\n".join(line for line in finding.repro.splitlines() if line not in lines)
-    sys.stdout.flush()
     try:
         return bool(answer_of(lambda: _fails(body, target, call), SECONDS))
     except Died:

@@ -7,20 +7,20 @@ Its program is then run alone, and is a repro if that ends the process as well.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pullback.check.confine import Fork
 from pullback.check.isolate import Died, Watch
 from pullback.check.spelling import UnspeakableError, imported, spelled
 from pullback.check.target import Target
+from pullback.check.wire import GarbledError, Outbox, Told
 from pullback.check.work import Job, try_rule, work
 from pullback.judge.example import can_differ, describe_value
 
@@ -37,57 +37,52 @@ class Cause:
 
 def cause_of(job: Job, rule: int) -> Cause:
     """The call by which rule number `rule` is ended, or the examples where it is negative."""
-    message = _last_message(lambda pipe: _try_again(job, rule, pipe))
+    message = _last_message(lambda outbox: _try_again(job, rule, outbox))
     if message is None:
         return Cause()
     inputs, repro = message
-    if repro and _last_message(lambda pipe: _alone(repro, job.target, pipe)) is None:
+    if repro and _last_message(lambda outbox: _alone(repro, job.target, outbox)) is None:
         repro = ""
     return Cause(inputs, repro)
 
 
-def _last_message(task: Callable[[Connection], None]) -> Any:
+def _last_message(task: Callable[[Outbox], None]) -> Any:
     """What a process said last before it died; None where it lived, or is silent for too long."""
-    context: Any = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_task, args=(task, theirs))
-    process.start()
-    theirs.close()
+    try:
+        fork = Fork(lambda outbox: _task(task, outbox), Told(0))  # it was all said at the first
+    except OSError:
+        return None
     last = None
-    watch = Watch(process.pid, SECONDS, SECONDS)
+    watch = Watch(fork.pid, SECONDS, SECONDS)
     try:
         while True:
-            watch.wait(ours)
+            watch.wait(fork.inbox)
             try:
-                message = ours.recv()
+                message = fork.inbox.recv()
             except EOFError:
                 return last
             if message == "done":
                 return None
             last = message
-    except Died:
+    except (Died, GarbledError):
         return None
     finally:
-        process.kill()
-        process.join(5)
-        ours.close()
+        fork.stop()
 
 
-def _task(task: Callable[[Connection], None], pipe: Connection) -> None:
+def _task(task: Callable[[Outbox], None], outbox: Outbox) -> None:
     torch.set_num_threads(1)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)  # what is said at the second death was said at the first
     with suppress(Exception):
-        task(pipe)
-    pipe.send("done")
+        task(outbox)
+    outbox.send("done")
     os._exit(0)
 
 
-def _try_again(job: Job, rule: int, pipe: Connection) -> None:
+def _try_again(job: Job, rule: int, outbox: Outbox) -> None:
     names = job.target.names_of(max(len(example.args) for example in job.examples))
 
     def call(*args: Any) -> Any:
-        pipe.send((_words(names, args), _program(job.target, names, args)))
+        outbox.send((_words(names, args), _program(job.target, names, args)))
         return job.target.call(*args)
 
     narrated = replace(job, target=replace(job.target, call=call))
@@ -100,8 +95,8 @@ def _try_again(job: Job, rule: int, pipe: Connection) -> None:
     try_rule(job.rules[rule], subject)
 
 
-def _alone(program: str, target: Target, pipe: Connection) -> None:
-    pipe.send("begun")
+def _alone(program: str, target: Target, outbox: Outbox) -> None:
+    outbox.send("begun")
     head = imported(target)[1].removesuffix(".apply")
     space: dict[str, Any] = {"torch": torch}
     if not head.startswith("torch."):

@@ -16,16 +16,29 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 
-from pullback.check.isolate import CALLS, GRACE, IDLE, Died, Seen, Watch, end_of, limit_memory
+from pullback.check.confine import Ties, end_group, has_ended, lead, let_end, tie
+from pullback.check.isolate import (
+    CALLS,
+    GARBLED,
+    GRACE,
+    IDLE,
+    Died,
+    Seen,
+    Watch,
+    end_of,
+    leave,
+    limit_memory,
+    prepare_compiler,
+)
 from pullback.check.warm import warm_up
+from pullback.check.wire import GarbledError, Inbox, Outbox, Told
 from pullback.check.work import SECONDS, Job, Message, work
 from pullback.judge import progress
 from pullback.judge.example import tensors_in
@@ -33,7 +46,8 @@ from pullback.judge.progress import Progress
 
 START = 120.0  # seconds until the first call is through: imports, and the tuning of kernels
 
-_MAIN = "from pullback.check.fresh import serve; serve({fd}, {path!r})"
+# The folder that it is started in is no place to import from: others may write to it.
+_MAIN = "import sys; sys.path[:] = {found}; from pullback.check.fresh import serve; serve{ends}"
 
 
 class CannotSendError(Exception):
@@ -42,18 +56,34 @@ class CannotSendError(Exception):
 
 @dataclass(eq=False)
 class Worker:
-    """A process that waits for jobs."""
+    """A process that waits for jobs of the process that started it, and of no fork of that."""
 
     process: subprocess.Popen[bytes]
-    pipe: Connection
+    jobs: Connection
+    ties: Ties
+    inbox: Inbox
     progress: Progress
+    owner: int = field(default_factory=os.getpid)
 
     def stop(self) -> None:
-        """End it, whatever it does."""
-        self.pipe.close()
+        """End it, whatever it does, and all that it has started."""
+        if self.owner != os.getpid():
+            return
+        end_group(self.process.pid)
         self.process.kill()
         self.process.wait()
+        self.inbox.drain()
+        self.jobs.close()
+        self.ties.close(self.ties.ours)
         self.progress.remove()
+
+    def has_company(self) -> bool:
+        """Whether processes run that it has started."""
+        try:
+            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as file:
+                return bool(file.read().split())
+        except OSError:
+            return False
 
 
 _idle: list[Worker] = []
@@ -72,19 +102,20 @@ def packed(job: Job) -> bytes:
 def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     """As `isolate.messages`, by a worker that was started afresh."""
     sent = packed(job)
-    worker = _idle.pop() if _idle else _started()
+    worker = _waiting() or _started()
+    worker.inbox.told = Told()
     seen = Seen(worker.progress, max(example.size for example in job.examples))
     is_done = False
     try:
-        worker.pipe.send_bytes(pickle.dumps((sys.path, first)))
-        worker.pipe.send_bytes(sent)
+        worker.jobs.send_bytes(pickle.dumps((sys.path, first)))
+        worker.jobs.send_bytes(sent)
         limit = START
         while True:
             idle = max(limit, IDLE[job.profile])
-            Watch(worker.process.pid, limit or _busy(job, seconds), idle, seen).wait(worker.pipe)
-            message = _received(worker)
+            watch = Watch(worker.process.pid, limit or _busy(job, seconds), idle, seen)
+            message = _received(worker, watch)
             if message.kind == "lost":
-                raise Died(message.reason)
+                raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "accepted":
                 seconds = message.seconds
             limit = START if message.kind == "begin" and message.rule == first else 0.0
@@ -93,42 +124,76 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
                 is_done = message.kind == "end"
                 return
     finally:
-        if is_done:
+        if is_done and not worker.has_company():
+            worker.inbox.drain()
             _idle.append(worker)
         else:
             worker.stop()
+
+
+def _waiting() -> Worker | None:
+    """A worker that has nothing to do, and lives."""
+    while _idle:
+        worker = _idle.pop()
+        if worker.owner == os.getpid() and worker.process.poll() is None:
+            return worker
+        worker.stop()
+    return None
 
 
 def _busy(job: Job, seconds: float) -> float:
     return SECONDS[job.profile] + GRACE + CALLS * seconds
 
 
-def _received(worker: Worker) -> Message:
+def _received(worker: Worker, watch: Watch) -> Message:
+    watch.wait(worker.inbox)
     try:
-        message: Message = worker.pipe.recv()
-    except (EOFError, OSError):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(5)
-        raise Died(end_of(worker.process.returncode)) from None
+        message: Message = worker.inbox.recv()
+    except EOFError:
+        let_end(worker.process.pid)
+        if has_ended(worker.process.pid):
+            end_group(worker.process.pid)
+        raise Died(watch.with_memory(end_of(worker.process.poll()))) from None
+    except GarbledError:
+        raise Died(GARBLED) from None
     return message
 
 
 def _started() -> Worker:
-    ours, theirs = Pipe()
-    file, path = tempfile.mkstemp(prefix="pullback-worker-")
-    os.close(file)
-    seen = Progress(Path(path))
-    command = [sys.executable, "-c", _MAIN.format(fd=theirs.fileno(), path=path)]
-    source = str(Path(__file__).resolve().parents[2])
-    found = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        command,
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": found},
-    )
+    """A new worker; raises `CannotSendError` where there can be none."""
+    with contextlib.ExitStack() as undo:  # where it cannot be started
+        try:
+            ties = tie()
+            undo.callback(ties.close, (*ties.ours, *ties.theirs))
+            ours, theirs = Pipe()
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            file, path = tempfile.mkstemp(prefix="pullback-worker-")
+            undo.callback(os.unlink, path)
+            os.close(file)
+            seen = Progress(Path(path))
+            process = _process(theirs.fileno(), ties, path)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise CannotSendError(f"no process could be started: {why}") from None
+        undo.pop_all()
     theirs.close()
-    return Worker(process, ours, seen)
+    return Worker(process, ours, ties, ties.inbox(process.pid, Told()), seen)
+
+
+def _process(jobs: int, ties: Ties, path: str) -> subprocess.Popen[bytes]:
+    life, said, printed = ties.theirs
+    source = str(Path(__file__).resolve().parents[2])
+    found = [source, *(place for place in sys.path if place)]
+    ends = (jobs, life, said, ties.token, path)
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAIN.format(found=found, ends=ends)],
+        pass_fds=[jobs, life, said],
+        stdin=subprocess.DEVNULL,
+        stdout=printed,
+        stderr=printed,
+        start_new_session=True,
+    )
 
 
 @atexit.register
@@ -140,14 +205,18 @@ def _stop_idle() -> None:
 # ---- in the worker ----
 
 
-def serve(fd: int, path: str) -> None:
+def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
     """Do one job after the other, until nobody sends any more."""
-    pipe: Any = Connection(fd)
+    lead(life)
+    jobs, outbox = Connection(fd), Outbox(said, token)
+    for end in (fd, life, said):
+        os.set_inheritable(end, False)
     progress.shared_progress(Path(path))
+    Path(path).unlink(missing_ok=True)  # who has it open goes on reading it
     while True:
         try:
-            sys.path[:], first = pickle.loads(pipe.recv_bytes())
-            sent = pipe.recv_bytes()
+            sys.path[:], first = pickle.loads(jobs.recv_bytes())
+            sent = jobs.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
         try:
@@ -155,25 +224,22 @@ def serve(fd: int, path: str) -> None:
             if not _is_on_gpu(job):
                 limit_memory()
             warm_up(job.rules, job.profile)
-            work(job, lambda message: _tell(pipe, message), first)
-        except MemoryError:
-            os._exit(77)
-        except SystemExit as leaving:
-            os._exit(78 if leaving.code in (0, None) else 79)
-        except BaseException:
-            os._exit(80)
+            prepare_compiler(job)
+            work(job, lambda message: _tell(outbox, message), first)
+        except BaseException as error:
+            leave(error, outbox.send)
 
 
-def _tell(pipe: Any, message: Message) -> None:
+def _tell(outbox: Outbox, message: Message) -> None:
     """Send a message; where the GPU is lost, what the last rule says means nothing."""
     if message.kind in ("found", "accepted", "unfit") and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
             reason = f"the GPU was lost to it: {str(error).splitlines()[0]}"
-            pipe.send(Message("lost", message.rule, reason=reason))
+            outbox.send(Message("lost", message.rule, reason=reason))
             os._exit(81)
-    pipe.send(message)
+    outbox.send(message)
 
 
 def _is_on_gpu(job: Job) -> bool:

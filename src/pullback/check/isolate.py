@@ -9,20 +9,20 @@ system, or a GPU already in use by this process), the rules run here, and the re
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from pullback.check.work import SECONDS, Job, Message, work
+from pullback.check.confine import Fork
+from pullback.check.wire import GarbledError, Outbox, Told
+from pullback.check.work import SECONDS, Job, Message, last_words, work
 from pullback.judge.progress import Progress, shared_progress
+from pullback.run.lower import compile_privately
 
 # A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
 # after the time of so many calls more; or when it has done nothing for so many seconds.
@@ -32,6 +32,9 @@ IDLE = {"quick": 5.0, "standard": 8.0, "deep": 60.0}
 CROWDED = 10  # times as long by the clock, where the machine has much else to do
 GLANCE = 0.5  # seconds between two looks at a silent worker
 MEMORY = 6 << 30
+LARGE = 1 << 30  # bytes more than at its beginning, which are told of a worker that did not end
+
+GARBLED = "it wrote into a file descriptor that is not its own: the pipe of the checker"
 
 
 class Died(Exception):
@@ -39,14 +42,21 @@ class Died(Exception):
 
     `is_hang` says that it did not end by itself, `is_idle` that it did nothing; `is_slow` that it
     did not stand in one call of the user's code, of the size that the user gave, but asked for
-    many, or for a larger one.
+    many, or for a larger one. `is_ours` says that the checker itself has failed.
     """
 
     def __init__(
-        self, how: str, *, is_hang: bool = False, is_idle: bool = False, is_slow: bool = False
+        self,
+        how: str,
+        *,
+        is_hang: bool = False,
+        is_idle: bool = False,
+        is_slow: bool = False,
+        is_ours: bool = False,
     ) -> None:
         super().__init__(how)
         self.how = how
+        self.is_ours = is_ours
         self.is_hang = is_hang
         self.is_idle = is_idle
         self.is_slow = is_slow
@@ -70,62 +80,72 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
 
     `seconds` is how long one call takes, where that is known already.
     """
-    context: Any = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
     seen = Seen(shared_progress(), max(example.size for example in job.examples))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = context.Process(target=_worker, args=(job, theirs, first), daemon=False)
-    process.start()
-    theirs.close()
+    try:
+        fork = Fork(lambda outbox: _worker(job, outbox, first), Told())
+    except OSError as error:
+        raise CannotForkError(f"no process could be started: {error.strerror or error}") from None
     try:
         while True:
             busy = SECONDS[job.profile] + GRACE + CALLS * seconds
-            Watch(process.pid, busy, IDLE[job.profile], seen).wait(ours)
-            try:
-                message = ours.recv()
-            except EOFError:
-                process.join(5)
-                raise Died(end_of(process.exitcode)) from None
+            message = said(fork, Watch(fork.pid, busy, IDLE[job.profile], seen))
             if message.kind == "refused":
                 raise CannotForkError(message.reason)
+            if message.kind == "lost":
+                raise Died(message.reason, is_ours=message.is_ours)
             if message.kind == "accepted":
                 seconds = message.seconds
             yield message
             if message.kind in ("end", "unfit"):
                 return
     finally:
-        _stop(process)
-        ours.close()
+        fork.stop()
+
+
+def said(fork: Fork, watch: Watch) -> Any:
+    """The next message of a worker; raises `Died` where there is none."""
+    watch.wait(fork.inbox)
+    try:
+        return fork.inbox.recv()
+    except EOFError:
+        raise Died(watch.with_memory(end_of(fork.end()))) from None
+    except GarbledError:
+        raise Died(GARBLED) from None
 
 
 def answer_of(task: Callable[[], Any], seconds: float = 30.0) -> Any:
     """What a task gives in a worker of its own, which it may end; raises `Died` where it does.
 
-    `seconds` is how much work it may take, and how long it may do nothing.
+    `seconds` is how much work it may take, and how long it may do nothing. What it prints is not
+    shown: the answer is all that is told.
     """
-    context: Any = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(task, theirs), daemon=False)
-    process.start()
-    theirs.close()
     try:
-        Watch(process.pid, seconds, seconds).wait(ours)
-        return ours.recv()
-    except EOFError:
-        process.join(5)
-        raise Died(end_of(process.exitcode)) from None
+        fork = Fork(lambda outbox: _answer(task, outbox), Told(0))
+    except OSError as error:
+        raise Died(f"no process could be started: {error.strerror or error}") from None
+    try:
+        answer = said(fork, Watch(fork.pid, seconds, seconds))
     finally:
-        _stop(process)
-        ours.close()
+        fork.stop()
+    if isinstance(answer, Message):
+        raise Died(answer.reason, is_ours=answer.is_ours)
+    return answer
 
 
-def _answer(task: Callable[[], Any], pipe: Connection) -> None:
+def _answer(task: Callable[[], Any], outbox: Outbox) -> None:
     torch.set_num_threads(1)  # those of the parent are not in a fork
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)  # the answer is all that is told
-    pipe.send(task())
+    try:
+        outbox.send(task())
+    except BaseException as error:
+        leave(error, outbox.send)
     os._exit(0)
+
+
+class Inbox(Protocol):
+    """Where messages come."""
+
+    def poll(self, seconds: float) -> bool:
+        """Whether one has come within the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,33 +165,35 @@ class Watch:
     def __init__(self, pid: int, busy: float, idle: float, seen: Seen | None = None) -> None:
         self._pid, self._busy, self._idle, self._seen = pid, busy, idle, seen
         self._begun = self._worked = self._called = _work_of(pid)
+        self._memory, self._most = memory_of(pid), 0
         self._start = self._rested = time.monotonic()
         self._calls = -1
 
-    def wait(self, pipe: Connection) -> None:
+    def wait(self, inbox: Inbox) -> None:
         """Wait for a message; raises `Died` where the worker has had its time without one."""
-        while not pipe.poll(GLANCE):
+        while not inbox.poll(GLANCE):
             self._look()
+
+    def with_memory(self, how: str) -> str:
+        """How a worker has ended, with the memory that it took on the way, where that is much."""
+        grown = self._most - self._memory
+        return how if grown < LARGE else f"{how}, and took {grown / (1 << 30):.1f} GiB of memory"
 
     def _look(self) -> None:
         work, now = _work_of(self._pid), time.monotonic()
         family = work + _work_below(self._pid)
+        self._most = max(self._most, memory_of(self._pid))
         if abs(family - self._worked) > 0.02 * GLANCE:
             self._worked, self._rested = family, now
         if self._seen is not None and self._seen.progress.seen[0] != self._calls:
             self._calls, self._called = self._seen.progress.seen[0], work
         if work - self._begun > self._busy or now - self._start > CROWDED * self._busy:
             is_slow = work - self._called < self._busy / 2 or self._is_larger
-            raise Died(
-                f"it did not end within {self._busy:.0f} s of work", is_hang=True, is_slow=is_slow
-            )
+            how = self.with_memory(f"it did not end within {self._busy:.0f} s of work")
+            raise Died(how, is_hang=True, is_slow=is_slow)
         if now - self._rested > self._idle:
-            raise Died(
-                f"it did not end, and did nothing for {self._idle:.0f} s",
-                is_hang=True,
-                is_idle=True,
-                is_slow=self._is_larger,
-            )
+            how = self.with_memory(f"it did not end, and did nothing for {self._idle:.0f} s")
+            raise Died(how, is_hang=True, is_idle=True, is_slow=self._is_larger)
 
     @property
     def _is_larger(self) -> bool:
@@ -198,7 +220,16 @@ def _work_below(pid: int) -> float:
         return 0.0
 
 
-def _worker(job: Job, pipe: Connection, first: int) -> None:
+def memory_of(pid: int) -> int:
+    """The bytes of memory that a process uses; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _worker(job: Job, outbox: Outbox, first: int) -> None:
     """The life of a worker: it ends with `os._exit`, so that nothing of the parent's is run."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,17 +237,31 @@ def _worker(job: Job, pipe: Connection, first: int) -> None:
         gc.freeze()  # what the parent holds is not looked at by the collections of the rules
         refusal = refusal_here()
         if refusal:
-            pipe.send(Message("refused", reason=refusal))
+            outbox.send(Message("refused", reason=refusal))
         else:
-            work(job, pipe.send, first)
-        pipe.close()
-    except MemoryError:
-        os._exit(77)
-    except SystemExit as leaving:
-        os._exit(78 if leaving.code in (0, None) else 79)
-    except BaseException:
-        os._exit(80)
+            prepare_compiler(job)
+            work(job, outbox.send, first)
+    except BaseException as error:
+        leave(error, outbox.send)
     os._exit(0)
+
+
+def prepare_compiler(job: Job) -> None:
+    """Let rules that load what Inductor compiles do so from folders of this user's own."""
+    if job.profile == "deep" and any(one.rule.group == "compile" for one in job.rules):
+        compile_privately()
+
+
+def leave(error: BaseException, tell: Callable[[Message], Any]) -> None:
+    """End a worker that an error has come out of, with a last message on it where one is needed."""
+    if isinstance(error, MemoryError):
+        os._exit(77)
+    if isinstance(error, SystemExit):
+        os._exit(78 if error.code in (0, None) else 79)
+    try:
+        tell(last_words(error))
+    finally:
+        os._exit(80)
 
 
 def refusal_here() -> str:
@@ -253,14 +298,5 @@ def end_of(code: int | None) -> str:
             name = str(-code)
         return f"it was ended by {name}"
     words = {77: "it ran out of memory", 78: "it called sys.exit", 79: "it called sys.exit"}
+    words[80] = "it closed a file descriptor that is not its own: the pipe of the checker"
     return words.get(code, f"it exited with code {code}")
-
-
-def _stop(process: Any) -> None:
-    if process.is_alive():
-        process.terminate()
-        process.join(0.2)
-    if process.is_alive():
-        process.kill()
-    process.join(5)
-    time.sleep(0)

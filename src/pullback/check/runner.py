@@ -28,8 +28,9 @@ from pullback.check.surrogates import Surrogate
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import ExamplesError, UnsoundError
-from pullback.judge.example import Example, example_of
+from pullback.errors import ExamplesError, InternalError, UnsoundError
+from pullback.judge.example import Example, example_of, tensors_in
+from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
 
@@ -194,15 +195,19 @@ class _Collected:
             return False
 
     def work_here(self) -> None:
-        """The rules in this process, where only a call of `sys.exit` can be survived."""
+        """The rules in this process, where only `sys.exit` and the like can be survived."""
         self.is_here = True
         first = 0
         while first < len(self.job.rules):
             try:
                 work(self.job, self.take, first)
                 return
-            except SystemExit:
-                self._died(Died("it called sys.exit"), is_here=True)
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                is_exit = isinstance(error, SystemExit)
+                how = "it called sys.exit" if is_exit else f"it raised {describe(error)}"
+                self._died(Died(how), is_here=True)
                 if self.current < 0:
                     return
                 first = self.current + 1
@@ -270,6 +275,11 @@ class _Collected:
     def _died(self, death: Died, *, is_here: bool = False) -> None:
         target = self.job.target
         rule = self.job.rules[self.current].rule if self.current >= 0 else CRASH
+        if death.is_ours and self.current < 0:
+            raise InternalError(f"`{target.name}` must be something to check", got=death.how)
+        if death.is_ours:
+            self.results.append(Skip.refused(rule, f"the check itself failed: {death.how}"))
+            return
         if rule.group == "compile" and death.is_hang:
             self.results.append(Skip.refused(rule, f"the compiler takes too long: {death.how}"))
             return
@@ -371,6 +381,7 @@ def arguments_from(target: Target, inputs: Any) -> list[tuple[Any, ...]]:
 
 
 def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
+    _require_sizes(target, given)
     if isinstance(given, Tensor):
         return [(given,)]
     if isinstance(given, list) and given and all(isinstance(item, tuple) for item in given):
@@ -383,3 +394,13 @@ def _tuples(target: Target, given: Any) -> list[tuple[Any, ...]]:
         got=f"{type(given).__name__}" + (" that is empty" if not given else ""),
         fix="write (x,) for a single argument",
     )
+
+
+def _require_sizes(target: Target, given: Any) -> None:
+    """Raise for nested tensors of the kind that has no sizes, which nothing can be asked of."""
+    if any(one.is_nested and one.layout == torch.strided for one in tensors_in(given)):
+        raise ExamplesError(
+            f"the inputs of `{target.name}` must be tensors that have sizes",
+            got="a nested tensor with layout torch.strided",
+            fix="make it with layout=torch.jagged, or check with a plain tensor",
+        )

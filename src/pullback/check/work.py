@@ -57,10 +57,11 @@ class Message:
     Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
     the Functions that a program has called; "unfit" with the arguments that forward refused, and
     why. "intent" names gradients that are surrogates by their shape, and relations between the
-    arguments that all examples keep. "refused" is a fork without autograd.
+    arguments that all examples keep. "refused" is a fork without autograd, and "lost" the last word
+    of a worker that an error has ended: `is_ours` says that it is one of the checker's.
     """
 
-    kind: str  # "accepted" | "unfit" | "begin" | "intent" | "found" | "end" | "refused"
+    kind: str  # "accepted" | "unfit" | "begin" | "intent" | "found" | "end" | "refused" | "lost"
     rule: int = -1
     results: tuple[Finding | Skip, ...] = ()
     tried: dict[str, int] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Message:
     inside: tuple[str, ...] = ()
     surrogates: tuple[Surrogate, ...] = ()
     relations: tuple[str, ...] = ()
+    is_ours: bool = False
 
 
 Tell = Callable[[Message], Any]
@@ -173,6 +175,15 @@ def _is_of_function(error: BaseException, registered: Registered, target: Target
     last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
     own = getattr(getattr(registered.check, "__code__", None), "co_filename", OURS)
     return last != own and not last.startswith((OURS, "<"))
+
+
+def last_words(error: BaseException) -> Message:
+    """What is told of an error that no rule has expected: whose it is, its type and its text."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
+    is_ours = isinstance(error, Exception) and last.startswith(OURS)
+    told = describe(error)
+    return Message("lost", reason=f"{told}" if is_ours else f"it raised {told}", is_ours=is_ours)
 
 
 def _completed(result: Finding | Skip, registered: Registered, subject: Subject) -> Finding | Skip:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from pullback.check.registration import body_of
 from pullback.check.report import Report
 from pullback.check.runner import arguments_from, check
 from pullback.check.target import Target, declared_with, target_of
+from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.changed import changed_files, files_with_functions, is_touched
 from pullback.cli.complete import complete_targets
@@ -137,29 +138,43 @@ def command(
         click.echo(settings.shown())
         return
     outputs = outputs_of(settings.output_format, html)
-    recorded = load_recording(recording) if recording else None
-    names = targets or _named(settings, recording, recorded, changed)
+    aside = Aside(is_asked=not outputs.is_text)
+    if not (targets or recording or settings.targets or changed is not None):
+        raise click.UsageError(
+            "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
+        )
     review = Review.begun(settings, is_writing=write_baseline)
-    values = tuple(value_of(expression) for expression in expressions) or None
-    options = Options(settings, values, recorded, ranks, placements)
-    for library in libraries:
-        _load(library)
     console = Console(highlight=False)
+    names: tuple[str, ...] = ()
+    found: Sequence[Found] = ()
+    options = Options(settings, None, None, ranks, placements)
     errors: list[Failure] = []
-    own = None if targets else recorded
+    checked: list[Checked] = []
+    is_cut = False
     try:
+        recorded = load_recording(recording) if recording else None
+        names = targets or _named(settings, recording, recorded, changed)
+        values = tuple(value_of(expression) for expression in expressions) or None
+        options = replace(options, given=values, recorded=recorded)
+        for library in libraries:
+            _load(library)
         require_rules(settings, rank_rules() if ranks else None)
-        chosen = _chosen(names, own, settings, changed, errors)
+        own = None if targets else recorded
+        found = share_of(_chosen(names, own, settings, changed, errors), shard)
     except PullbackError as mistake:  # told once, and not for each target
         errors.append(("", mistake))
-        chosen = []
-    found = share_of(chosen, shard)
-    checked: list[Checked] = []
-    for one in results_of(found, partial(_checked, options), settings.jobs, errors):
-        checked.append(review.taken(one))
-        if outputs.is_text:
-            text.show(checked[-1].report, console)
-            console.print()
+    try:
+        for one in results_of(found, partial(_checked, options), settings.jobs, errors):
+            checked.append(review.taken(one))
+            if outputs.is_text:
+                text.show(checked[-1].report, console)
+                console.print()
+    except KeyboardInterrupt:  # not while rules are tried: what was found before is told
+        is_cut = True
+        done = {name for name, _ in errors} | {one.identity.name for one in checked}
+        left = [identity.name for identity, _ in found if identity.name not in done]
+        errors += [(name, _cut(name)) for name in left[:1]]
+    aside.end()
     files = [] if shard or changed else whole_files(names, settings.root)
     remarks = tuple(review.remarks(checked, files))
     reports = tuple(one.report for one in checked)
@@ -170,6 +185,8 @@ def command(
     outputs.write(outcome)
     for _, error in errors:
         click.echo(str(error), err=True)
+    if is_cut and not outcome.fails:
+        raise KeyboardInterrupt
     click.get_current_context().exit(_code(outcome, is_known=write_baseline, found=found))
 
 
@@ -212,11 +229,7 @@ def _named(
         return _recorded(recording, recorded)
     if settings.targets:
         return targets_of(settings)
-    if changed is None:
-        raise click.UsageError(
-            "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
-        )
-    return tuple(files_with_functions(changed_files(changed)))
+    return tuple(files_with_functions(changed_files(changed or "")))
 
 
 def _chosen(
@@ -354,6 +367,10 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
         return error
     notes = [note] if note else []
     return report.with_notes(*notes, *[KEPT] * was_kept)
+
+
+def _cut(name: str) -> TargetError:
+    return TargetError(f"`{name}` must have been checked to its end", got="Ctrl-C")
 
 
 def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:

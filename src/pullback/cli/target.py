@@ -39,8 +39,11 @@ def value_of(expression: str, **names: Any) -> Any:
     """What a Python expression gives, with `torch` and `names` at hand."""
     try:
         return eval(expression, {"torch": torch, **names})
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also `exit()`
+        said = "it would end Python" if isinstance(error, SystemExit) else str(error)
         raise TargetError(
             "`--example` must be a Python expression, with `torch` at hand",
-            got=f"{expression!r}: {error}",
+            got=f"{expression!r}: {said}",
         ) from None

@@ -80,9 +80,11 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
         os.chmod(beside, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
         os.replace(beside, path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C as well
         Path(beside).unlink(missing_ok=True)
-        raise _unwritten(path, error) from None
+        if isinstance(error, OSError):
+            raise _unwritten(path, error) from None
+        raise
 
 
 def _unwritten(path: Path, error: OSError) -> EmitPathError:

@@ -235,7 +235,10 @@ def describe_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inner = ", ".join(describe_value(item) for item in value[:4])
         return f"[{inner}{', ...' if len(value) > 4 else ''}]"
-    text = ADDRESS.sub("", repr(value))
+    try:
+        text = ADDRESS.sub("", repr(value))
+    except Exception:  # it cannot say what it is
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

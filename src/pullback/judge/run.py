@@ -53,7 +53,10 @@ class BackwardFailedError(CallError):
 
 def describe(error: BaseException) -> Raised:
     """An error in one line."""
-    text = str(error).strip().splitlines()
+    try:
+        text = str(error).strip().splitlines()
+    except Exception:  # it cannot say what it is
+        text = []
     first = text[0].partition(_PLEA)[0].rstrip() if text else ""
     first = first if len(first) <= 160 else f"{first[:157]}..."
     return Raised(type(error).__name__, first)

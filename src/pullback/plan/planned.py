@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pullback.compose.nested import callable_of, composition, nest
-from pullback.errors import PlanFileError
+from pullback.errors import PlanFileError, PullbackError
 from pullback.plan import figure, store, text
 from pullback.plan.build import build_candidate
 from pullback.plan.choice import follow
@@ -98,6 +98,23 @@ def _stops(evidence: PlanEvidence) -> tuple[list[Sized], list[int]]:
     return stops, borders
 
 
+def _units(
+    program: Callable[..., Any], args: tuple[Any, ...], path: Path, *, is_given: bool
+) -> Any:
+    """The units of a program on `args`, which come from the file unless they are given."""
+    try:
+        return sized_program(program, args, 0).units
+    except Exception as error:
+        if is_given or isinstance(error, PullbackError):
+            raise
+        raise PlanFileError(
+            f"`{getattr(program, '__name__', 'program')}` must run on arguments like those planned",
+            at=str(path),
+            got=f"{type(error).__name__}: {error}".splitlines()[0],
+            fix="pb.load_plan(path, program, *examples), or plan again",
+        ) from None
+
+
 def load_program_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan[Any]:
     """The plan in the file `path`, for the program that it was measured with.
 
@@ -108,7 +125,7 @@ def load_program_plan(path: str | Path, program: Callable[..., Any], *examples: 
     program, path = callable_of(program), Path(path)
     evidence = store.read(path)
     args = examples or store.guarded(path, lambda: arguments_from(evidence.signature))
-    units = sized_program(program, args, 0).units
+    units = _units(program, args, path, is_given=bool(examples))
     if fingerprint_of(program, units) != evidence.fingerprint:
         raise PlanFileError(
             f"`{getattr(program, '__name__', 'program')}` must be the program that was planned",

@@ -7,9 +7,10 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pullback.errors import PlanFileError
 from pullback.plan.choice import weight_of
@@ -99,7 +100,15 @@ def guarded(path: Path, make: Callable[[], Any]) -> Any:
     """What `make` gives; an error in it means that the file is not a plan."""
     try:
         return make()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+        RuntimeError,
+    ) as error:
         if isinstance(error, PlanFileError):
             raise
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -116,14 +125,59 @@ def _evidence(data: dict[str, Any]) -> PlanEvidence:
         rows = tuple(_row(row) for row in one.pop("rows"))
         sized.append(Sized(rows=rows, chosen=_candidate(one.pop("chosen")), **one))
     found = PlanEvidence(sized=tuple(sized), notes=tuple(data.pop("notes")), **data)
+    _require(found, PlanEvidence, "plan")
     weight_of(found.objective)
+    if not isinstance(found.signature, list) or not _is_place(found.place, found.signature):
+        raise ValueError("no arguments in it, or none to take the size of")
     if not found.chosen or not all(isinstance(border, int) for border in found.borders):
         raise ValueError("no choice in it")
     return found
 
 
+def _is_place(place: int | None, row: list[Any]) -> bool:
+    return place is None or 0 <= place < len(row)
+
+
+def _require(value: Any, hint: Any, name: str) -> None:
+    """Raise `TypeError` unless `value` is what a type hint says, to the last number in it."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if not any(_fits(value, part, name) for part in parts):
+            raise TypeError(f"{name} is {value!r}")
+    elif origin is tuple:
+        _require(value, tuple, name)
+        for place, item in enumerate(value):
+            _require(item, parts[0], f"{name}[{place}]")
+    elif origin is not None:  # a mapping
+        _require(value, dict, name)
+        for key, item in value.items():
+            _require(key, parts[0], name)
+            _require(item, parts[1], f"{name}[{key!r}]")
+    elif is_dataclass(hint):
+        for part, kind in get_type_hints(hint).items():
+            _require(getattr(value, part), kind, part)
+    elif hint is not Any and not _is_of(value, hint):
+        raise TypeError(f"{name} is {value!r}")
+
+
+def _fits(value: Any, hint: Any, name: str) -> bool:
+    try:
+        _require(value, hint, name)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a plain type; True is no number here, and each integer is a float."""
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+
+
 def _row(data: dict[str, Any]) -> Any:
     numbers: Any = {k: float(data.pop(k)) for k in ("seconds", "relative", "low", "high")}
+    if 0 in numbers.values():
+        raise ValueError("a time of zero")
     error = data.pop("error")
     candidate = _candidate(data.pop("candidate"))
     return Measurement(candidate, error=None if error is None else float(error), **numbers, **data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import importlib.machinery
 import importlib.util
@@ -24,8 +25,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from filelock import Timeout
-
 from pullback.errors import BuildError
 from pullback.run import toolchain
 from pullback.run.cache import Entry, entry
@@ -35,6 +34,9 @@ Loaded = TypeVar("Loaded")
 SHOWN = 3
 """How many errors of the compiler are shown."""
 
+SPACE = "free some space, or set PULLBACK_CACHE_DIR and TMPDIR to folders on another disk"
+
+_FULL = os.strerror(errno.ENOSPC)  # the compiler is run in English
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.MULTILINE)
 _ERROR = re.compile(
     r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<said>.*)$", re.MULTILINE
@@ -62,7 +64,7 @@ class Library:
 
 def is_built(library: Library) -> bool:
     """Whether the cache has it; it has not what another process is building."""
-    with contextlib.suppress(Timeout), _place(library, wait=False) as place:
+    with contextlib.suppress(OSError), _place(library, wait=False) as place:
         return place.facts() is not None
     return False
 
@@ -199,6 +201,11 @@ def _end_all() -> None:
 
 def _refused(file: Path, folder: Path, command: Sequence[str], said: str) -> BuildError:
     """What the compiler said, in short."""
+    full = next((line.strip() for line in said.splitlines() if _FULL in line), None)
+    if full is not None:
+        return BuildError(
+            f"`{file}` must be built where a disk has space left", got=full, fix=SPACE
+        )
     log = folder / "compiler.log"
     log.write_text(f"{shlex.join(command)}\n\n{said}", encoding="utf-8")
     errors = list(_ERROR.finditer(said))

@@ -5,11 +5,13 @@ the folder was made from and for. A folder without a manifest that fits, to the 
 emptied: what was cut short, damaged, or made by another torch or machine is made again.
 
 The cache lives under `PULLBACK_CACHE_DIR`, by default in the user's cache folder. It keeps the
-`LIMIT` entries that were used last; `clear()` empties it, and so does removing the folder.
+`LIMIT` entries that were used last; `clear()` empties it, and so does removing the folder. What it
+holds is run, so nobody else may write to it (`private`). Whatever is wrong with it is an `OSError`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -28,11 +30,14 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from pullback.run.private import OpenFolderError, is_own, require_private
+
 LIMIT = 1000
 """How many entries are kept: some hundred kilobytes each."""
 
 _FORMAT = 1  # of the folders; counted up when their meaning changes
 _MANIFEST = "manifest"
+_COMPILER = "torch.compile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Entry:
             content = json.loads(body)
             if content["origin"] != self.origin or not self._holds(content["files"]):
                 return None
+            if not is_own(self.folder):
+                return None
             self._remove_strays(content["files"])
             os.utime(self._manifest)
         except (OSError, ValueError, KeyError):
@@ -59,7 +66,8 @@ class Entry:
         return facts
 
     def _holds(self, files: Mapping[str, str]) -> bool:
-        return all(_digest((self.folder / n).read_bytes()) == c for n, c in files.items())
+        paths = {self.folder / name: checksum for name, checksum in files.items()}
+        return all(is_own(p) and _digest(p.read_bytes()) == c for p, c in paths.items())
 
     def has_grown(self) -> bool:
         """Whether there are files that were not there when the folder was sealed."""
@@ -79,7 +87,10 @@ class Entry:
     def empty(self) -> None:
         """Make the folder, with nothing in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.mkdir(exist_ok=True, mode=0o700)
+        if not is_own(self.folder):
+            raise OpenFolderError(f"`{self.folder}` is open to others, and cannot be removed")
 
     def seal(self, facts: Mapping[str, Any]) -> None:
         """Say that the folder is complete, with `facts` about it."""
@@ -100,11 +111,13 @@ def entry(origin: str, *, within: Path | None = None, wait: bool = True) -> Iter
     """The folder for what is made from `origin`; other processes wait until the block ends.
 
     It is in the cache, or `within` a folder of the user's, in which nothing is ever forgotten.
-    Where somebody else has it and this is not to `wait`, raises `Timeout`.
+    Where somebody else has it and this is not to `wait`, raises `Timeout`; where the folder cannot
+    be used, or others can write to it, another `OSError`.
     """
     origin = f"{environment()}\n{origin}"
     key = _digest(origin.encode())
-    place = root() if within is None else within
+    place = root() if within is None else within.resolve()
+    require_private(place)
     with _locked(place, key, wait=wait):
         yield Entry(place / key[:2] / key, origin)
         if within is None:
@@ -116,6 +129,19 @@ def clear() -> None:
     for folder in _folders():
         with contextlib.suppress(Timeout), _locked(root(), folder.name, wait=False):
             shutil.rmtree(folder, ignore_errors=True)
+    for folder in (headers(), root() / _COMPILER):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def headers() -> Path:
+    """The folder of the headers that Inductor compiles once for all kernels."""
+    return root() / "headers"
+
+
+def compiler_folder() -> Path:
+    """The folder of what `torch.compile` keeps for our checks; raises where others write to it."""
+    require_private(root())
+    return root() / _COMPILER
 
 
 def root() -> Path:
@@ -125,7 +151,7 @@ def root() -> Path:
 
 @functools.cache
 def _own(name: str) -> Path:
-    path = Path(name).absolute() / "compiled"
+    path = Path(name).resolve() / "compiled"
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         is_ours = not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
@@ -134,7 +160,15 @@ def _own(name: str) -> Path:
     except OSError:
         pass
     # It holds code that is run: nothing that another user may write to. This one is not kept.
-    return Path(tempfile.mkdtemp(prefix="pullback-"))
+    instead = Path(tempfile.mkdtemp(prefix="pullback-")).resolve()
+    atexit.register(_remove, instead, os.getpid())
+    return instead
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Remove a folder at the end of the process that made it, and of no fork of that."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _default() -> Path:

@@ -81,8 +81,15 @@ def _made(
     """The compiled graph, and what it demands of sizes."""
     _require_what_it_takes(graph, row, name)
     origin = text_of_origin(graph, row, f"{name} {list(donated)}" if donated else name, free_sizes)
-    with ONE_AT_A_TIME, entry(origin) as place:
-        return _loaded(place) or _built(place, graph, row, name, free_sizes, donated)
+    try:
+        with ONE_AT_A_TIME, entry(origin) as place:
+            return _loaded(place) or _built(place, graph, row, name, free_sizes, donated)
+    except (OSError, NotImplementedError) as error:  # no lock can be had on some file systems
+        raise CaptureError(
+            "the cache must be a folder that can be written to, by nobody else",
+            got=_in_one_line(error),
+            fix="mend its owner and mode, or set PULLBACK_CACHE_DIR to another folder",
+        ) from error
 
 
 def _require_what_it_takes(graph: fx.Graph, row: Sequence[Any], name: str) -> None:

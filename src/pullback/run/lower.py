@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ from pullback.graph.copies import copied_graph
 from pullback.graph.cost import is_view
 from pullback.graph.values import tensor_of
 from pullback.run import toolchain
+from pullback.run.cache import compiler_folder, headers
 from pullback.run.node import Compiled
+from pullback.run.private import intrusion_of
 from pullback.run.retrace import RetracedGraph
 
 # Names that a version of torch does not know are left out.
@@ -153,7 +156,7 @@ def lower(
     # Otherwise a result may get other strides than it has in eager.
     end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))  # type: ignore[arg-type]
     trusted = True
-    with _inside(folder), _tracing(retraced, donated):
+    with _inside(folder), _own_headers(), _tracing(retraced, donated):
         try:
             with _trusting_the_compiler():
                 compiled = _compile(retraced, is_backward=is_backward, keeps_casts=keeps_casts)
@@ -265,6 +268,38 @@ def _without_headers() -> Iterator[None]:
         module._precompile_header = prepares
 
 
+_HEADERS = ("_HEADER_DIR", "_HEADER_LOCK_DIR")
+
+
+@contextlib.contextmanager
+def _own_headers() -> Iterator[None]:
+    """Let Inductor keep the headers that it precompiles in our cache.
+
+    Else they are in a folder of the temp directory whose name everybody knows, and whoever has made
+    that first writes part of the code that is compiled.
+    """
+    module, before = _torch().codecache, _places(_torch().codecache)
+    _move_headers(headers())
+    try:
+        yield
+    finally:
+        for name, place in before.items():
+            setattr(module, name, place)
+
+
+def _move_headers(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    module = _torch().codecache
+    for name, place in zip(_places(module), (folder, folder / "locks"), strict=False):
+        setattr(module, name, str(place))
+
+
+def _places(module: Any) -> dict[str, str]:
+    """The folders of the precompiled headers; none in a torch that keeps them elsewhere."""
+    places = {name: getattr(module, name, "") for name in _HEADERS}
+    return places if all(places.values()) else {}
+
+
 def _forget_the_processor() -> None:
     """Let Inductor find out again what the processor and the compiler have in common."""
     instructions = _torch().instructions
@@ -281,8 +316,9 @@ def _settings(**more: Any) -> Iterator[None]:
     config, wanted = _torch().config, {**SETTINGS, **more}
     if _program() is not None:
         wanted["cpp.cxx"] = (_program(),)
-    if not shutil.which("openssl"):
-        wanted["cpp_cache_precompile_headers"] = False  # which torch takes checksums with
+    if not shutil.which("openssl") or not _places(_torch().codecache):
+        # Torch takes checksums with `openssl`; and a folder that we cannot name is not ours.
+        wanted["cpp_cache_precompile_headers"] = False
     known = {name: value for name, value in wanted.items() if _has(config, name)}
     with config.patch(known), _quiet():
         yield
@@ -315,13 +351,15 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
+_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     """Let Inductor and Triton keep their files in `folder`; only the environment can tell them."""
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    for name, place in zip(_VARIABLES, (folder, folder / "triton"), strict=True):
+        os.environ[name] = str(place)
     try:
         yield
     finally:
@@ -329,3 +367,25 @@ def _inside(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def compile_privately() -> None:
+    """Let `torch.compile` load nothing that others can write, in this process from now on.
+
+    By default its folders are in the temp directory, by names that everybody knows.
+    """
+    try:
+        folder = compiler_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:  # the cache is of no use
+        folder = Path(tempfile.mkdtemp(prefix="pullback-"))
+    for name, place in (
+        ("TORCHINDUCTOR_CACHE_DIR", folder),
+        ("TRITON_CACHE_DIR", folder / "triton"),
+    ):
+        given = os.environ.get(name)
+        if not given or intrusion_of(Path(given).resolve()):
+            os.environ[name] = str(place)
+    _move_headers(folder / "headers")
+    if not _places(_torch().codecache):
+        _torch().config.cpp_cache_precompile_headers = False

@@ -14,8 +14,10 @@ not cover, and has then done nothing.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -188,8 +190,17 @@ def native_extension() -> Any:
     raise BackendError(
         'backend "native" must be able to build its node here',
         got=missing,
-        fix='install a C++ compiler, or use backend="inductor"',
+        fix=_fix_of(missing),
     )
+
+
+def _fix_of(missing: str) -> str:
+    """What to do where the extension cannot be had, by the reason."""
+    if toolchain.absence(python=True) is not None:
+        return 'install a C++ compiler, or use backend="inductor"'
+    if os.strerror(errno.ENOSPC) in missing:
+        return building.SPACE
+    return "mend what it says; for a compiler that refuses, set CXX to another one"
 
 
 def _library() -> building.Library:
