@@ -31,6 +31,13 @@ class Package:
 
 PACKAGES: tuple[Package, ...] = (
     Package(
+        "advertorch",
+        "0.2.3",
+        "ca92a14b0521ae0f9bfa8100d37e47cb741ede1f1411fbaf9182ddebc7062dce",
+        "gradients of a stand-in",
+        bare=("advertorch",),
+    ),
+    Package(
         "alphafold2-pytorch",
         "0.4.32",
         "348ac4f9dbcfee2838ede3ca0200d64c9f74bb73d4d5e77a15becf68eb698f86",
@@ -75,6 +82,12 @@ PACKAGES: tuple[Package, ...] = (
         ),
     ),
     Package(
+        "catalyst",
+        "22.4",
+        "2ae086d653bb3e5becaaac90349ba72ee76f884f5be74f0917a42c5826c66583",
+        "a ranking loss that draws",
+    ),
+    Package(
         "dalib",
         "0.2",
         "b4e97b20c065316b2404fd7d9da316c3c0b1ce971a6e2f7ab86dc683d8d58c66",
@@ -89,6 +102,13 @@ PACKAGES: tuple[Package, ...] = (
         "1.0.5",
         "00569ec15318d27dd5d9b53ba4736fb4278d37deeec44aefd8edb3b9d731bfd5",
         "Lipschitz networks",
+    ),
+    Package(
+        "deepquantum",
+        "4.5.0",
+        "94c6904d8ee301fa868b3f90af50211b97539f95df5e8f58df3574cd0b34802c",
+        "decompositions",
+        bare=("deepquantum",),
     ),
     Package(
         "diffsort",
@@ -121,16 +141,46 @@ PACKAGES: tuple[Package, ...] = (
         "learned activations",
     ),
     Package(
+        "fairscale",
+        "0.4.13",
+        "1b797825c427f5dba92253fd0d8daa574e8bd651a2423497775fab1b30cfb768",
+        "dependencies of a pipeline",
+    ),
+    Package(
+        "geomloss",
+        "0.3.1",
+        "3ecb9ed72a7122d1ff60f0975edd759d2d1ac1b2397eaea7af6c7523ee117d4b",
+        "a gradient that is doubled",
+    ),
+    Package(
         "hqq",
         "0.2.8.post1",
         "8fa34c074df43b32acf10173abbc7dfdeff1ae529b673acfc2628a1c9c61fc8a",
         "products with quantised weights",
     ),
     Package(
+        "hypll",
+        "0.1.1",
+        "633943828aba9864fc0504f4c14949f902afdfdf48736c3cde055a0faf95781b",
+        "means in hyperbolic space",
+    ),
+    Package(
         "iunets",
         "0.1",
         "f76b84da22de743dd748773d6b24d00efe243225e17100de289032e7005428e0",
         "Cayley transform, matrix exponential",
+    ),
+    Package(
+        "kornia",
+        "0.9.0",
+        "7a1632fe004a305c94f2b979fc6ab4df26e01f925e74bdb9f8b8a03a1229caaf",
+        "losses and geometry for vision",
+        bare=(
+            "kornia",
+            "kornia.losses",
+            "kornia.geometry",
+            "kornia.geometry.epipolar",
+        ),
     ),
     Package(
         "kymatio",
@@ -165,6 +215,17 @@ PACKAGES: tuple[Package, ...] = (
         "binary, ternary and few-bit layers",
     ),
     Package(
+        "mmaction2",
+        "1.2.0",
+        "4697af11801a7e7b45700a1d21cb27afb5350b28718c31ca19b65a927fde1614",
+        "a loss on the hardest samples",
+        bare=(
+            "mmaction",
+            "mmaction.models",
+            "mmaction.models.losses",
+        ),
+    ),
+    Package(
         "momentumnet",
         "0.10",
         "d40789aaeaf5fdfd0896aef67fb22e210ff9cbb023a4a139a51d8076551f781a",
@@ -175,6 +236,16 @@ PACKAGES: tuple[Package, ...] = (
         "1.6.1",
         "dbd3b1dd309e752e0477ed73fde03b92f80ac74bfb8a8c4260f018b5d6ab2b0b",
         "activations and filters for medical images",
+    ),
+    Package(
+        "mrpro",
+        "0.261015",
+        "c6e2241e90146e38293d4de001ba150975ac55f409c41a85c9418402f9b3bffb",
+        "a linear operator and its adjoint",
+        bare=(
+            "mrpro",
+            "mrpro.operators",
+        ),
     ),
     Package(
         "neuromancer",
@@ -193,6 +264,27 @@ PACKAGES: tuple[Package, ...] = (
         "quantisers with learned ranges",
     ),
     Package(
+        "normflows",
+        "1.7.3",
+        "0cc539869c9970d28041edb4d7a28006c1cec6241d9d0d553975b5b1155c2071",
+        "an estimator that keeps no graph",
+        bare=(
+            "normflows.flows",
+            "normflows",
+        ),
+    ),
+    Package(
+        "nvidia-modulus",
+        "0.9.0",
+        "e43956718629c02adc5dd30646d11845fe04086225a4df98ac4a106ed78dec78",
+        "a loss whose gradient is computed ahead",
+        bare=(
+            "modulus",
+            "modulus.utils",
+            "modulus.utils.graphcast",
+        ),
+    ),
+    Package(
         "optimum-quanto",
         "0.2.7",
         "1369b1d9a4a197f88c0d1c67e8d950694e5b86ce4c9f3878e178d5be35339f61",
@@ -203,6 +295,18 @@ PACKAGES: tuple[Package, ...] = (
         "0.0.4",
         "dd532912361ead816a81ff1d4cd790790935a59aae41121202572eee28ad462e",
         "orthogonal layers",
+    ),
+    Package(
+        "peft",
+        "0.21.2",
+        "106ab6077ff72c54d21577f9af5970e34bac7582cb14209f7b2b511e322a4eae",
+        "adapters",
+        bare=(
+            "peft",
+            "peft.tuners",
+            "peft.tuners.c3a",
+            "peft.tuners.lora",
+        ),
     ),
     Package(
         "performer-pytorch",
@@ -303,6 +407,12 @@ PACKAGES: tuple[Package, ...] = (
         bare=("reformer_pytorch",),
     ),
     Package(
+        "rockpool",
+        "3.1.0",
+        "4e3cb95eab2478ea7fce75865101a67950d751b53301f89963520dc7a40bf4eb",
+        "spikes and shifts of bits",
+    ),
+    Package(
         "roma",
         "1.8.0",
         "5096d77f807da25537d570714bdb5d6cc93b247f95f332abe2836600b1ddf8e8",
@@ -352,6 +462,22 @@ PACKAGES: tuple[Package, ...] = (
         "sparse softmax",
     ),
     Package(
+        "tad-mctc",
+        "0.11.3",
+        "7e8593a0efbb28ce8578bd0974d7d781f620b8b75b0bde232f18b1dfe00d2e79",
+        "a gradient that is attached",
+    ),
+    Package(
+        "tensorcircuit",
+        "0.12.0",
+        "dedc3c892deff1319d3faebb73aa40d8625fd583a38966bbe928c6ef7fec2bf6",
+        "decompositions",
+        bare=(
+            "tensorcircuit",
+            "tensorcircuit.backends",
+        ),
+    ),
+    Package(
         "torch-interpol",
         "0.3.0",
         "168c6e53ecdad4b46be5de51bc5ca11ad8b7622ffc01717d693705ae2ad65440",
@@ -381,6 +507,22 @@ PACKAGES: tuple[Package, ...] = (
         "non-uniform Fourier transforms",
     ),
     Package(
+        "torchlens",
+        "2.36.1",
+        "5cc05c47c29092d69e545352650006c723c42369083de984b6acf627cdb7b25c",
+        "guided backpropagation",
+        bare=(
+            "torchlens",
+            "torchlens.attribution",
+        ),
+    ),
+    Package(
+        "torchopt",
+        "0.7.3",
+        "ff84581d3c335d83996e6541650170bd22b3fe7eca2215593720df5902dcdc75",
+        "optimisers and gradients of order zero",
+    ),
+    Package(
         "torchphysics",
         "1.1.2",
         "5bd70215760762194ab14f58d52d080b147815e66d45bc0b3370dd3e80f25f36",
@@ -390,6 +532,23 @@ PACKAGES: tuple[Package, ...] = (
             "torchphysics.models",
             "torchphysics.models.deeponet",
         ),
+    ),
+    Package(
+        "torchquantum",
+        "0.1.8",
+        "be84cf78f6082651ba451f268c3a0d286ccd63cf490f2151149c17b24e03a8d1",
+        "rounding of gates",
+        bare=(
+            "torchquantum",
+            "torchquantum.util",
+            "torchquantum.util.quantization",
+        ),
+    ),
+    Package(
+        "xitorch",
+        "0.5.1",
+        "8aeaea4be231987f9f22a79c5bde49cf33d7a7ac386c87ac03ff1048e0044bba",
+        "roots, systems, eigenvectors, integrals",
     ),
     Package(
         "zennit",
@@ -409,13 +568,18 @@ DEPENDENCIES: tuple[Package, ...] = (
         "3.5.2",
         "b6b751274acb69d77b3323d6b7dbaa3c7fdfc1eb829b7eb61d262f32e1af9685",
     ),
+    Package("cycler", "0.12.1", "85cef7cff222d8644161529808465972e51340599459b8ac3ccbac5a854e0d30"),
     Package("einops", "0.8.2", "54058201ac7087911181bfec4af6091bb59380360f069276601256a76af08193"),
+    Package("graphviz", "0.21", "54f33de9f4f911d7e84e4191749cac8cc5653f815b06738c54db9a15ab8b1e42"),
     Package("idna", "3.20", "ab7ae7122974553370f0bdb919e1a960b2cd1bc1ef0276416d896db81c14582c"),
     Package(
         "jaxtyping", "0.3.11", "8a4bedc4e3f963fa82df41bd13c7ebc2bad925601eb48614c65798f21329d4e3"
     ),
     Package(
         "llvmlite", "0.50.0", "a6ffde00d4be8772a24e3e8b3af6bf86a79e7cf066d944ef56136b3957d707dc"
+    ),
+    Package(
+        "matplotlib", "3.11.2", "07d9b9fa60cd4c393692f50d0bb03123242ddf61c99bb0e95e75feb354e7c1a8"
     ),
     Package(
         "multipledispatch",
@@ -430,6 +594,7 @@ DEPENDENCIES: tuple[Package, ...] = (
     Package(
         "opt-einsum-fx", "0.1.4", "85f489f4c7c31fd88d5faf9669c09e61ec37a30098809fdcfe2a08a9e42f23c9"
     ),
+    Package("optree", "0.20.0", "cd49b5a6066ebb027b37afa19f02d77e33067f33b0d5b7602b537e6892789d00"),
     Package("pandas", "3.1.1", "4f1602f614bb83f443381dbcbb94c4ac764b2e50c8d6c965614c5cd83e328c47"),
     Package("psutil", "7.2.2", "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9"),
     Package(
