@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -71,6 +72,18 @@ def save(results: Iterable[Result], path: Path) -> None:
     """Write results, in the order of the subjects' names."""
     plain = [asdict(result) for result in sorted(results, key=lambda result: result.subject)]
     path.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def add(result: Result, path: Path) -> list[Result]:
+    """Write a result in the place of an older one of its subject; all results that there are.
+
+    Several parts of a run may write to one file: only one does at a time.
+    """
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = [other for other in read(path) if other.subject != result.subject]
+        save([*results, result], path)
+    return [*results, result]
 
 
 def read(path: Path) -> list[Result]:

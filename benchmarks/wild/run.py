@@ -20,7 +20,7 @@ import pullback as pb
 from benchmarks.wild import page, table, verdicts
 from benchmarks.wild.apart import apart, cpu
 from benchmarks.wild.install import ROOT, folder, install
-from benchmarks.wild.results import Found, Result, read, save
+from benchmarks.wild.results import Found, Result, add, read
 from benchmarks.wild.subject import Subject, every
 
 SECONDS = 180.0  # that one subject may take
@@ -79,12 +79,6 @@ def chosen(subjects: Sequence[Subject], only: Sequence[str], part: str) -> list[
     return kept[int(number) - 1 :: int(parts)]
 
 
-def joined(old: Sequence[Result], new: Sequence[Result], names: Sequence[str]) -> list[Result]:
-    """The newest result of each subject that there still is."""
-    newest = {result.subject: result for result in (*old, *new)}
-    return [newest[name] for name in names if name in newest]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     options = _parser().parse_args(arguments)
@@ -95,14 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.show:
         packages = folder() if options.no_install else install()
         pb.check(Warm, lambda: (torch.randn(3, requires_grad=True),))
-        for subject in chosen(subjects, options.only, options.part):
+        done = {result.subject for result in results if options.new and not result.error}
+        left = [subject for subject in subjects if subject.id not in done]
+        for subject in chosen(left, options.only, options.part):
             result = run(subject, packages, options.seconds)
             print(table.line(result), flush=True)
-            # Another part may write to the same file.
-            results = joined(read(options.json), [result], [s.id for s in subjects])
-            save(results, options.json)
+            results = add(result, options.json)
+    names = {subject.id for subject in subjects}
+    results = [result for result in results if result.subject in names]
     known = verdicts.read()
-    is_whole = {result.subject for result in results} == {subject.id for subject in subjects}
+    is_whole = {result.subject for result in results} == names
     problems = verdicts.problems(results, known)
     print(table.text(results, known))
     if is_whole and not options.only:
@@ -117,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN")
     parser.add_argument("--part", default="1/1", help="1/2: every second subject")
     parser.add_argument("--json", type=Path, default=LATEST, help="where results are kept")
+    parser.add_argument("--new", action="store_true", help="only what has no result yet")
     parser.add_argument("--show", action="store_true", help="kept results only, nothing is run")
     parser.add_argument("--no-install", action="store_true", help="the packages are there")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="per subject")

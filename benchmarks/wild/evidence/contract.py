@@ -1,0 +1,196 @@
+"""Findings at inputs that no caller passes: the gradients are right where the contract holds.
+
+Each function takes the step that the finding took (another size, rank or scale), with what the
+package demands of its inputs kept, and asks `gradcheck`. It says whether the claim is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.wild.settle import call_of, fails, in_double
+from benchmarks.wild.subject import Subject, double, load, normal
+
+gradcheck = torch.autograd.gradcheck
+
+
+def pairs_of_other_sizes(subject: Subject) -> bool:
+    """Real and imaginary part in a last dimension of two, which the package itself asks for."""
+    sizes = ((5, 7, 2), (1, 3, 2), (2, 3, 4, 2))
+    return any(fails(gradcheck, call_of(subject), (double(*size),)) for size in sizes)
+
+
+def operands_of_one_shape(subject: Subject) -> bool:
+    """All tensors at another rank and size together, as they are in every call."""
+    call, (_, *rest) = call_of(subject), subject.inputs()
+    shape = (2, 3, 2, 3)
+    tensors = [double(*shape, seed=seed) for seed in range(5)]
+    return fails(gradcheck, call, (*tensors, rest[-1]))
+
+
+def skew_filters(subject: Subject) -> bool:
+    """Other sizes of the image, more channels and larger filters, each of them skew."""
+    call = call_of(subject)
+
+    def skew(channels: int, scale: float) -> torch.Tensor:
+        w = scale * double(channels, channels, 3, 3, grad=False)
+        return w - w.transpose(0, 1).flip(2, 3)
+
+    cases = [(2, 0.1, 3), (3, 0.1, 4), (2, 0.4, 5), (2, 0.8, 5)]
+    return any(fails(gradcheck, call, (double(1, c, n, n), skew(c, s))) for c, s, n in cases)
+
+
+def converged(subject: Subject) -> bool:
+    """The same with the solver run until it has converged: then it is what backward assumes."""
+    call = call_of(subject)
+
+    def solved(activations: torch.Tensor, t: float) -> torch.Tensor:
+        return call(activations, t, 200)  # type: ignore[no-any-return]
+
+    return any(fails(gradcheck, solved, (double(4, n), 1.4)) for n in (6, 33))
+
+
+def gauge(subject: Subject) -> bool:
+    """What does not depend on which basis of the space was chosen: the projection onto it."""
+    call = call_of(subject)
+
+    def projection(x: torch.Tensor) -> torch.Tensor:
+        basis = call(x)[0]
+        return basis @ basis.mT  # type: ignore[no-any-return]
+
+    return fails(gradcheck, projection, in_double(subject.inputs()))
+
+
+def same_draws(subject: Subject) -> bool:
+    """Another call between forward and backward, with the generator where it was: no difference."""
+    call = call_of(subject)
+
+    def gradient(*, other: bool) -> torch.Tensor:
+        inputs = subject.inputs()
+        out = call(*inputs)
+        if other:
+            call(*subject.inputs()).sum().backward()
+        torch.manual_seed(7)
+        return torch.autograd.grad(out.sum(), inputs[0])[0]
+
+    return not torch.equal(gradient(other=False), gradient(other=True))
+
+
+def square_matrices_together(subject: Subject) -> bool:
+    """Both matrices of another size together: backward serves every size that they share."""
+    call = call_of(subject)
+    m, r = normal(2, 6, 6), normal(2, 6, 6, seed=1)
+    try:
+        call(m, r, 0.1).sum().backward()
+    except RuntimeError:
+        return True
+    return False
+
+
+def skew_directions(subject: Subject) -> bool:
+    """The gradient in the directions that keep a matrix skew, against PyTorch's own solve."""
+    (m,) = in_double(subject.inputs())
+    g = double(4, 4, seed=3, grad=False)
+    got = torch.autograd.grad(call_of(subject)(m.float()).double(), m, g)[0]
+    eye = torch.eye(4, dtype=m.dtype)
+    wanted = torch.autograd.grad(torch.linalg.solve(eye + m, eye - m), m, g)[0]
+    error = (got - got.T) - (wanted - wanted.T)
+    return bool(error.abs().max() > 1e-3)
+
+
+def single_precision(subject: Subject) -> bool:
+    """The gradient at the example in float32 is far from PyTorch's own in float64."""
+    (m,) = subject.inputs()
+    g = normal(*m.shape, seed=3, grad=False)
+    got = torch.autograd.grad(call_of(subject)(m), m, g)[0].double()
+    exact = m.detach().double().requires_grad_()
+    wanted = torch.autograd.grad(torch.linalg.matrix_exp(exact), exact, g.double())[0]
+    return bool((got - wanted).abs().max() > 1e-3 * wanted.abs().max())
+
+
+def wavelet_of_one_level(subject: Subject) -> bool:
+    """Filters of another wavelet, prepared by the package: the pair belongs together."""
+    made = load("pytorch_wavelets:DWTForward")(wave="db3", mode="zero").double()
+    names = ("h0_col", "h1_col", "h0_row", "h1_row")
+    filters = [getattr(made, name) for name in names]
+    return fails(gradcheck, call_of(subject), (double(1, 2, 8, 8), *filters, 0))
+
+
+def shared_weights(subject: Subject) -> bool:
+    """Two parts that share a weight: its gradient against that of the same block in plain torch."""
+    x, fm, gm, *_ = in_double(subject.inputs())
+    inner = (lambda m: m.inner) if hasattr(fm, "inner") else (lambda m: m)
+    inner(gm).weight = inner(fm).weight
+    parameters = (*fm.parameters(), *gm.parameters())
+    g = torch.ones_like(x)
+    got = torch.autograd.grad(call_of(subject)(x, fm, gm, *parameters), inner(fm).weight, g)[0]
+    is_inverse = "Inverse" in subject.id
+    wanted = torch.autograd.grad(_coupled(x, fm, gm, is_inverse), inner(fm).weight, g)[0]
+    return not torch.allclose(got, wanted)
+
+
+def _coupled(x: torch.Tensor, fm: torch.nn.Module, gm: torch.nn.Module, is_inverse: bool) -> Any:
+    """An additive or affine coupling, or its inverse, in plain torch."""
+
+    def parts(m: torch.nn.Module, v: torch.Tensor) -> tuple[Any, Any]:
+        out = m(v)
+        return out if isinstance(out, tuple) else (1.0, out)
+
+    a, b = x.chunk(2, dim=1)
+    if is_inverse:
+        scale, shift = parts(gm, a)
+        second = (b - shift) / scale
+        scale, shift = parts(fm, second)
+        return torch.cat([(a - shift) / scale, second], 1)
+    scale, shift = parts(fm, b)
+    first = a * scale + shift
+    scale, shift = parts(gm, first)
+    return torch.cat([first, b * scale + shift], 1)
+
+
+def plain_momentum(subject: Subject) -> bool:
+    """Another gradient than that of the package's own network which keeps its activations."""
+    x, v, gamma, functions, *_, n_args = subject.inputs()[:7]
+    params = [p for f in functions for p in f.parameters()]
+    out = call_of(subject)(x, v, gamma, functions, None, True, 0, *params)
+    got = torch.autograd.grad(out.sum(), [x, *params])
+    y, speed = x, v
+    for function in functions:
+        speed = gamma * speed + (1 - gamma) * function(y)
+        y = y + speed
+    wanted = torch.autograd.grad(y.sum(), [x, *params])
+    return not all(torch.allclose(a, b, atol=1e-3) for a, b in zip(got, wanted, strict=True))
+
+
+def small_numbers(subject: Subject) -> bool:
+    """At small inputs the gradient is off by the number that is added to the denominator."""
+    x = torch.full((3,), 1e-8, dtype=torch.float64, requires_grad=True)
+    _, eps = subject.inputs()
+    got = torch.autograd.grad(call_of(subject)(x, eps).sum(), x)[0]
+    wanted = torch.autograd.grad(x.sqrt().sum(), x)[0]
+    return bool(((got - wanted).abs() > 1e-3 * wanted).all())
+
+
+def fourth_power(subject: Subject) -> bool:
+    """Backward makes a tensor with the fourth power of the matrix size, where forward has none."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                largest = max(largest, out.numel())
+            return out
+
+    m = double(1, 8, 8)
+    out = call_of(subject)(m, True, 1e-5)[0]
+    with Watch():
+        torch.autograd.grad(out.sum(), m)
+    return largest >= 8**4

@@ -1,0 +1,298 @@
+"""Settle findings by runs that the checker has no part in, and compare with the verdicts.
+
+`python -m benchmarks.wild.settle` runs, for each verdict, the settlement it names, on the subject
+at the finding's own inputs or at the example, and fails where the run says something else than the
+verdict: what is *true* or *arguable* must be shown, what is *false* must not.
+
+A settlement is a function of this module, or `module:function` of `evidence/`. Each gets the
+subject and says whether what the finding claims is shown. `repro` runs the program that the finding
+came with, which imports the package and PyTorch and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from benchmarks.wild import verdicts
+from benchmarks.wild.apart import apart
+from benchmarks.wild.install import folder
+from benchmarks.wild.results import Found, Result, read
+from benchmarks.wild.run import LATEST
+from benchmarks.wild.subject import Subject, every
+
+SECONDS = 120.0
+
+
+# ---- what a settlement can ask ----
+
+
+def in_double(values: Any) -> Any:
+    """The same values with every floating tensor in float64, as leaves."""
+
+    def cast(leaf: Any) -> Any:
+        if isinstance(leaf, torch.nn.Module):
+            return leaf.double()
+        if type(leaf) not in (Tensor, torch.nn.Parameter):
+            return leaf
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf
+        kind = torch.complex128 if leaf.is_complex() else torch.float64
+        return leaf.detach().to(kind).requires_grad_(leaf.requires_grad)
+
+    return tree_map(cast, values)
+
+
+def call_of(subject: Subject) -> Callable[..., Any]:
+    """The subject as something to call."""
+    target = subject.load()
+    return target.apply if isinstance(target, type) else target  # type: ignore[attr-defined, no-any-return]
+
+
+def fails(check: Callable[..., bool], call: Callable[..., Any], inputs: Sequence[Any]) -> bool:
+    """Whether a check of PyTorch's own rejects the call."""
+    torch.manual_seed(0)
+    try:
+        check(call, tuple(inputs))
+    except Exception:
+        return True
+    return False
+
+
+# ---- settlements ----
+
+
+def differences(subject: Subject) -> bool:
+    """`torch.autograd.gradcheck` rejects the gradients at the example, in float64."""
+    inputs = in_double(subject.inputs())
+    return fails(torch.autograd.gradcheck, call_of(subject), inputs)
+
+
+def second(subject: Subject) -> bool:
+    """`torch.autograd.gradgradcheck` rejects the second derivatives at the example."""
+    inputs = in_double(subject.inputs())
+    return fails(torch.autograd.gradgradcheck, call_of(subject), inputs)
+
+
+def gradients(
+    subject: Subject, unpack: Callable[[int, Tensor], Tensor], packed: list[Tensor]
+) -> list[Tensor]:
+    """The gradients at the example, with every saved tensor seen as it is packed and unpacked."""
+    torch.manual_seed(0)
+    inputs = subject.inputs()
+    leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
+
+    def pack(tensor: Tensor) -> int:
+        packed.append(tensor)
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: unpack(i, packed[i])):
+        out = call_of(subject)(*inputs)
+        outs = [o for o in tree_leaves(out) if isinstance(o, Tensor) and o.requires_grad]
+        found = torch.autograd.grad(
+            outs, leaves, [torch.ones_like(o) for o in outs], allow_unused=True
+        )
+    return [torch.zeros(()) if g is None else g for g in found]
+
+
+def unread(subject: Subject) -> bool:
+    """There is a saved tensor that may come back as NaN, and the gradients are the same."""
+    packed: list[Tensor] = []
+    right = gradients(subject, lambda _, tensor: tensor, packed)
+    for i, tensor in enumerate(list(packed)):
+        if not tensor.is_floating_point():
+            continue
+        spoilt = gradients(
+            subject, lambda k, t, i=i: torch.full_like(t, torch.nan) if k == i else t, []
+        )
+        if all(map(torch.equal, right, spoilt)):
+            return True
+    return False
+
+
+def copied(subject: Subject) -> bool:
+    """A saved tensor has the values of an input, in memory of its own."""
+    packed: list[Tensor] = []
+    gradients(subject, lambda _, tensor: tensor, packed)
+    inputs = [x for x in tree_leaves(subject.inputs()) if isinstance(x, Tensor)]
+    return any(
+        torch.equal(saved, x) and not saved.requires_grad for saved in packed for x in inputs
+    )
+
+
+def _backward(subject: Subject, prepare: Callable[[Any], Any] = lambda inputs: inputs) -> Any:
+    """The inputs, the leaves with a gradient, and the gradients as a function of nothing."""
+    torch.manual_seed(0)
+    inputs = prepare(subject.inputs())
+    leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
+    out = call_of(subject)(*inputs)
+    outs = [o for o in tree_leaves(out) if isinstance(o, Tensor) and o.requires_grad]
+    ones = [torch.ones_like(o) for o in outs]
+
+    def backward() -> list[Tensor | None]:
+        found = torch.autograd.grad(outs, leaves, ones, retain_graph=True, allow_unused=True)
+        return list(found)
+
+    return inputs, leaves, backward
+
+
+def _differ(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    return any(
+        (a is None) != (b is None) or (a is not None and not torch.allclose(a, b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def frozen(subject: Subject) -> bool:
+    """With the gradient of one input alone asked for, backward fails or gives another."""
+    _, leaves, backward = _backward(subject)
+    right = backward()
+    for keep in range(len(leaves)):
+
+        def prepare(inputs: Any, keep: int = keep) -> Any:
+            found = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
+            for k, x in enumerate(found):
+                x.requires_grad_(k == keep)
+            return inputs
+
+        try:
+            _, _, alone = _backward(subject, prepare)
+            if _differ(alone(), right[keep : keep + 1]):
+                return True
+        except Exception:
+            return True
+    return False
+
+
+def edited(subject: Subject) -> bool:
+    """A tensor that is changed in place before backward changes the gradients, without an error."""
+    _, _, backward = _backward(subject)
+    right = backward()
+    inputs, _, _ = _backward(subject)
+    for k, x in enumerate(tree_leaves(inputs)):
+        if not isinstance(x, Tensor):
+            continue
+        changed, _, backward = _backward(subject)
+        with torch.no_grad():
+            tensor = tree_leaves(changed)[k]
+            tensor.logical_not_() if tensor.dtype == torch.bool else tensor.mul_(2)
+        try:
+            if _differ(backward(), right):
+                return True
+        except RuntimeError:
+            continue
+    return False
+
+
+def twice(subject: Subject) -> bool:
+    """A second backward over one graph fails, or gives other gradients."""
+    _, _, backward = _backward(subject)
+    first = [None if g is None else g.clone() for g in backward()]
+    try:
+        return _differ(first, backward())
+    except Exception:
+        return True
+
+
+def drawn(subject: Subject) -> bool:
+    """Backward with the generator in another state gives other gradients."""
+    _, _, backward = _backward(subject)
+    torch.manual_seed(1)
+    first = [None if g is None else g.clone() for g in backward()]
+    torch.manual_seed(2)
+    return _differ(first, backward())
+
+
+def mutated(subject: Subject) -> bool:
+    """An input is not what it was before forward."""
+    inputs = subject.inputs()
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    before = [x.detach().clone() for x in tensors]
+    # Under no_grad a leaf may be changed in place, as a tensor of a network could be.
+    with torch.no_grad():
+        call_of(subject)(*inputs)
+    return not all(map(torch.equal, before, tensors))
+
+
+def program(text: str, packages: Path) -> bool:
+    """Whether a finding's own program ends in an error that is about what it says."""
+    if not text:
+        return False
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(text)
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, file.name],
+            capture_output=True,
+            text=True,
+            cwd=packages.parent.parent,
+            timeout=SECONDS,
+        )
+    return done.returncode != 0 and "ModuleNotFoundError" not in done.stderr
+
+
+def shown(verdict: verdicts.Verdict, subject: Subject, found: Found, packages: Path) -> bool:
+    """Whether the settlement of a verdict shows what the finding says; in this process."""
+    if verdict.settled == "repro":
+        return program(found.repro, packages)
+    name, _, function = verdict.settled.partition(":")
+    if not function:
+        settlement = globals()[name]
+    else:
+        settlement = getattr(importlib.import_module(f"benchmarks.wild.evidence.{name}"), function)
+    return bool(settlement(subject))
+
+
+def disagreements(
+    results: Sequence[Result], patterns: Sequence[str] = (), tell: Callable[[str], None] = print
+) -> list[str]:
+    """Each verdict that its own settlement does not bear out."""
+    subjects = {subject.id: subject for subject in every()}
+    known, packages = verdicts.read(), folder()
+    lines = []
+    for result in results:
+        if patterns and not any(fnmatch.fnmatch(result.subject, f"*{p}*") for p in patterns):
+            continue
+        for found in {found.rule + found.place: found for found in result.found}.values():
+            verdict = known.get(verdicts.key(result, found))
+            if verdict is None:
+                continue
+            subject = subjects[result.subject]
+            answer, error = apart(
+                lambda v=verdict, s=subject, f=found: shown(v, s, f, packages),
+                path=packages,
+                seconds=SECONDS,
+            )
+            right = not error and answer == (verdict.verdict != "false")
+            said = error or ("shown" if answer else "not shown")
+            line = f"{verdict.subject} {verdict.rule}: {verdict.verdict}, {verdict.settled}: {said}"
+            tell(f"{'ok ' if right else 'NO '} {line}")
+            lines += [] if right else [line]
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wild.settle", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN")
+    parser.add_argument("--json", type=Path, default=LATEST, help="the results to settle")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    lines = disagreements(read(options.json), options.only)
+    print(f"{len(lines)} verdicts are not borne out" if lines else "every verdict is borne out")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
