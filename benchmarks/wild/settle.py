@@ -190,9 +190,23 @@ def edited(subject: Subject) -> bool:
         try:
             if _differ(backward(), right):
                 return True
-        except RuntimeError:
+        except Exception:
             continue
     return False
+
+
+def output_edited(subject: Subject) -> bool:
+    """An output that is changed in place before backward changes the gradients, silently."""
+    found = []
+    for factor in (1.0, 2.0):
+        torch.manual_seed(0)
+        inputs = subject.inputs()
+        leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
+        out = call_of(subject)(*inputs)
+        with torch.no_grad():
+            out.mul_(factor)
+        found.append(torch.autograd.grad(out.sum(), leaves, allow_unused=True))
+    return _differ(*found)
 
 
 def twice(subject: Subject) -> bool:
@@ -242,16 +256,36 @@ def program(text: str, packages: Path) -> bool:
     return done.returncode != 0 and "ModuleNotFoundError" not in done.stderr
 
 
+def settlement(name: str) -> Callable[[Subject], bool]:
+    """The function that a verdict or a defect names."""
+    module, _, function = name.rpartition(":")
+    place = f"benchmarks.wild.evidence.{module}" if module else __name__
+    return getattr(importlib.import_module(place), function)  # type: ignore[no-any-return]
+
+
 def shown(verdict: verdicts.Verdict, subject: Subject, found: Found, packages: Path) -> bool:
     """Whether the settlement of a verdict shows what the finding says; in this process."""
     if verdict.settled == "repro":
         return program(found.repro, packages)
-    name, _, function = verdict.settled.partition(":")
-    if not function:
-        settlement = globals()[name]
-    else:
-        settlement = getattr(importlib.import_module(f"benchmarks.wild.evidence.{name}"), function)
-    return bool(settlement(subject))
+    return bool(settlement(verdict.settled)(subject))
+
+
+def undefended(patterns: Sequence[str] = (), tell: Callable[[str], None] = print) -> list[str]:
+    """Each known defect that its own evidence does not show."""
+    subjects = {subject.id: subject for subject in every()}
+    lines = []
+    for defect in verdicts.defects():
+        if patterns and not any(fnmatch.fnmatch(defect.subject, f"*{p}*") for p in patterns):
+            continue
+        answer, error = apart(
+            lambda d=defect: bool(settlement(d.settled)(subjects[d.subject])),
+            path=folder(),
+            seconds=SECONDS,
+        )
+        line = f"{defect.subject}: {defect.what}: {error or answer}"
+        tell(f"{'ok ' if answer else 'NO '} {line}")
+        lines += [] if answer else [line]
+    return lines
 
 
 def disagreements(
@@ -289,8 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=LATEST, help="the results to settle")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    lines = disagreements(read(options.json), options.only)
-    print(f"{len(lines)} verdicts are not borne out" if lines else "every verdict is borne out")
+    lines = [*undefended(options.only), *disagreements(read(options.json), options.only)]
+    print(f"{len(lines)} are not borne out" if lines else "every defect and verdict is borne out")
     return 1 if lines else 0
 
 

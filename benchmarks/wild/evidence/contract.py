@@ -152,7 +152,7 @@ def _coupled(x: torch.Tensor, fm: torch.nn.Module, gm: torch.nn.Module, is_inver
 
 def plain_momentum(subject: Subject) -> bool:
     """Another gradient than that of the package's own network which keeps its activations."""
-    x, v, gamma, functions, *_, n_args = subject.inputs()[:7]
+    x, v, gamma, functions, *_ = subject.inputs()
     params = [p for f in functions for p in f.parameters()]
     out = call_of(subject)(x, v, gamma, functions, None, True, 0, *params)
     got = torch.autograd.grad(out.sum(), [x, *params])
@@ -194,3 +194,88 @@ def fourth_power(subject: Subject) -> bool:
     with Watch():
         torch.autograd.grad(out.sum(), m)
     return largest >= 8**4
+
+
+def attached(subject: Subject) -> bool:
+    """Other inputs with the gradient that belongs to them: what is attached is what is asked."""
+    call = call_of(subject)
+    function = subject.inputs()[2]
+
+    def attach(x: torch.Tensor) -> torch.Tensor:
+        return call(x, 2 * x.detach(), function)  # type: ignore[no-any-return]
+
+    return any(fails(gradcheck, attach, (s * double(2, 3, grad=False),)) for s in (-4, 1, 4))
+
+
+def fields_of_one_shape(subject: Subject) -> bool:
+    """Both fields of another size together."""
+    fields = double(2, 3, 4, 5), double(2, 3, 4, 5, seed=1, grad=False)
+    return fails(gradcheck, call_of(subject), (*fields, double(4, 5, grad=False).abs()))
+
+
+def places_in_the_grid(subject: Subject) -> bool:
+    """More places, in as many coordinates as the grid has dimensions."""
+    first, *rest = in_double(subject.inputs())
+    call = call_of(subject)
+    generator = torch.Generator().manual_seed(5)
+
+    def places(*shape: int) -> torch.Tensor:
+        values = 4 * torch.rand(*shape, 2, generator=generator, dtype=torch.float64) + 0.01
+        return values.requires_grad_()
+
+    if first.shape[-1] == 2:
+        return any(fails(gradcheck, call, (places(*n), *rest)) for n in ((2, 3, 4), (1, 6, 7)))
+    images = double(2, 2, 5, 6)
+    return fails(gradcheck, call, (images, places(2, 3, 4), *rest[1:]))
+
+
+def symmetric_system(subject: Subject) -> bool:
+    """The system in directions that keep the matrix symmetric, as its caller promises."""
+    call = call_of(subject)
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return call(0.5 * (a + a.mT), b)  # type: ignore[no-any-return]
+
+    a, b = in_double(subject.inputs())
+    scaled = (4 * a).detach().requires_grad_(), (4 * b).detach().requires_grad_()
+    return any(
+        fails(check, solved, inputs)
+        for check in (gradcheck, torch.autograd.gradgradcheck)
+        for inputs in ((a, b), scaled)
+    )
+
+
+def enough_nodes(subject: Subject) -> bool:
+    """The integral far out, with as many nodes as it takes, against its closed form."""
+    quad = load("xitorch.integrate:quad")
+    a, b = (40 * x.detach() for x in in_double(subject.inputs()))
+    a.requires_grad_()
+
+    def integrand(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return torch.cos(a * x)
+
+    options = {"n": 4000}
+    got = quad(integrand, torch.zeros_like(b), b, params=(a,), bck_options=options, **options)
+    wanted = torch.sin(a * b) / a
+    ours, exact = (torch.autograd.grad(y.sum(), a)[0] for y in (got, wanted))
+    return not torch.allclose(ours, exact, rtol=1e-4)
+
+
+def linked_parameters(subject: Subject) -> bool:
+    """The net's own parameters as arguments, as its caller passes them: each gets a gradient."""
+    inputs = subject.inputs()
+    parameters = list(inputs[1].parameters())
+    outs = call_of(subject)(*inputs)
+    found = torch.autograd.grad([o.sum() for o in outs], parameters, allow_unused=True)
+    return any(g is None for g in found)
+
+
+def explained_refusal(subject: Subject) -> bool:
+    """Backward after `training=False` says what to do; it gives no wrong number."""
+    inputs = list(subject.inputs())
+    inputs[6] = False
+    try:
+        sum(o.sum() for o in call_of(subject)(*inputs)).backward()
+    except ValueError as error:
+        return "training=True" not in str(error)
+    return True

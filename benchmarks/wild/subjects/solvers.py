@@ -43,7 +43,7 @@ def root() -> Any:
     def found(a: Tensor, b: Tensor) -> Tensor:
         start = torch.zeros_like(b)
         return rootfinder(  # type: ignore[no-any-return]
-            equation, start, params=(a, b), method="broyden1", f_tol=1e-12, x_tol=1e-12
+            equation, start, params=(a, b), method="broyden1"
         )
 
     return found
