@@ -6,6 +6,7 @@ package demands of its inputs kept, and asks `gradcheck`. It says whether the cl
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,14 +109,6 @@ def single_precision(subject: Subject) -> bool:
     exact = m.detach().double().requires_grad_()
     wanted = torch.autograd.grad(torch.linalg.matrix_exp(exact), exact, g.double())[0]
     return bool((got - wanted).abs().max() > 1e-3 * wanted.abs().max())
-
-
-def wavelet_of_one_level(subject: Subject) -> bool:
-    """Filters of another wavelet, prepared by the package: the pair belongs together."""
-    made = load("pytorch_wavelets:DWTForward")(wave="db3", mode="zero").double()
-    names = ("h0_col", "h1_col", "h0_row", "h1_row")
-    filters = [getattr(made, name) for name in names]
-    return fails(gradcheck, call_of(subject), (double(1, 2, 8, 8), *filters, 0))
 
 
 def shared_weights(subject: Subject) -> bool:
@@ -279,3 +272,28 @@ def explained_refusal(subject: Subject) -> bool:
     except ValueError as error:
         return "training=True" not in str(error)
     return True
+
+
+def filters_of_the_package(subject: Subject) -> bool:
+    """Images of other sizes, with the filters that the package makes: each equal to its flip."""
+    inputs = in_double(subject.inputs())
+    images = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+    for size in (12, 16):
+        larger = list(inputs)
+        for k in images:
+            shape = [size * n // 8 if n % 4 == 0 else n for n in inputs[k].shape]
+            larger[k] = double(*shape, seed=k)
+        call = call_of(subject)
+        if fails(partial(gradcheck, fast_mode=True), call, larger):
+            return True
+    return False
+
+
+def served(subject: Subject) -> bool:
+    """The call at the example ends in an error or not at all."""
+    inputs = subject.inputs()
+    try:
+        call_of(subject)(*inputs).sum().backward()
+    except Exception:
+        return True
+    return False
