@@ -154,6 +154,23 @@ def _differ(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> boo
     )
 
 
+def cut(subject: Subject) -> bool:
+    """The gradient depends on an input, and has no way back to it for a second derivative."""
+    torch.manual_seed(0)
+    found = []
+    for factor in (1.0, 2.0):
+        inputs = subject.inputs()
+        leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.requires_grad]
+        with torch.no_grad():
+            for x in leaves:
+                x.mul_(factor)
+        out = call_of(subject)(*inputs)
+        outs = [o for o in tree_leaves(out) if isinstance(o, Tensor) and o.requires_grad]
+        ones = [torch.ones_like(o) for o in outs]
+        found.append(torch.autograd.grad(outs, leaves, ones, create_graph=True))
+    return _differ(*found) and not any(g.requires_grad for g in found[0])
+
+
 def frozen(subject: Subject) -> bool:
     """With the gradient of one input alone asked for, backward fails or gives another."""
     _, leaves, backward = _backward(subject)
@@ -226,6 +243,34 @@ def drawn(subject: Subject) -> bool:
     first = [None if g is None else g.clone() for g in backward()]
     torch.manual_seed(2)
     return _differ(first, backward())
+
+
+def repaired(subject: Subject) -> bool:
+    """What backward returns has another shape or dtype than its input, before PyTorch mends it."""
+    seen: list[Any] = []
+    plain = subject.load()
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        seen.append(plain.backward(ctx, *grads))
+        return seen[-1]
+
+    watched = type(plain.__name__, (plain,), {"backward": staticmethod(backward)})
+    inputs = subject.inputs()
+    out = watched.apply(*inputs)
+    out.sum().backward()
+    pairs = zip(inputs, seen[0], strict=False)
+    return any(
+        isinstance(g, Tensor) and (g.shape != x.shape or g.dtype != x.dtype) for x, g in pairs
+    )
+
+
+def kept(subject: Subject) -> bool:
+    """Tensors stay on ctx after backward, where PyTorch frees what was saved."""
+    out = call_of(subject)(*subject.inputs())
+    outs = [o for o in tree_leaves(out) if isinstance(o, Tensor) and o.grad_fn is not None]
+    torch.autograd.backward([o.sum() for o in outs])
+    attributes = vars(outs[0].grad_fn)
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(dict(attributes)))
 
 
 def mutated(subject: Subject) -> bool:
