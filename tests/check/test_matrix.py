@@ -59,10 +59,14 @@ SHOWN_ELSEWHERE = {
 }
 
 
+NEED_MORE = {"differs-from-reference"}
+"""Rules that a check of the function alone does not try: this one needs a reference."""
+
+
 def test_every_rule_shows_a_fault():
     shown = {rule for rules in table().values() for rule in rules}
 
-    assert {r.rule.name for r in all_rules()} - shown == set(SHOWN_ELSEWHERE)
+    assert {r.rule.name for r in all_rules()} - shown == set(SHOWN_ELSEWHERE) | NEED_MORE
 
 
 @pytest.mark.parametrize("name", SHOWN_ELSEWHERE)

@@ -70,6 +70,18 @@ def one_hot(ctx, x):
     return torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype)
 
 
+def two_levels(ctx, x):
+    return x.sign(), x.abs().mean()
+
+
+def another(ctx, x, other):
+    return x.clone()
+
+
+def rotation():
+    return torch.linalg.qr(row(3, 3).detach()).Q.requires_grad_()
+
+
 def row(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
@@ -82,6 +94,18 @@ SURROGATES = {
     "clipping": (
         made("Clipped", same, lambda ctx, g: (g.clamp(-ctx.alpha, ctx.alpha), None)),
         (row(4, 5), 0.1),
+    ),
+    "to another input": (
+        made("Replaced", another, lambda ctx, g: (None, g)),
+        (row(4, 5), row(4, 5)),
+    ),
+    "of a rotation": (
+        made("Turned", another, lambda ctx, g: (g, 0.1 * torch.ones_like(g) * g.sum())),
+        (rotation(), row(3, 3)),
+    ),
+    "one output of two": (
+        made("TwoLevels", two_levels, lambda ctx, g, h: g),
+        (row(4, 5),),
     ),
     "bound": (made("AtLeast", at_least, towards_the_bound), (row(4, 5), torch.tensor(0.1))),
     "learned step": (

@@ -38,3 +38,13 @@ def test_double_keeps_values_and_says_where_they_came_from():
     assert [t.dtype for t in double.args] == [torch.float64, torch.complex128]
     assert double.label == "given as float32 and complex64"
     assert double.double() is double
+
+
+def test_parameters_of_modules_in_a_list_stay_theirs():
+    modules = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    example = example_of((torch.ones(2), modules, *modules[1].parameters()))
+
+    _, copies, weight, bias = example.fresh()
+
+    assert (copies[1].weight is weight, copies[1].bias is bias) == (True, True)
+    assert copies[0].weight is not modules[0].weight

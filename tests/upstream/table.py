@@ -1,8 +1,9 @@
 """Outcomes as a table, and the table of refusals that is kept in the repository.
 
-`refusals.md` beside this file has one row for each thing that pullback refuses to do with an op,
-and the reason in the words that a user reads. It holds for the torch that it was made with, which
-its first lines name; with another one, ops and their samples differ, and only wrong results count.
+`refusals.md` beside this file has one row for each thing that pullback refuses to do with an op or
+a random program, and the reason in the words that a user reads. It holds for the torch that it was
+made with, which its first lines name; with another one, ops and their samples differ, and only
+wrong results count.
 """
 
 import re
@@ -53,10 +54,11 @@ def text(rows: Iterable[Row]) -> str:
 # ---- refusals ----
 
 HEAD = """\
-# What pullback refuses to do with PyTorch's ops
+# What pullback refuses to do with PyTorch's ops, and with programs of several of them
 
-Made with torch {version} by `pytest tests/upstream -m "" --update-gold`: one row for each op, dtype
-and feature (see [features.py](features.py)) that is refused. The reason is what a user reads.
+Made with torch {version} by `pytest tests/upstream -m "" --update-gold`: one row for each op or
+[program](programs.py), dtype and [feature](features.py) that is refused. The reason is what a user
+reads.
 
 | op | dtype | feature | reason |
 |---|---|---|---|

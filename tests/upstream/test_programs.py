@@ -44,23 +44,34 @@ def assert_right(rows, program):
     assert wrong == "", f"{wrong}\n\n{program}"
 
 
+def assert_refusals_are_known(rows, request):
+    """Require that what is refused of a program is what the table of refusals says of it."""
+    asked = {(row["op"], row["dtype"]) for row in rows}
+    found = table.refusals_in(rows)
+    if request.config.getoption("--update-gold"):
+        table.record(found, asked)
+    if table.is_of_this_torch():
+        assert found == {row for row in table.recorded() if (row[0], row[1]) in asked}
+
+
 # ---- programs ----
 
 
 @pytest.mark.parametrize("seed", range(QUICK))
-def test_program_is_derived_printed_and_combined(seed, server):
+def test_program_is_derived_printed_and_combined(seed, server, request):
     rows = server.rows("program", seed, seconds=SECONDS)
 
-    assert rows
     assert_right(rows, program_of(seed))
+    assert_refusals_are_known(rows, request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(QUICK, SEEDS))
-def test_every_program_is_derived_printed_and_combined(seed, server):
+def test_every_program_is_derived_printed_and_combined(seed, server, request):
     rows = server.rows("program", seed, seconds=SECONDS)
 
     assert_right(rows, program_of(seed))
+    assert_refusals_are_known(rows, request)
 
 
 @pytest.mark.needs_compiler

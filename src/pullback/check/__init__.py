@@ -24,6 +24,7 @@ def check(
     profile: str = "standard",
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
+    domain: Any = None,
     isolate: bool = True,
     progress: Progress | None = None,
 ) -> Report:
@@ -38,6 +39,7 @@ def check(
         profile=profile,
         declares=declares,
         reference=reference,
+        domain=domain,
         isolate=isolate,
         progress=progress,
     )
@@ -52,6 +54,7 @@ def assert_sound(
     profile: str = "standard",
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
+    domain: Any = None,
     isolate: bool = True,
 ) -> None:
     """Raise with every finding about `target`, if there is any: see `check.runner`."""
@@ -66,6 +69,7 @@ def assert_sound(
         profile=profile,
         declares=declares,
         reference=reference,
+        domain=domain,
         isolate=isolate,
     )
 

@@ -85,7 +85,7 @@ def _trial(
         return None
     judged = subject.mismatches(called, cotangents, grads) if values else []
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
-    for more in not_finite(subject, called, cotangents, grads, steep):
+    for more in not_finite(subject, called, cotangents, grads, steep, beside=values):
         found.setdefault(more.name, more)
     if not ties and not found:
         found = {m.name: m for m in lost_at_infinity(subject, called, cotangents, grads)}
@@ -121,8 +121,14 @@ def not_finite(
     cotangents: Cotangents,
     grads: dict[str, Tensor | None],
     steep: float = STEEP,
+    *,
+    beside: bool = True,
 ) -> Iterator[Mismatch]:
-    """Gradients that are NaN or infinite where forward's own are finite, or forward is smooth."""
+    """Gradients that are NaN or infinite where forward's own are finite, or forward is smooth.
+
+    Without `beside`, only where forward's own are finite: at the ends of a dtype that is all one
+    can ask.
+    """
     positions = {name: i for i, name in enumerate(called.names) if name in grads}
     intent = subject.target.intent
     has_numbers = all(bool(torch.isfinite(x.detach()).all()) for x in called.leaves.values())
@@ -146,7 +152,7 @@ def not_finite(
         for flat in (~torch.isfinite(grad.detach())).flatten().nonzero()[:LOOKS, 0].tolist():
             truth = _finite(want.get(position), flat)
             if truth is None or _finite(eager.get(position), flat) is None:
-                if not _is_inside(subject, exact, wide):
+                if not beside or not _is_inside(subject, exact, wide):
                     break
                 truth = None
                 if not exact.args[position].is_complex():

@@ -19,10 +19,14 @@ from pullback.capture.indices import is_index
 from pullback.check.inputs.arguments import indices_of, masks_of
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, trial_of, trials
-from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.example import Example, can_differ, tensors_in, wide_of
 from pullback.judge.mismatch import Mismatch, flat_of
+from pullback.judge.run import ForwardRefusedError
+from pullback.judge.tolerances import STABLE
 
 ASIDE = "set aside"
+NOTHING = 1e-13  # of an input in double precision, which a sound function does not amplify much
+COLUMNS = 4  # entries of a dimension, each of which forward may call by its number
 SPREAD = 3e-3  # how far apart tied values are moved
 
 Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
@@ -30,7 +34,48 @@ Retry = Callable[[Subject, Trial, Mismatch], "Trial | None"]
 
 def by_shape(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
     """The trials, without what is wrong for the values in the example's own shapes too."""
-    return by_masks(subject, by_indices(subject, _without(subject, found, _of_values)))
+    served = _served(subject, found)
+    return by_masks(subject, by_indices(subject, _without(subject, served, _of_values)))
+
+
+def _served(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:
+    """The trials, without sizes of which forward reads no more than it does of the example's.
+
+    Where the last dimension is a real and an imaginary part, a third entry is a mistake. Nor does
+    forward serve a size at which it gives noise, such as a matrix that has no inverse there.
+    """
+    for trial in found:
+        kept = [m for m in trial.mismatches if not _has_unread(subject.small, m)]
+        if kept and not _is_stable(subject, trial.example):
+            kept = []
+        yield replace(trial, mismatches=tuple(kept))
+
+
+def _is_stable(subject: Subject, example: Example) -> bool:
+    """Whether forward gives nearly the same where all inputs move by next to nothing."""
+    moved = example
+    for i in example.differentiable:
+        value = example.args[i]
+        if wide_of(value).dtype == value.dtype:
+            moved = moved.put(i, value * (1 + NOTHING), example.label)
+    try:
+        pairs = zip(subject.run(example).outputs, subject.run(moved).outputs, strict=True)
+    except ForwardRefusedError:
+        return True
+    return all(STABLE.admits(b, a) for a, b in pairs if can_differ(a))
+
+
+def _has_unread(start: Example, mismatch: Mismatch) -> bool:
+    """Whether a dimension of a few entries is longer here, and PyTorch gives 0 for the rest."""
+    old, want = start.args[mismatch.position].shape, mismatch.want
+    if want.dim() != len(old):
+        return False
+    for dim, size in enumerate(old):
+        if size <= COLUMNS and want.shape[dim] > size:
+            rows = want.movedim(dim, 0).reshape(want.shape[dim], -1)
+            if not bool(rows[size:].any()) and bool((rows[:size] != 0).any(1).all()):
+                return True
+    return False
 
 
 def by_ties(subject: Subject, found: Iterable[Trial]) -> Iterator[Trial]:

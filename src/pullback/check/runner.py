@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from pullback.check.crash import RULE as CRASH
 from pullback.check.crash_diagnosis import Cause, cause_of
 from pullback.check.finding import Finding, Skip
 from pullback.check.fresh import CannotSendError
+from pullback.check.inputs.stated import stated
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
 from pullback.check.report import Report
@@ -44,6 +46,7 @@ def check(
     profile: str = "standard",
     declares: Mapping[str, Any] | None = None,
     reference: Callable[..., Any] | None = None,
+    domain: Any = None,
     isolate: bool = True,
     progress: Progress | None = None,
 ) -> Report:
@@ -52,11 +55,15 @@ def check(
     `inputs` is a tuple of arguments, a list of such tuples, or a function without arguments that
     gives one of these; left out, `target.examples` is asked. `declares` says of the target what the
     attribute of that name says on a class: `declares={"surrogate": "x"}`. `reference` is a plain
-    function of the same arguments: outputs and gradients are compared with its own.
+    function of the same arguments: outputs and gradients are compared with its own. `domain` says
+    what the arguments may be, such as `{"a": "symmetric", "x": {"min_value": 0}}`: others are not
+    tried (see `inputs.stated`).
     """
     known = with_options(target_of(target), declares, reference)
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
+    names = known.names_of(max(len(example.args) for example in examples))
+    known = replace(known, domain=stated(domain, names, examples, known.name))
     job = Job(known, examples, rules, profile)
     start = time.monotonic()
     collected = _Collected(job, progress)

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from pullback.check.facts import Cotangent, Input, Number, Second, numbers
 from pullback.check.finding import Rule, Skip
+from pullback.check.refusal import is_accident
 from pullback.check.subject import Subject, describe
 from pullback.function.isolation import seeded
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
 from pullback.judge.mismatch import index_of
 from pullback.judge.reference import STEP
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, cotangent_of, run
+from pullback.judge.run import BackwardFailedError, CallError, Raised, cotangent_of, run
 from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
 DOUBTS = 3
@@ -50,11 +51,17 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is wrong with the second derivatives, or why they were not looked at."""
+    """What is wrong with the second derivatives, or why they were not looked at.
+
+    `accident` is an error that says nothing of second derivatives; with `is_own` the first
+    derivative is none of forward's, and the second was compared with differences of it alone.
+    """
 
     defects: tuple[Defect, ...] = ()
     skip: str = ""
     raised: Raised | None = None
+    accident: Raised | None = None
+    is_own: bool = False
 
     def skipped(self, rule: Rule) -> Skip:
         """The skip of a rule that looks at them."""
@@ -77,31 +84,32 @@ def _looked_at(subject: Subject) -> Outcome:
     target = subject.target
     if target.is_once_differentiable:
         return Outcome(skip="it is once differentiable, by decorator or declaration")
-    if target.intent.has_surrogate:
-        return Outcome(skip="its gradient is declared to be a surrogate")
     if target.intent.nondeterministic:
         return Outcome(skip="it is declared to be nondeterministic")
     if subject.fails_at_base:
         return Outcome(skip="backward fails at the example", raised=subject.fails_at_base)
-    if subject.wrong_names:
-        return Outcome(skip="the first derivative is wrong already")
+    is_own = target.intent.has_surrogate or bool(subject.wrong_names)
     found: dict[str, Defect] = {}
     refusal: Raised | None = None
+    accident: Raised | None = None
     for example, has_history in _ways(subject):
         if subject.time_is_up:
             break
-        point = Point(subject, example, has_history)
+        point = Point(subject, example, has_history, is_own)
         try:
             for defect in point.defects():
                 found.setdefault(defect.name, defect)
-        except (BackwardFailedError, ForwardRefusedError, RuntimeError, NotImplementedError) as e:
+        except (CallError, RuntimeError) as e:
             error = getattr(e, "error", e)
             refusal = refusal or describe(error)
+            if is_accident(error):
+                accident = accident or describe(error)
             if isinstance(error, OnceError) or ONCE in refusal.text:
                 break  # it is so only where the cotangent has a history
         if found:
             break
-    return Outcome(tuple(found.values()), "it refuses aloud" if refusal else "", refusal)
+    skip = "it refuses aloud" if refusal else ""
+    return Outcome(tuple(found.values()), skip, refusal, accident, is_own)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
@@ -135,11 +143,15 @@ def _leads_to_refusal(gradient: Tensor) -> bool:
 class Point:
     """One example at which second derivatives are taken.
 
-    With `has_history` the cotangents require grad too, as they do inside a network.
+    With `has_history` the cotangents require grad too, as they do inside a network. With `is_own`
+    only the user's backward counts: forward has another first derivative.
     """
 
-    def __init__(self, subject: Subject, example: Example, has_history: bool) -> None:
+    def __init__(
+        self, subject: Subject, example: Example, has_history: bool, is_own: bool = False
+    ) -> None:
         self.subject = subject
+        self.is_own = is_own
         self.example = example
         self.has_history = has_history
         called = subject.run(example)
@@ -259,7 +271,7 @@ class Point:
         if not self.live or not self.names:
             return
         have = self.of_user()
-        want = self.of_reference()
+        want = None if self.is_own else self.of_reference()
         if want is None:
             yield from self._by_differences(have)
             return

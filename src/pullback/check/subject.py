@@ -22,7 +22,7 @@ from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
-from pullback.check.inputs.relations import Relation, broken_by, relations_of
+from pullback.check.inputs.relations import Relation, broken_by, relations_of, restored
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
 from pullback.check.repro.writing import with_repro
@@ -67,7 +67,7 @@ class Subject:
     def accept(self, intent: Intent) -> None:
         """Take this for what the author means; what was judged without it is judged anew."""
         self.target = replace(self.target, intent=intent)
-        for name in ("base_mismatches", "patterns", "wrong_names"):
+        for name in ("base_mismatches", "patterns", "wrong_names", "relations"):
             self.__dict__.pop(name, None)
 
     # ---- what there is ----
@@ -131,8 +131,18 @@ class Subject:
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
-        """What the examples show of their arguments: others that break it are not tried."""
-        return relations_of(self.examples)
+        """What the examples show of their arguments, and the user says: others are not tried."""
+        said = self.target.domain
+        known = {(relation.words, relation.positions) for relation in said}
+        shown = relations_of(self.examples, few=self.target.intent.has_surrogate)
+        return (*said, *(r for r in shown if (r.words, r.positions) not in known))
+
+    def kept(self, example: Example) -> Example:
+        """An example of other sizes with the relations that drawing anew has broken, restored."""
+        shapes = [tuple(t.shape) for t in tensors_in(example.args)]
+        if not self.relations or shapes == [tuple(t.shape) for t in tensors_in(self.given.args)]:
+            return example
+        return restored(example, self.relations)
 
     def _keep_relations(self, example: Example) -> None:
         if self.relations and not any(example is one for one in self.examples):
@@ -239,9 +249,23 @@ class Subject:
                 for draw in (0, 1):
                     for mismatch in self.judge(example, draw=draw):
                         found.setdefault(mismatch.name, mismatch)
+                for mismatch in self._unlike_forward(example) if not found else ():
+                    found.setdefault(mismatch.name, mismatch)
             except (ForwardRefusedError, BackwardFailedError):
                 continue
         return list(found.values())
+
+    def _unlike_forward(self, example: Example) -> list[Mismatch]:
+        """What differences of forward show where the reference agrees; in a program a cut of the
+        graph is meant.
+        """
+        if not self.target.is_function:
+            return []
+        called = self.run(example)
+        cotangents = self.cotangents(called)
+        grads = called.pull(copies_of(cotangents))
+        honest = {n: g for n, g in grads.items() if not self.target.intent.is_surrogate(n)}
+        return self.judge_of.unlike_forward(called, cotangents, honest)
 
     @cached_property
     def patterns(self) -> dict[str, Pattern]:

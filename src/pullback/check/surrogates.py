@@ -4,10 +4,11 @@ Straight-through estimators, spikes, quantisers, gradient reversal and clipping 
 is not the derivative of forward, on purpose, and most of them say so nowhere. They are known by
 their shape:
 
-- forward is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
+- an output is piecewise constant in an input (a rounding, a sign, a comparison), so that its own
   gradient is zero everywhere, and backward returns another. Nobody writes a Function for zeros. The
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
-- forward returns an input as it is, so that changing gradients is all that the Function does;
+- forward returns an input as it is, so that changing gradients is all that the Function does, be it
+  to give them to another input;
 - forward returns the input or a bound, and what backward lets through depends on the sign of the
   cotangent.
 
@@ -30,7 +31,7 @@ from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
 from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of
+from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, run
 
 CROSSING = 0.1  # of the entries may pass to another piece when an input moves by a tiny step
 FOREIGN = ("torch.", "pullback.")
@@ -68,7 +69,7 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    if intent.surrogate is True or any(s.shape is Shape.CONSTANT or s.inside for s in found):
+    if intent.surrogate is True or any(s.shape is not Shape.BOUND for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
 
@@ -88,8 +89,8 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
     place = subject.names.index(mismatch.name)
-    is_flat = mismatch.expected == 0 and not mismatch.want.nan_to_num().any()
-    if is_flat and _is_stepwise(subject, called, place):
+    steps = _steps(subject, called, place)
+    if steps and _reaches(subject, called, steps, mismatch.name):
         return Shape.CONSTANT
     if any(_is_identity(subject, called, i) for i in called.example.differentiable):
         return Shape.IDENTITY
@@ -98,11 +99,19 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
     return None
 
 
-def _is_stepwise(subject: Subject, called: Run, place: int) -> bool:
-    """Whether outputs depend on the input, and yet stay as they are where it moves a little."""
-    near, far = _moved(called.example, place), _flipped(called.example, place)
-    changed = _changed(subject, called, near)
-    return changed is not None and changed <= CROSSING and bool(_changed(subject, called, far))
+def _steps(subject: Subject, called: Run, place: int) -> frozenset[int]:
+    """The outputs that depend on the input, and yet stay as they are where it moves a little."""
+    near = _changed(subject, called, _moved(called.example, place))
+    far = _changed(subject, called, _flipped(called.example, place))
+    return frozenset(k for k in near if near[k] <= CROSSING and far.get(k))
+
+
+def _reaches(subject: Subject, called: Run, outputs: frozenset[int], name: str) -> bool:
+    """Whether the cotangents of these outputs alone give an input a gradient."""
+    cotangents = subject.cotangents(called)
+    only = [c if k in outputs else None for k, c in enumerate(copies_of(cotangents))]
+    found = subject.run().pull(only)[name]
+    return found is not None and bool(found.any())
 
 
 def _is_identity(subject: Subject, called: Run, place: int) -> bool:
@@ -114,7 +123,7 @@ def _is_identity(subject: Subject, called: Run, place: int) -> bool:
         if i != place:
             other = other.put(i, other.args[i] * 1.5, other.label)
     try:
-        runs = called, subject.run(other)
+        runs = called, _run(subject, other)
     except ForwardRefusedError:
         return False
     return all(_is_same(one.outputs[one.live[0]], one.example.args[place]) for one in runs)
@@ -129,7 +138,7 @@ def _is_bound(subject: Subject, called: Run, place: int) -> bool:
     if given.shape != made.shape or given.dtype != made.dtype:
         return False
     try:
-        moved = subject.run(_moved(called.example, place)).outputs[live]
+        moved = _run(subject, _moved(called.example, place)).outputs[live]
     except ForwardRefusedError:
         return False
     kept = made.detach() == given
@@ -174,17 +183,21 @@ def _flipped(example: Example, place: int) -> Example:
     return example.put(place, (x.flatten().flip(0) * -1.5).reshape(x.shape), "turned round")
 
 
-def _changed(subject: Subject, called: Run, example: Example) -> float | None:
-    """The part of the outputs' numbers that are others at this example; None if it is refused."""
+def _changed(subject: Subject, called: Run, example: Example) -> dict[int, float]:
+    """Of each output, the part of its numbers that are others there; none where that is refused."""
     try:
-        other = subject.run(example)
+        other = _run(subject, example)
     except ForwardRefusedError:
-        return None
-    pairs = [(called.outputs[i], other.outputs[i]) for i in called.live]
-    if any(a.shape != b.shape for a, b in pairs):
-        return None
-    total = sum(a.numel() for a, _ in pairs)
-    return sum(int((a.detach() != b.detach()).sum()) for a, b in pairs) / max(total, 1)
+        return {}
+    pairs = {k: (called.outputs[k].detach(), other.outputs[k].detach()) for k in called.live}
+    if any(a.shape != b.shape for a, b in pairs.values()):
+        return {}
+    return {k: int((a != b).sum()) / max(a.numel(), 1) for k, (a, b) in pairs.items()}
+
+
+def _run(subject: Subject, example: Example) -> Run:
+    """A run at inputs that need not be such as the examples are: it is forward that is asked."""
+    return run(subject.target.call, example, subject.names, through_clone=subject.writes_inputs)
 
 
 def _is_same(made: Tensor, given: Any) -> bool:

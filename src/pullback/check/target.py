@@ -22,6 +22,7 @@ from typing import Any
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.names import function_of
+from pullback.check.inputs.relations import Relation
 from pullback.check.naming import load
 from pullback.check.registration import has_vmap_rule, near, place_of_op, schema_of
 from pullback.derive.plain import program_of
@@ -70,6 +71,7 @@ class Target:
     function: Any = None
     intent: Intent = field(default_factory=Intent)
     compare_with: Callable[..., Any] | None = None  # a plain function that gives what is right
+    domain: tuple[Relation, ...] = ()  # what its arguments may be, as the user says
 
     @property
     def is_function(self) -> bool:

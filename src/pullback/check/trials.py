@@ -7,20 +7,32 @@ raised. Rules of one group share the trials; each reports its own kind.
 from __future__ import annotations
 
 import time
+from cmath import isfinite
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 
+from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Raised, Run, copies_of
+from pullback.judge.run import (
+    BackwardFailedError,
+    CallError,
+    ForwardRefusedError,
+    Raised,
+    Run,
+    copies_of,
+)
+from pullback.judge.tolerances import is_close, largest
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
 SLOW = 0.1  # seconds
+REMOTE = 200  # times the example: a function may end before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,7 @@ def _run(
         if subject.time_is_up or bad >= ENOUGH or (slow >= ENOUGH and tried is None):
             return
         start = time.process_time()
+        example = subject.kept(example)
         trial = trial_of(subject, example) if tried is None else tried(example)
         slow += time.process_time() - start > SLOW
         if trial is not None:
@@ -127,8 +140,46 @@ def reported(
                 severity=Severity.FRAGILE,
             )
         for mismatch in trial.mismatches:
-            if is_new(subject, rule, mismatch.name):
-                yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why)
+            if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
+                facts = _proviso(subject, trial.example, mismatch)
+                yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why, **facts)
+
+
+def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str, Any]:
+    """What is said differently of a surrogate, and of a forward that no longer moves far out.
+
+    What such a forward does there may be the end of what it serves: a root that is out of its
+    bracket, a table that is read beyond its end.
+    """
+    if subject.target.intent.is_surrogate(mismatch.name):
+        return {"expected": "a finite number"}
+    own = _own_number(subject, example, mismatch)
+    if own:
+        at = at_worst(mismatch).then(f": `{own}` is for backward alone")
+        return {"severity": Severity.FRAGILE, "at": at}
+    x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
+    is_remote = largest(x) > REMOTE * max(largest(usual), 1.0)
+    if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
+        return {}
+    at = at_worst(mismatch).then(", if inputs may be as large as this")
+    return {"severity": Severity.FRAGILE, "at": at}
+
+
+def _own_number(subject: Subject, example: Example, mismatch: Mismatch) -> str:
+    """The name of a number that changes this gradient, and nothing that forward gives."""
+    for i, arg in enumerate(example.args):
+        if not isinstance(arg, float) or not arg:
+            continue
+        try:
+            runs = [subject.run(e) for e in (example, example.put(i, arg / 2, example.label))]
+            grads = [run.pull(subject.cotangents(run))[mismatch.name] for run in runs]
+        except CallError:
+            continue
+        outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
+        is_same = all(torch.equal(one.detach(), two.detach()) for one, two in outputs)
+        if is_same and not is_close(*grads):
+            return subject.names[i]
+    return ""
 
 
 def report_trials(
@@ -139,9 +190,21 @@ def report_trials(
         yield from reported(subject, rule, found, fix)
 
 
-def is_new(subject: Subject, rule: Rule, name: str) -> bool:
-    """Whether a defect of input `name` is news, for this group of rules; it no longer is then."""
-    if name in subject.wrong_names or (rule.group, name) in subject.blamed:
+def _is_spoiled(subject: Subject, mismatch: Mismatch) -> bool:
+    """Whether a gradient is not finite here, and is at the examples, be it wrong there."""
+    if mismatch.got is None or isfinite(mismatch.got):
+        return False
+    usual = [m.have for m in subject.base_mismatches if m.name == mismatch.name]
+    return all(have is None or bool(torch.isfinite(have).all()) for have in usual)
+
+
+def is_new(subject: Subject, rule: Rule, name: str, *, is_spoiled: bool = False) -> bool:
+    """Whether a defect of input `name` is news, for this group of rules; it no longer is then.
+
+    What is wrong at the examples already is none, unless it `is_spoiled`: no longer finite.
+    """
+    is_known = name in subject.wrong_names and not is_spoiled
+    if is_known or (rule.group, name) in subject.blamed:
         return False
     subject.blamed.add((rule.group, name))
     return True

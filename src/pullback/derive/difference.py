@@ -89,21 +89,23 @@ def _values(
             continue
         gradients = zip(names, expected.first[by], found.first[by], whole, strict=True)
         for place, (name, theirs, mine, all_of_it) in enumerate(gradients):
-            sides = (_where_finite(side, all_of_it, by) for side in (theirs, mine))
+            sides = theirs, mine
+            if row.fills_absent and by != TOGETHER:
+                sides = _where_finite(theirs, all_of_it), _where_finite(mine, all_of_it)
             yield replace(one, kind="gradient", place=place, name=name, by=by), *sides
     if expected.second is not None and found.second is not None:
         for place, pair in enumerate(zip(expected.second, found.second, strict=True)):
             yield replace(one, kind="second derivative", place=place), *pair
 
 
-def _where_finite(gradient: Any, whole: Any, by: str) -> Any:
+def _where_finite(gradient: Any, whole: Any) -> Any:
     """The gradient of one output, but for where that of all outputs together is not finite.
 
     There one of them has an infinite slope. A node of several outputs multiplies that by the zeros
-    of a cotangent that nobody gave; the ops of a program are not even run.
+    of a cotangent that is absent; the ops of a program are not even run.
     """
     both = isinstance(gradient, Tensor) and isinstance(whole, Tensor)
-    if by == TOGETHER or not both or gradient.shape != whole.shape:
+    if not both or gradient.shape != whole.shape:
         return gradient
     return gradient.where(whole.isfinite(), torch.zeros_like(gradient))
 

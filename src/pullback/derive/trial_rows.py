@@ -57,7 +57,8 @@ class Row:
     `has_nan` says that NaN is among them: then only outputs are compared, and NaN may spread.
     `is_resized` says that the sizes are others than those of the example. `numbers` are other
     values of plain arguments, by their places. `may_refuse` says that what is written need not
-    serve the row, if it says so.
+    serve the row, if it says so. `fills_absent` says that zeros in the place of absent cotangents
+    may show: beside an infinite slope, the gradients of one output alone are not compared.
     """
 
     tensors: tuple[Tensor, ...]
@@ -69,6 +70,7 @@ class Row:
     is_resized: bool = False
     numbers: Mapping[int, Any] = field(default_factory=dict)
     may_refuse: bool = False
+    fills_absent: bool = False
 
     def widened(self, captured: Capture) -> Row:
         """The row in double precision; tensors from around the program stay as they are."""
@@ -143,7 +145,8 @@ def op_rows(
         return
     wide = example.widened(captured) if is_double else example
     for what, change in (("inputs of two values each", _two_values), ("zeros", _only_zeros)):
-        yield replace(wide, tensors=_changed(captured, wide.tensors, change), what=what)
+        changed = _changed(captured, wide.tensors, change)
+        yield replace(wide, tensors=changed, what=what, fills_absent=True)
     if numbers:
         said = "other numbers in the arguments"
         yield replace(wide, what=said, numbers=numbers, may_refuse=True)

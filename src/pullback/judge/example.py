@@ -20,7 +20,7 @@ from pullback.function.isolation import SEED
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """An argument that is a parameter or buffer of a module which is an argument, too."""
+    """An argument that is a parameter or buffer of a module which is an argument, or in one."""
 
     module: int
     name: str
@@ -118,12 +118,19 @@ def example_of(args: tuple[Any, ...]) -> Example:
 
 def _ties(args: tuple[Any, ...]) -> Iterator[Tie]:
     for module, owner in enumerate(args):
-        if isinstance(owner, torch.nn.Module):
-            owned = [*owner.named_parameters(), *owner.named_buffers()]
-            for position, arg in enumerate(args):
-                names = [name for name, tensor in owned if tensor is arg]
-                if names:
-                    yield Tie(module, names[0], position)
+        owned = _owned(owner)
+        for position, arg in enumerate(args if owned else ()):
+            names = [name for name, tensor in owned.items() if tensor is arg]
+            if names:
+                yield Tie(module, names[0], position)
+
+
+def _owned(owner: Any) -> dict[str, Tensor]:
+    """The parameters and buffers of a module, or of the modules in a list, by name."""
+    if isinstance(owner, torch.nn.Module):
+        return dict([*owner.named_parameters(), *owner.named_buffers()])
+    items = owner if isinstance(owner, (list, tuple)) else ()
+    return {f"{k}.{name}": t for k, item in enumerate(items) for name, t in _owned(item).items()}
 
 
 def _tied(args: tuple[Any, ...], ties: tuple[Tie, ...]) -> tuple[Any, ...]:
@@ -131,7 +138,7 @@ def _tied(args: tuple[Any, ...], ties: tuple[Tie, ...]) -> tuple[Any, ...]:
     made = list(args)
     for module in {tie.module for tie in ties}:
         owner = args[module]
-        owned = dict([*owner.named_parameters(), *owner.named_buffers()])
+        owned = _owned(owner)
         memo = {id(owned[t.name]): args[t.position] for t in ties if t.module == module}
         made[module] = deepcopy(owner, memo)
     return tuple(made)
@@ -153,6 +160,13 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def wide_of(tensor: Tensor) -> Tensor:
     """`tensor` in float64, or complex128."""
     return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def dense_of(gradient: Tensor | None) -> Tensor | None:
+    """A gradient as an ordinary tensor: that of an embedding may be sparse."""
+    if gradient is None or gradient.layout == torch.strided:
+        return gradient
+    return gradient.to_dense()
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pullback.judge.tolerances import SHARE
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mismatch:
@@ -24,6 +26,14 @@ class Mismatch:
     total: int
     want: Tensor
     have: Tensor | None
+
+    @property
+    def is_seen_by_autograd(self) -> bool:
+        """Whether the truth is PyTorch's own gradient of forward, and not one by differences."""
+        if self.index is None or not self.want.numel():
+            return False
+        said = complex(self.want[self.index].item())
+        return abs(said - self.expected) <= SHARE * abs(self.expected)
 
 
 def index_of(flat: int, shape: Any) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ current = Progress()
 """That of this process; a worker and who forked it share one."""
 
 
-def shared() -> Progress:
-    """A new one, for a worker that is forked from here on."""
+def shared(file: Path | None = None) -> Progress:
+    """A new one from here on: for a worker that is forked next, or in a worker, read by others."""
     global current
-    current = Progress()
+    current = Progress(file)
     return current

@@ -23,7 +23,7 @@ from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
-from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.example import Example, can_differ, dense_of, mapped, tensors_in
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 
@@ -144,7 +144,7 @@ class Reference:
                 [cotangent for _, cotangent in used],
                 allow_unused=True,
             )
-        return dict(zip(leaves, found, strict=True))
+        return {i: dense_of(gradient) for i, gradient in zip(leaves, found, strict=True)}
 
     def loses(self, example: Example, position: int) -> bool:
         """Whether a callable, which is its own reference, takes an argument out of PyTorch."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pullback.function.isolation import seeded
 from pullback.judge import progress
-from pullback.judge.example import Example, can_differ, copy_of, tensors_in
+from pullback.judge.example import Example, can_differ, copy_of, dense_of, tensors_in
 
 PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
 
@@ -128,7 +128,7 @@ class Run:
             if found is None:
                 raise BackwardFailedError(error) from error
             return found
-        return dict(zip(wanted, grads, strict=True))
+        return {name: dense_of(grad) for name, grad in zip(wanted, grads, strict=True)}
 
     def _accumulated(
         self, used: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[str], retain_graph: bool
@@ -142,7 +142,7 @@ class Run:
                 torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
         except Exception:
             return None
-        grads = {name: leaves[name].grad for name in wanted}
+        grads = {name: dense_of(leaves[name].grad) for name in wanted}
         for leaf in leaves.values():
             leaf.grad = None
         return grads

@@ -101,6 +101,7 @@ TIED, TIED_AT_ZERO = 1e-4, 1e-8  # of the sum of tied gradients, which adds up t
 # ---- far out ----
 
 FAITHFUL = Tolerance(1e-3, 1e-5)  # forward in a coarse dtype, where its gradients overflow
+STABLE = Tolerance(0.0, 1e-6, 1e-9)  # outputs, where inputs move in their last digits
 STEEP = 1e9  # a slope beyond this is next to a pole: what overflows there is no defect
 FAINT = 1e-8  # an error below this share of the cotangent is rounding, far out
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback.capture.seeds import normal
 from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
@@ -32,6 +33,7 @@ from pullback.judge.tolerances import (
 
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 COORDINATES = 48
+TOGETHER = 2  # directions along which all inputs move
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +63,14 @@ class Judge:
     ) -> Iterator[Mismatch]:
         positions = {name: i for i, name in enumerate(run.names) if name in grads}
         exact = run.example.double()
-        wide = tuple(None if c is None else wide_of(c) for c in self._live(run, cotangents))
+        wide = self._wide(run, cotangents)
         wants = self.reference.gradients(exact, wide, tuple(positions.values()))
         if wants is None:  # forward may refuse float64
             wants = self.reference.gradients(run.example, wide, tuple(positions.values()))
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
         for name, position in positions.items():
-            case = Case(
-                self.reference,
-                exact,
-                wide,
-                position,
-                run.example,
-                name,
-                grads[name],
-                self.is_over,
-            )
+            case = self._case(run, exact, wide, name, grads[name])
             want = wants.get(position) if wants is not None else None
             if known and not (want is None and self.reference.loses(run.example, position)):
                 value = run.args[position]
@@ -88,6 +81,62 @@ class Judge:
                 found = case.against_differences(case.tolerance())
             if found is not None:
                 yield found
+
+    def unlike_forward(
+        self, run: Run, cotangents: Sequence[Tensor | None], grads: dict[str, Tensor | None]
+    ) -> list[Mismatch]:
+        """The gradients that differences of forward contradict, whatever the reference says.
+
+        A forward that cuts its own graph (`x * x.detach()`, `out.data[1] = v`, a way through
+        NumPy) and a backward that agrees with the cut are alike, and both wrong. All inputs move
+        at once first; only where that shows something each is looked at.
+        """
+        wide = self._wide(run, cotangents)
+        exact = run.example.double()
+        exact = exact if self._takes(exact, wide) else run.example
+        cases = {
+            i: self._case(run, exact, wide, run.names[i], grads[run.names[i]])
+            for i in run.example.differentiable
+            if run.names[i] in grads
+        }
+        if not cases or not any(self._contradicts(cases, seed) for seed in range(TOGETHER)):
+            return []
+        found = [case.against_differences(case.tolerance()) for case in cases.values()]
+        return [mismatch for mismatch in found if mismatch is not None]
+
+    def _contradicts(self, cases: dict[int, Case], seed: int) -> bool:
+        """Whether the slope of forward along one random direction is not the gradients' own."""
+        along: dict[int, Tensor] = {}
+        told = size = 0.0
+        for i, case in cases.items():
+            value = wide_of(case.exact.args[i]).cpu()
+            if case.have.shape != value.shape or not value.numel():
+                return False
+            along[i] = normal(value, 300 + seed + 10 * i) * (largest(value) or 1.0)
+            told += float(inner(case.have, along[i]))
+            size += float((case.have.abs() * along[i].abs()).sum())
+        first = next(iter(cases.values()))
+        step = max(STEP, self.reference.noise_of(first.exact) ** (1 / 3))
+        estimate = self.reference.slope(first.exact, first.cotangents, along, step)
+        tolerance = first.tolerance()
+        slack = ALONG * tolerance.relative * (size + abs(estimate.value)) + tolerance.floor
+        return estimate.is_known and not estimate.agrees(told, slack)
+
+    def _case(
+        self,
+        run: Run,
+        exact: Example,
+        cotangents: tuple[Tensor | None, ...],
+        name: str,
+        got: Tensor | None,
+    ) -> Case:
+        position = run.names.index(name)
+        return Case(
+            self.reference, exact, cotangents, position, run.example, name, got, self.is_over
+        )
+
+    def _wide(self, run: Run, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(None if c is None else wide_of(c) for c in self._live(run, cotangents))
 
     def _live(self, run: Run, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The cotangents, without those of outputs that are not differentiable."""
@@ -154,7 +203,7 @@ class Case(Slopes):
     def against_differences(self, tolerance: Tolerance) -> Mismatch | None:
         """Without a reference: compare along random directions and, where small, coordinates."""
         value = self.example.args[self.position]
-        have = self._have
+        have = self.have
         if value.numel() == 0 or have.shape != value.shape:
             return None
         for k, along in enumerate(self._directions(value)):
@@ -213,7 +262,7 @@ class Case(Slopes):
 
     def _settled(self, want: Tensor, worst: int, tolerance: Tolerance) -> complex | float | None:
         """The true value at an element where the gradient is wrong; None where it is not proven."""
-        have = self._have.flatten()[worst].item()
+        have = self.have.flatten()[worst].item()
         allowed = float(tolerance.allowed(want).flatten()[worst])
         truths: list[float] = []
         is_wrong = False
@@ -250,7 +299,7 @@ class Case(Slopes):
 
     def _is_doubtful(self, want: Tensor, excess: Tensor) -> bool:
         """After several elements that proved nothing: whether the rest is in doubt as well."""
-        have = self._have
+        have = self.have
         apart = torch.where(excess.reshape(have.shape) > 0, have - want, torch.zeros_like(have))
         if not bool(torch.isfinite(apart.abs()).all()) or not bool((apart != 0).any()):
             return True
@@ -275,7 +324,7 @@ class Case(Slopes):
         return Tolerance(plain.relative, plain.scaled, plain.floor + slack)
 
     @property
-    def _have(self) -> Tensor:
+    def have(self) -> Tensor:
         """What was got, in float64; no gradient is one of zeros."""
         if self.got is None:
             return torch.zeros_like(wide_of(self.example.args[self.position]), device="cpu")
@@ -292,7 +341,7 @@ class Case(Slopes):
 
     def _along(self, expected: float, got: float) -> Mismatch:
         """The mismatch that shows along a direction, and at none of the entries looked at."""
-        want = torch.full_like(self._have, float("nan"))
+        want = torch.full_like(self.have, float("nan"))
         total = want.numel()
         return Mismatch(self.name, self.position, None, expected, got, total, total, want, self.got)
 

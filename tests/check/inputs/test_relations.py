@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 
 import pullback as pb
-from pullback.check.inputs.relations import broken_by, relations_of
+from pullback.check.inputs.relations import broken_by, relations_of, restored
 from pullback.judge.example import example_of
 
 
@@ -31,6 +31,7 @@ SHOWN = {
         (MATRIX @ MATRIX.T - 9 * torch.eye(4),),
     ),
     "a symmetric matrix": ((MATRIX + MATRIX.T,), (MATRIX,)),
+    "a skew matrix or kernel": ((MATRIX - MATRIX.T,), (MATRIX,)),
     "a lower triangular matrix": ((MATRIX.tril(),), (MATRIX,)),
     "an upper triangular matrix": ((MATRIX.triu(),), (MATRIX,)),
     "a permutation": ((ORDER,), (ORDER.clamp(max=4),)),
@@ -42,6 +43,22 @@ SHOWN = {
     ),
     "a tensor and its flip": ((drawn(5), drawn(5).flip(0)), (drawn(5), drawn(5, seed=1))),
     "a matrix and its transpose": ((drawn(2, 3), drawn(2, 3).T), (drawn(2, 3), drawn(3, 2))),
+    "tensors of one shape": (
+        (drawn(2, 3), drawn(2, 3, seed=1), drawn(2, 3, seed=2)),
+        (drawn(2, 3), drawn(3), drawn(2, 3, seed=2)),
+    ),
+    "starts of parts and their lengths": (
+        (torch.tensor([0, 3, 4, 9]), torch.tensor([3, 1, 5, 2])),
+        (torch.tensor([0, 3, 4, 9]), torch.tensor([2, 1, 5, 2])),
+    ),
+    "lengths of the parts of the other": (
+        (torch.tensor([3, 1, 5, 2]), drawn(11, 2)),
+        (torch.tensor([3, 1, 5, 3]), drawn(11, 2)),
+    ),
+    "bounds of the parts of the other": (
+        (torch.tensor([0, 3, 4, 11]), drawn(11, 2)),
+        (torch.tensor([0, 3, 4, 9]), drawn(11, 2)),
+    ),
     "one that is never above the other": (
         (drawn(12) - 9, drawn(12) + 9),
         (drawn(12), drawn(12, seed=1)),
@@ -75,11 +92,44 @@ def test_relation_that_another_example_breaks_is_none(words):
         (torch.arange(12.0), torch.linspace(0, 1, 12).reshape(3, 4)),
         (drawn(1), drawn(1, 1), torch.tensor(2.0), 3, None),
         (torch.tensor([0, 2, 2, 1, 0]), drawn(3, 3)),
+        (torch.tensor([0, 2, 1, 1, 0, 2]), drawn(6, 3)),  # which part each row belongs to
+        (torch.tensor([2, 0, 1]), drawn(3, 5)),  # labels
         (drawn(4, 4, seed=2) + 5j, True),
     ],
 )
 def test_no_relation_is_seen_by_chance(args):
     assert relations_of([example_of(args)]) == ()
+
+
+SMALL = {
+    "permutations that are each other's inverse": (
+        torch.tensor([2, 0, 3, 1]),
+        torch.tensor([1, 3, 0, 2]),
+    ),
+    "a positive definite matrix": (torch.tensor([[2.0, 0.5], [0.5, 1.0]]),),
+}
+
+
+@pytest.mark.parametrize("words", SMALL)
+def test_relation_of_few_numbers_is_seen(words):
+    assert words in [relation.words for relation in relations_of([example_of(SMALL[words])])]
+
+
+@pytest.mark.parametrize("words", sorted(SHOWN))
+def test_relation_is_restored_where_that_can_be_done(words):
+    shown, other = (example_of(args) for args in SHOWN[words])
+    (relation,) = [r for r in relations_of([shown]) if r.words == words]
+    made = restored(other, [relation])
+
+    assert relation.is_kept(made) == (relation.restored is not None)
+
+
+def test_two_tensors_of_one_shape_go_together_only_where_that_is_asked():
+    example = example_of((drawn(2, 3), drawn(2, 3, seed=1)))
+
+    assert relations_of([example]) == ()
+    (relation,) = relations_of([example], few=True)
+    assert relation.words == "tensors of one shape"
 
 
 # ---- Functions that rely on one ----

@@ -96,6 +96,7 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
             some = index.masked_fill(flat.reshape(index.shape), IGNORED)
             label = f"argument {i} with some entries {IGNORED}, to be ignored"
             yield example.put(i, some, label, Variant.IGNORED)
+        yield from _padded(example, i, top)
         if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
         spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
@@ -103,6 +104,18 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
         yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
         pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
         yield example.put(i, pairs, f"argument {i} with each index twice")
+
+
+def _padded(example: Example, i: int, top: int) -> Iterator[Example]:
+    """Some entries as a number among the arguments that is an index, too: that of the padding."""
+    index = example.args[i]
+    numbers = [arg for arg in example.args if type(arg) is int and 0 <= arg <= top]
+    for number in dict.fromkeys(numbers):
+        if not bool((index == number).any()):
+            flat = torch.arange(index.numel()) % 3 == 1
+            some = index.masked_fill(flat.reshape(index.shape).to(index.device), number)
+            label = f"argument {i} with some entries {number}, which is an argument"
+            yield example.put(i, some, label, Variant.IGNORED)
 
 
 def _sizes_below(example: Example, limit: int) -> bool:
@@ -138,8 +151,10 @@ def doubled(example: Example) -> Iterator[tuple[int, int, Example, Example]]:
 
     A slot may hold a tensor of another size, so long as it is of the same rank.
     """
-    for k, i in enumerate(example.differentiable):
-        for j in example.differentiable[k + 1 :]:
+    tied = {tie.position for tie in example.ties}  # each of these is a parameter of its own
+    free = [i for i in example.differentiable if i not in tied]
+    for k, i in enumerate(free):
+        for j in free[k + 1 :]:
             one, two = example.args[i], example.args[j]
             if one.dim() != two.dim() or one.dtype != two.dtype:
                 continue

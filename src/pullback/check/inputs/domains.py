@@ -146,6 +146,7 @@ def tied(example: Example) -> Iterator[Example]:
             t[..., :1].expand(t.shape).clone() if t.dim() else t.clone()
         ),
         "neighbours equal": _paired,
+        "two rows equal": _twinned,
     }
     yield from changed(example, rows)
     real = sorted(example.needs)
@@ -156,6 +157,14 @@ def tied(example: Example) -> Iterator[Example]:
                 yield example.put(j, one.clone(), f"arguments {i} and {j} equal")
                 some = torch.where(_some(one), one, two)
                 yield example.put(j, some, f"arguments {i} and {j} equal in some entries")
+
+
+def _twinned(tensor: Tensor) -> Tensor:
+    """The second row as the first one, which a list of points or samples may have."""
+    twins = tensor.clone()
+    if tensor.dim() > 1 and tensor.shape[-2] > 1:
+        twins[..., 1, :] = tensor[..., 0, :]
+    return twins
 
 
 def _paired(tensor: Tensor) -> Tensor:

@@ -68,6 +68,14 @@ class ReadsNumber(Generated):
         ctx.save_for_backward(*inputs)
 
 
+class ThroughNumpy(Generated):
+    """Promises vmap by `generate_vmap_rule`, and cannot be batched."""
+
+    @staticmethod
+    def forward(x, w):
+        return torch.from_numpy(x.detach().numpy() * w.detach().numpy())
+
+
 def squaring(name, place):
     """An op that squares, whose rule says that the batch is where `place` says."""
 
@@ -92,6 +100,7 @@ SOUND = {
     "no rule": (NoRule, lambda: (normal(3, 4), normal(3, 4, seed=1))),
 }
 PLANTED = {
+    "promised": (ThroughNumpy, lambda: (normal(3), normal(3, seed=1)), "vmap, for in_dims=(0, 0)"),
     "in front": (InFront, lambda: (normal(3, 3), normal(3, 3, seed=1)), "in_dims=(2, 2)"),
     "first only": (FirstOnly, lambda: (normal(3, 3), normal(3, 3, seed=1)), "in_dims=(0, None)"),
     "op": (front, lambda: (normal(3, 3),), "in_dims=(2,)"),

@@ -63,6 +63,11 @@ SOUND = {
     ),
 }
 PLANTED = {
+    "wrong, and not finite at zero": (
+        variadic(torch.sinc, lambda x, g: 0.9 * g * ((torch.pi * x).cos() - torch.sinc(x)) / x),
+        lambda: (normal(4, 5),),
+        "gradient of `args[0]`",
+    ),
     "guarded in forward alone": (
         variadic(unit, lambda x, g: unit_backward(x, g, 0.0)),
         lambda: (normal(4, 5),),

@@ -2,7 +2,15 @@
 
 import torch
 
-from tests.check.subjects import check_of, missed_by_gradcheck, normal, rule_tests, variadic
+from tests.check.subjects import (
+    check_of,
+    findings,
+    made,
+    missed_by_gradcheck,
+    normal,
+    rule_tests,
+    variadic,
+)
 
 check = check_of("wrong-far-out")
 
@@ -33,6 +41,29 @@ PLANTED = {
         "gradient of `args[0]`",
     ),
 }
+
+
+def overflowing(x, g):
+    """The slope of a sigmoid as the gradient of a step."""
+    e = torch.exp(4 * x)
+    return g * 4 * e / (1 + e) ** 2
+
+
+def test_surrogate_must_be_finite_far_out_and_is_not_compared_with_forward():
+    step = made(lambda x: (x > 0).to(x.dtype), lambda g, x: overflowing(x, g))
+    step.declares = {"surrogate": "x"}
+    (finding,) = findings(check, step, normal(5))
+
+    assert (finding.expected, finding.got) == ("a finite number", "nan")
+    assert "overflows" in finding.fix
+
+
+def test_forward_that_no_longer_moves_far_out_is_fragile():
+    saturating = made(lambda x: x.clamp(-500, 500), lambda g, x: g)
+    (finding,) = findings(check, saturating, normal(5))
+
+    assert finding.weight == "fragile"
+    assert "if inputs may be as large" in finding.at
 
 
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

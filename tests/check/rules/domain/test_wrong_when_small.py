@@ -1,6 +1,15 @@
 """Sound functions pass `wrong-when-small`; planted faults are caught, and named."""
 
-from tests.check.subjects import check_of, missed_by_gradcheck, normal, rule_tests, variadic
+from torch.autograd import Function
+
+from tests.check.subjects import (
+    check_of,
+    findings,
+    missed_by_gradcheck,
+    normal,
+    rule_tests,
+    variadic,
+)
 
 check = check_of("wrong-when-small")
 
@@ -19,6 +28,24 @@ PLANTED = {
         "gradient of `args[0]`",
     ),
 }
+
+
+def test_number_for_backward_alone_is_named_and_fragile():
+    class Root(Function):
+        @staticmethod
+        def forward(ctx, x, eps):
+            ctx.save_for_backward(x)
+            ctx.eps = eps
+            return x.sqrt()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g / (2 * (ctx.saved_tensors[0].sqrt() + ctx.eps)), None
+
+    (finding,) = findings(check, Root, normal(6).detach().abs() + 0.5, 1e-7)
+
+    assert finding.weight == "fragile"
+    assert "`eps` is for backward alone" in finding.at
 
 
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

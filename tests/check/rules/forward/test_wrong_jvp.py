@@ -44,11 +44,28 @@ class OneSide(Product):
         return ta * b
 
 
+class Unready(Sine):
+    """Reads in jvp what only backward is given."""
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        (x,) = ctx.saved_tensors
+        return tangent * x.not_there
+
+
+class Declines(Sine):
+    @staticmethod
+    def jvp(ctx, tangent):
+        raise NotImplementedError("forward mode comes later")
+
+
 SOUND = {
+    "declines": (Declines, lambda: (normal(5),)),
     "sine": (Sine, lambda: (normal(5),)),
     "product": (Product, lambda: (normal(4), normal(4, seed=1))),
 }
 PLANTED = {
+    "raises": (Unready, lambda: (normal(5),), "jvp along `x`"),
     "sign": (Sign, lambda: (normal(5),), "jvp along `x`"),
     "left out": (OneSide, lambda: (normal(4), normal(4, seed=1)), "jvp along `b`"),
 }

@@ -54,6 +54,15 @@ SOUND = {
 }
 
 PLANTED = {
+    "dropped by a surrogate": (
+        made(
+            lambda x: ((x > 0).to(x.dtype), x.round()),
+            lambda g, h, x: g,
+            declares={"surrogate": "x"},
+        ),
+        (X,),
+        "with only output 1",
+    ),
     "fails": (Greedy, (X,), "backward with only output"),
     "dropped": (AllOrNothing, (X,), "gradient of `x`"),
     "shortcut": (

@@ -35,7 +35,27 @@ class SavedInHalf(torch.autograd.Function):
         return g * b, g * a.to(g.dtype)
 
 
+def written_past_autograd(x, v):
+    """`x` with its second entry as `v`, of which autograd sees nothing."""
+    out = x.clone()
+    out.data[1] = v.detach()
+    return out
+
+
+# Forward cuts its own graph, and backward agrees with the cut: differences of forward show it.
+CUT = {
+    "detached in both": (made(lambda x: x * x.detach(), lambda g, x: g * x), (A,)),
+    "through numpy in both": (
+        made(lambda x: x * torch.from_numpy(x.detach().numpy().copy()), lambda g, x: g * x),
+        (A,),
+    ),
+    "written past autograd": (
+        made(written_past_autograd, lambda g, x, v: (g, torch.zeros_like(v))),
+        (A, normal()),
+    ),
+}
 PLANTED = {
+    **{name: (*row, "gradient of `x`") for name, row in CUT.items()},
     "saved in half": (SavedInHalf, (A, B), "gradient of `b`"),
     "missing term": (
         made(lambda x: x * x.sin(), lambda g, x: g * x.sin()),
@@ -62,3 +82,36 @@ def test_finding_says_what_it_must_be():
     (finding,) = findings(check, PLANTED["missing term"][0], torch.tensor([0.5]).double())
 
     assert float(finding.got) / float(finding.expected) == pytest.approx(0.5221, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_autograd_gives_is_no_advice_where_forward_hides_from_it(name):
+    target, args = CUT[name]
+    for finding in findings(check, target, *args):
+        assert "hides" in finding.why
+        assert "derived" not in finding.fix
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_gradcheck_finds_a_cut_too(name):
+    target, args = CUT[name]
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        torch.autograd.gradcheck(target.apply, args)
+
+
+def test_edit_says_for_which_arguments_the_gradient_is_right():
+    class Loss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, reduction):
+            ctx.save_for_backward(x)
+            ctx.reduction = reduction
+            return x.square().mean() if reduction == "mean" else x.square().sum()
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * (3 * x / x.numel() if ctx.reduction == "mean" else 2 * x), None
+
+    (finding,) = findings(check_of("wrong-factor"), Loss, X, "mean")
+
+    assert finding.fix.endswith("? Not for `reduction` as 'sum': there it is right")

@@ -16,13 +16,18 @@ SOUND = {
         (torch.tensor([0.0, 1.0, 4.0]),),
     ),
     "absent": (made(SQUARE, lambda g, x: 2 * x * g if g.any() else None), (X,)),
-    "noise on purpose": (
-        made(SQUARE, lambda g, x: 2 * x * g + 1, declares={"surrogate": "x"}),
+    "another gradient on purpose": (
+        made(SQUARE, lambda g, x: 3 * g, declares={"surrogate": "x"}),
         (X,),
     ),
 }
 
 PLANTED = {
+    "constant of a surrogate": (
+        made(SQUARE, lambda g, x: 2 * x * g + 1, declares={"surrogate": "x"}),
+        (X,),
+        "gradient of `x`",
+    ),
     "constant": (made(SQUARE, lambda g, x: 2 * x * g + 1e-3), (X,), "gradient of `x`"),
     "decay": (made(SQUARE, lambda g, x: 2 * x * g + 0.01 * x), (X,), "gradient of `x`"),
     "division": (made(SQUARE, lambda g, x: 2 * x * g * (g.norm() / g.norm())), (X,), "of `x`"),

@@ -1,5 +1,6 @@
 """Sound functions pass `saved-copy`; planted faults are caught, and named."""
 
+import torch
 from torch.autograd import Function
 
 from tests.check.subjects import check_of, normal, rule_tests
@@ -33,6 +34,21 @@ class Size(Function):
         return grad * ctx.saved_tensors[0]
 
 
+class Added(Function):
+    """Saves a sum, which is the input where the state is zeros."""
+
+    @staticmethod
+    def forward(ctx, x, state):
+        total = x + state
+        ctx.save_for_backward(total)
+        return total.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad * ctx.saved_tensors[0].cos()
+        return grad, grad
+
+
 class Clone(Function):
     """Saves a copy of its input."""
 
@@ -47,6 +63,7 @@ class Clone(Function):
 
 
 SOUND = {
+    "added to zeros": (Added, lambda: (normal(4, 3), torch.zeros(4, 3, dtype=torch.float64))),
     "itself": (Itself, lambda: (normal(4, 3),)),
     "size": (Size, lambda: (normal(4, 3).detach().abs(),)),
 }

@@ -74,6 +74,27 @@ class ForSecond(Function):
         return g * (x.exp() if torch.is_grad_enabled() else y)
 
 
+class _ExpBackward(Function):
+    @staticmethod
+    def forward(ctx, g, x, y):
+        ctx.save_for_backward(g, x, y)
+        return g * y
+
+    @staticmethod
+    def backward(ctx, h):
+        g, x, y = ctx.saved_tensors
+        return h * y, h * g * x.exp(), None
+
+
+class InAnotherFunction(ForSecond):
+    """Hands its input on to a Function whose own backward reads it."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return _ExpBackward.apply(g, x, y)
+
+
 class OptionalBias(Function):
     """As in PyTorch's documentation: the bias is saved to see whether there is one."""
 
@@ -94,6 +115,7 @@ SOUND = {
     "shape only": (ShapeOnly, (X,)),
     "by numpy": (ByNumpy, (X,)),
     "for the second derivative": (ForSecond, (X,)),
+    "by a Function of the second order": (InAnotherFunction, (X,)),
     "single number": (
         made(lambda x, s: x * 2, lambda g, x, s: (2 * g * x / x, None)),
         (X, Y[0, 0]),

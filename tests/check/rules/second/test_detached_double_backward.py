@@ -100,7 +100,40 @@ class Once(Function):
         return g * x.cos()
 
 
+class AlsoWrong(Square):
+    """The first derivative is off by a little, and the second is cut."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2.0001 * g * x.detach()
+
+
+class Step(Function):
+    """A surrogate, of a tensor that forward computed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.sigmoid())
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y * (1 - y)
+
+
+class StraightThrough(Step):
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+Step.declares = {"surrogate": "x"}
+
+
 SOUND = {
+    "straight through": (StraightThrough, lambda: (normal(5),)),
     "once, in a program": (lambda x: 2 * Once.apply(x), lambda: (normal(5),)),
     "once": (OnceUnderAutocast, lambda: (normal(5),)),
     "square": (Square, lambda: (normal(5),)),
@@ -108,6 +141,8 @@ SOUND = {
     "refuses": (Raises, lambda: (normal(5),)),
 }
 PLANTED = {
+    "beside a wrong first derivative": (AlsoWrong, lambda: (normal(5),), "with respect to `x`"),
+    "of a surrogate": (Step, lambda: (normal(5),), "with respect to `x`"),
     "detach": (Detached, lambda: (normal(5),), "with respect to `x`"),
     "numpy": (ThroughNumpy, lambda: (normal(5),), "with respect to `x`"),
     "cotangent": (CutCotangent, lambda: (normal(5),), "with respect to the cotangent"),

@@ -82,6 +82,7 @@ class CoarseInOne(Function):
 SOUND = {
     "product": (Product, lambda: (normal(4), normal(4, seed=1))),
     "quadratic": (Quadratic, lambda: (normal(5),)),
+    "not a number": (Product, lambda: (torch.tensor([float("nan"), 1.0, 2.0]), normal(3))),
 }
 PLANTED = {
     "lopsided": (Lopsided, lambda: (normal(5),), "the Hessian"),

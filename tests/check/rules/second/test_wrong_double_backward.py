@@ -109,6 +109,14 @@ class Cosine(Function):
         return _CosineBackward.apply(g, *ctx.saved_tensors)
 
 
+class BareAssertion(Square):
+    @staticmethod
+    def backward(ctx, g):
+        if g.requires_grad:
+            raise AssertionError
+        return 2 * g * ctx.saved_tensors[0]
+
+
 SOUND = {
     "square": (Square, lambda: (normal(5),)),
     "product": (Product, lambda: (normal(4), normal(4, seed=1))),
@@ -121,6 +129,7 @@ SOUND = {
 PLANTED = {
     "saved intermediate": (Intermediate, lambda: (normal(5),), "with respect to `x`"),
     "no graph": (Half, lambda: (normal(4), normal(4, seed=1)), "with respect to `x`"),
+    "a bare assertion": (BareAssertion, lambda: (normal(5),), "create_graph=True"),
     "wrong sign": (Cosine, lambda: (normal(5),), "with respect to `x`"),
 }
 

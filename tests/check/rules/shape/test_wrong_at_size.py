@@ -27,6 +27,10 @@ def reduced(x, b, g):
 
 
 SOUND = {
+    "a real and an imaginary part": (
+        variadic(lambda x: (x[..., 0] ** 2 + x[..., 1] ** 2) / 2, lambda x, g: x * g[..., None]),
+        lambda: (normal(3, 4, 2),),
+    ),
     "vector only": (
         variadic(lambda x, b: x * b, lambda x, b, g: (g * b, (g * x).sum(0))),
         lambda: (normal(5, 3), normal(3, seed=1)),

@@ -16,6 +16,7 @@ from pullback.check.draws import draws
 from pullback.check.elsewhere import Results, difference
 from pullback.check.facts import At, Gradient, Number, Words
 from pullback.check.inputs.values import resampled
+from pullback.check.refusal import is_meant
 from pullback.check.registered import Registered
 from pullback.check.registration import has_vmap_rule
 from pullback.check.repro.context import ReproContext, text_of
@@ -48,6 +49,7 @@ def wrong_vmap(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(WRONG_VMAP, "it draws random numbers, which a loop draws in another order")
         return
     refusals: list[Raised] = []
+    is_first = subject.target.is_function  # the plainest batch is promised by the class itself
     for in_dims in each(islice(_in_dims(subject.small), MOST), subject):
         batched = [i for i, dim in enumerate(in_dims) if dim is not None]
         samples = _samples(subject.small, batched, 50)
@@ -60,12 +62,14 @@ def wrong_vmap(subject: Subject) -> Iterator[Finding | Skip]:
         try:
             got = _batched(subject.target.call, samples, in_dims)
         except Exception as error:
-            if not _takes(subject, samples, in_dims):
+            is_promised, is_first = is_first and not is_meant(error), False
+            if not is_promised and not _takes(subject, samples, in_dims):
                 refusals.append(describe(error))
                 continue
             loop = Words("the outputs of a loop")
             yield _differs(subject, in_dims, At("vmap"), loop, describe(error))
             return
+        is_first = False
         apart = difference(Results(tuple(got), {}), Results(tuple(wanted), {}))
         if apart is not None:
             at, expected, have = apart
@@ -90,6 +94,9 @@ def _differs(
     expected: Number | Words,
     got: Number | Words | Raised,
 ) -> Finding:
+    fix = "move each batch dimension to the front, as in_dims says, and say so in out_dims"
+    if isinstance(got, Raised) and subject.target.generates_vmap:
+        fix = "write forward with tensor operators only, or set generate_vmap_rule to False"
     return subject.finding(
         WRONG_VMAP,
         example=subject.small,
@@ -99,7 +106,7 @@ def _differs(
         got=got,
         detail=Batched(in_dims),
         place=subject.target.place("vmap", "setup_context"),
-        fix="move each batch dimension to the front, as in_dims says, and say so in out_dims",
+        fix=fix,
     )
 
 

@@ -93,7 +93,7 @@ def _fresh(subject: Subject) -> tuple[Any, ...]:
     """Copies of the user's arguments; tensors in containers require grad as the user's do."""
     args = list(subject.given.fresh())
     for i, arg in enumerate(subject.given.args):
-        if not isinstance(arg, Tensor):
+        if not isinstance(arg, Tensor) and tensors_in(arg):
             args[i] = mapped(arg, lambda t: copy_of(t).requires_grad_(t.requires_grad))
     return tuple(args)
 

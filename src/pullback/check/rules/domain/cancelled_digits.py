@@ -37,7 +37,8 @@ def lost_digits(subject: Subject) -> Iterator[Finding | Skip]:
         return
     if subject.target.intent.has_surrogate or not subject.is_steady:
         return
-    if start.args[start.tensors[0]].dtype != torch.float64 or subject.wrong_names:
+    value = start.args[start.tensors[0]]
+    if value.dtype != torch.float64 or not value.numel() or subject.wrong_names:
         return
     for label, (first, last) in each(SIZES.items(), subject):
         example = _example(start, first, last, f"values {label}")
@@ -51,7 +52,7 @@ def _example(start: Example, first: float, last: float, label: str) -> Example:
     """The values from `first` to `last`, in float32."""
     (i,) = start.tensors
     value = start.args[i]
-    steps = torch.linspace(0, 1, max(value.numel(), 1), dtype=torch.float64)
+    steps = torch.linspace(0, 1, value.numel(), dtype=torch.float64)
     values = first * (last / first) ** steps
     return start.put(i, values.reshape(value.shape).float(), label)
 

@@ -6,7 +6,7 @@ The functions below give the trials of a rule, each with the fix for what is wro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -35,7 +35,7 @@ from pullback.check.inputs.dtypes import dtype_of, in_dtype
 from pullback.check.registered import Registered
 from pullback.check.retrial import by_masks, by_ties, by_zero, is_finite_number, set_aside
 from pullback.check.subject import Rule, Subject
-from pullback.check.trials import Tried, report_trials, trials
+from pullback.check.trials import Trial, Tried, report_trials, trials
 from pullback.judge.example import Example
 
 
@@ -45,8 +45,9 @@ def _at_negative(subject: Subject) -> Tried:
 
 
 def _at_zero(subject: Subject) -> Tried:
-    found = value_trials(subject, "zero", emptied(subject.small))
-    yield by_zero(subject, found), "give the limit of the gradient where the quotient is 0/0"
+    found = by_zero(subject, value_trials(subject, "zero", emptied(subject.small)))
+    fix = "give at zero the slope that forward has there"
+    yield from _by_kind(found, fix, "guard what is not finite at zero, and give the limit there")
     masked = value_trials(subject, "hidden", hidden(subject.small))
     yield (
         by_masks(subject, masked),
@@ -57,17 +58,23 @@ def _at_zero(subject: Subject) -> Tried:
 def _at_ties(subject: Subject) -> Tried:
     found = value_trials(subject, "ties", tied(subject.small), ties=True)
     edges = value_trials(subject, "edges", changed(subject.small, EDGES), ties=True)
-    for trial in by_ties(subject, [*found, *edges]):
-        fix = "share the gradient among the tied elements, or give it to one of them"
-        if not all(is_finite_number(m.got) for m in trial.mismatches):
-            fix = "guard the quotient that is 0/0 where entries are equal, as forward does"
-        yield [trial], fix
+    fix = "share the gradient among the tied elements, or give it to one of them"
+    guard = "guard what is not finite where entries are equal, as forward does"
+    yield from _by_kind(by_ties(subject, [*found, *edges]), fix, guard)
+
+
+def _by_kind(found: Iterable[Trial], fix: str, guard: str) -> Tried:
+    """Trials with the fix for a number that is wrong, or for one that is not finite."""
+    for trial in found:
+        is_finite = all(is_finite_number(m.got) for m in trial.mismatches)
+        yield [trial], fix if is_finite else guard
 
 
 def _far_out(subject: Subject) -> Tried:
     fix = "give backward every piece that forward has, with the same bounds"
-    yield value_trials(subject, "far", changed(subject.small, {**FAR, **SHIFTED})), fix
-    yield set_aside(subject), fix
+    found = value_trials(subject, "far", changed(subject.small, {**FAR, **SHIFTED}))
+    guard = "compute it so that nothing overflows: by sigmoid or log_softmax, or with a bound"
+    yield from _by_kind([*found, *set_aside(subject)], fix, guard)
 
 
 def _when_small(subject: Subject) -> Tried:
@@ -140,7 +147,7 @@ def _at_arguments(subject: Subject) -> Tried:
 
 def _at_infinity(subject: Subject) -> Tried:
     fix = "choose with `where` what an infinite or missing entry gets: 0 times infinity is NaN"
-    changes = {**INFINITE, **MISSING} if len(subject.small.needs) == 1 else MISSING
+    changes = {**INFINITE, **MISSING} if len(subject.small.differentiable) == 1 else MISSING
     found = value_trials(subject, "infinite", changed(subject.small, changes))
     yield by_masks(subject, found), fix
 
@@ -377,7 +384,7 @@ Cannot see
 Gradients must be right beside entries that are infinite or NaN, where forward is finite.
 
 What it checks
-    Some entries as NaN, and as -inf and inf where there is one differentiable input; only where
+    Some entries as NaN, and as -inf and inf where there is one floating input; only where
     every output is finite all the same: the gradients of the other entries against the truth, and
     those of the odd entries, which forward leaves out, against zero.
 

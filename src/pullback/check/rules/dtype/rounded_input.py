@@ -28,6 +28,7 @@ from torch import Tensor
 
 from pullback.check.facts import At, Gradient
 from pullback.check.inputs.dtypes import in_dtype
+from pullback.check.others import varied
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.trials import is_new
@@ -52,7 +53,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if subject.fails_at_base or subject.target.intent.has_surrogate or not subject.is_steady:
         return
     for dtype, more in each(MORE.items(), subject):
-        start = in_dtype(subject.small, dtype)
+        start = in_dtype(varied(subject.small), dtype)
         if start is not None and all(start.args[i].dtype == dtype for i in start.differentiable):
             yield from _deaf(subject, _coarse(start), more)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from pullback.check.conditions import HAS_JVP, needs
 from pullback.check.facts import At, Input, Number
 from pullback.check.forward_mode import inner, pushed, tangents_of
+from pullback.check.refusal import is_meant
 from pullback.check.registered import Registered
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.repro.orders import drawn_tangent, push_lines
@@ -45,12 +46,28 @@ def wrong_jvp(subject: Subject) -> Iterator[Finding | Skip]:
                 (f for only in _groups(tangents) if (f := _judged(subject, only, draw))), None
             )
         except Exception as error:
-            yield Skip.refused(WRONG_JVP, "forward mode refuses it", describe(error))
+            yield _refused(subject, tangents, error)
             return
         if found is not None:
             if _is_homogeneous(subject):  # else it is not linear, which another rule says
                 yield found
             return
+
+
+def _refused(subject: Subject, tangents: dict[int, Tensor], error: Exception) -> Finding | Skip:
+    """What is said of a `jvp` that is there, and raises: a finding, unless that is meant."""
+    if is_meant(error):
+        return Skip.refused(WRONG_JVP, "forward mode refuses it", describe(error))
+    return subject.finding(
+        WRONG_JVP,
+        example=subject.small,
+        severity=Severity.FRAGILE,
+        at=f"jvp along {subject.names_at(tangents)}",
+        expected="the derivative along it, since the class has a `jvp`",
+        got=describe(error),
+        place=subject.target.place("jvp"),
+        fix="serve forward mode, or leave `jvp` out",
+    )
 
 
 def _is_homogeneous(subject: Subject) -> bool:

@@ -80,10 +80,11 @@ def _compared(
         return
     cotangents = subject.cotangents(called)
     exact = _exact(subject, plain)
-    rows = _outputs(called, plain, exact)
+    rows: Iterator[Row] = _outputs(called, plain, exact)
     has_shapes = all(a.shape == b.shape for a, b in zip(plain.outputs, called.outputs, strict=True))
     if has_shapes and subject.target.intent.surrogate is not True:
-        rows += _gradients(subject, called, plain, exact, cotangents)
+        # The outputs come first: backward may fail.
+        rows = chain(rows, _gradients(subject, called, plain, exact, cotangents))
     for thing, got, low, want, scale in rows:
         if thing in done:
             continue
@@ -108,9 +109,9 @@ def _exact(subject: Subject, plain: Run) -> Run:
 Row = tuple[Output | Gradient, Tensor | None, Tensor | None, Tensor, float]
 
 
-def _outputs(called: Run, plain: Run, exact: Run) -> list[Row]:
+def _outputs(called: Run, plain: Run, exact: Run) -> Iterator[Row]:
     triples = zip(called.outputs, plain.outputs, exact.outputs, strict=True)
-    return [(Output(i), *triple, 0.0) for i, triple in enumerate(triples)]
+    return ((Output(i), *triple, 0.0) for i, triple in enumerate(triples))
 
 
 def _gradients(

@@ -11,6 +11,7 @@ from torch import Tensor
 from pullback.check.conditions import RUNS, needs
 from pullback.check.explaining import ANYTHING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Words, at_worst
+from pullback.check.others import other_values
 from pullback.check.registered import Registered
 from pullback.check.repro.gradients import against_slope, of_number
 from pullback.check.repro.modes import Mode, without_grad
@@ -20,13 +21,14 @@ from pullback.check.subject import (
     Finding,
     ForwardRefusedError,
     Rule,
+    Severity,
     Skip,
     Subject,
     each,
     worst_of,
 )
 from pullback.judge.example import tensors_in
-from pullback.judge.run import copies_of
+from pullback.judge.run import Run, copies_of
 from pullback.judge.tolerances import is_close
 
 UNUSED_OUTPUT = Rule("G107", "unused-output", "gradient", profile="quick")
@@ -60,6 +62,18 @@ def unused_output(subject: Subject) -> Iterator[Finding | Skip]:
                 fix="treat a cotangent that is None as zero",
             )
             return
+        if used is not None and len(used) == 1 and _is_ignored(subject, run, used[0], grads):
+            yield subject.finding(
+                UNUSED_OUTPUT,
+                example=subject.base,
+                severity=Severity.FRAGILE,
+                at=f"every gradient, with {words} of the outputs used",
+                expected=f"a gradient for some input: output {used[0]} depends on one",
+                got="zeros, as if that output were a constant",
+                used=used,
+                fix=f"let the cotangent of output {used[0]} reach an input, or mark that output: "
+                "ctx.mark_non_differentiable",
+            )
         for mismatch in subject.mismatches(run, cotangents, grads):
             if mismatch.name in done:
                 continue
@@ -72,6 +86,21 @@ def unused_output(subject: Subject) -> Iterator[Finding | Skip]:
                 used=used,
                 fix="let each output's cotangent reach exactly the inputs that output depends on",
             )
+
+
+def _is_ignored(subject: Subject, run: Run, output: int, grads: dict[str, Tensor | None]) -> bool:
+    """Whether nothing flows from one output of a surrogate, though it depends on an input.
+
+    Other gradients are compared with forward's, which shows it as well.
+    """
+    is_zero = all(g is None or not bool(g.any()) for g in grads.values())
+    if not is_zero or not subject.target.intent.has_surrogate:
+        return False
+    try:
+        other = subject.run(other_values(subject.base))
+    except ForwardRefusedError:
+        return False
+    return not torch.equal(other.outputs[output].detach(), run.outputs[output].detach())
 
 
 def _used_outputs(live: tuple[int, ...]) -> list[tuple[str, tuple[int, ...] | None]]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from pullback.check.explaining import Cause
+from pullback.check.inputs.arguments import arguments_of
 from pullback.check.reasons import Reason, reason_of, right_backward
 from pullback.check.registered import Registered
-from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.check.subject import Finding, Rule, Skip, Subject, each
+from pullback.check.trials import trial_of
 from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES
 
 # Patterns that say how a gradient is wrong and not where: the others are a reason already.
 UNEXPLAINED = (VALUES, REDUCTION, FACTOR)
 
-REPLACE = "return what the derived backward returns"
+REPLACE = "return what the derived backward returns; where another gradient is meant, declare it"
+HIDDEN = "forward hides a part of its work from autograd, and differences of forward show it"
+ARGUMENTS = 6  # other plain arguments for which it is asked whether the gradient is right
 LONG = 80  # an edit that takes more letters is harder to read than the backward below it
 
 
@@ -26,11 +31,14 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
     for mismatch in subject.base_mismatches:
         pattern = subject.patterns[mismatch.name]
         if pattern.kind == kind:
+            is_seen = mismatch.is_seen_by_autograd
             known = reason_of(subject, mismatch.name) if kind in UNEXPLAINED else Reason()
-            backward = right_backward(subject)
+            known = known if is_seen or known.why else Reason(why=HIDDEN)
+            backward = right_backward(subject) if is_seen else ""
             edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
             if kind == FACTOR and "`" not in edit:
                 edit = pattern.fix  # it names the input at least
+            edit += _proviso(subject, mismatch.name) if edit and edit != REPLACE else ""
             yield subject.mismatched(
                 rule,
                 mismatch,
@@ -40,6 +48,18 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
                 place=known.place,
                 facts={"backward": backward} if backward else {},
             )
+
+
+def _proviso(subject: Subject, name: str) -> str:
+    """What an edit must leave as it is: other arguments for which the gradient is right already."""
+    variants = (subject.kept(e) for e in arguments_of(subject.small, subject.names))
+    for example in each(islice(variants, ARGUMENTS), subject):
+        trial = trial_of(subject, example)
+        if trial is None or trial.failure is not None:
+            continue
+        if all(mismatch.name != name for mismatch in trial.mismatches):
+            return f"? Not for {example.label}: there it is right"
+    return ""
 
 
 def _rule(code: str, name: str, kind: str, page: str, explains: Sequence[Cause] = ()) -> Registered:

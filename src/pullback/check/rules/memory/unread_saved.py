@@ -3,7 +3,7 @@
 What it checks
     Which of the saved tensors backward touches at all, be it only their shape, with every input
     requiring grad and every output used, in a first and a second derivative. One that it does not
-    touch gets other numbers: only if no gradient changes it is reported.
+    touch gets other numbers: only if no gradient changes, of first or second order, it is reported.
 
 Why it matters
     Activations are most of the memory of a training step.
@@ -44,7 +44,7 @@ from pullback.check.subject import (
     Subject,
 )
 from pullback.judge.example import Example, can_differ, tensors_in
-from pullback.judge.run import run
+from pullback.judge.run import cotangent_of, run
 
 RULE = Rule("B854", "unread-saved", "memory", Severity.WASTEFUL, "quick")
 
@@ -173,13 +173,37 @@ def _makes_no_difference(
 ) -> bool:
     """Whether every gradient stays as it is when saved tensor `number` holds other numbers."""
     kept = Kept(changes={number: _other})
-    with saving(subject.target, kept.pack, kept.unpack):
-        called = subject.run(example)
     try:
-        grads = called.pull(subject.cotangents(called))
+        grads = _pulled(subject, example, kept)
+        if not _are_equal(grads, usual):
+            return False
+        changed = _pulled(subject, example, Kept(changes={number: _other}), twice=True)
+        return _are_equal(changed, _pulled(subject, example, Kept(), twice=True))
     except BackwardFailedError:
         return False
-    return all(_is_equal(grads[name], gradient) for name, gradient in usual.items())
+
+
+def _pulled(
+    subject: Subject, example: Example, kept: Kept, *, twice: bool = False
+) -> dict[str, Tensor | None]:
+    """The gradients of a run with what is kept; with `twice` those of a weighted sum of them."""
+    with saving(subject.target, kept.pack, kept.unpack):
+        called = subject.run(example)
+        first = called.pull(subject.cotangents(called), create_graph=twice)
+        if not twice:
+            return first
+        alive = [g for g in first.values() if g is not None and g.requires_grad]
+        weights = [cotangent_of(g, 900 + i) for i, g in enumerate(alive)]
+        leaves = called.leaves
+        try:
+            found = (
+                torch.autograd.grad(alive, list(leaves.values()), weights, allow_unused=True)
+                if alive
+                else [None] * len(leaves)
+            )
+        except Exception:  # there is no second derivative, and nothing is kept for one
+            found = [None] * len(leaves)
+        return dict(zip(leaves, found, strict=True))
 
 
 def _other(tensor: Tensor) -> Tensor:
@@ -187,6 +211,10 @@ def _other(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool:
         return ~tensor
     return tensor * 1.75 + 0.5 if can_differ(tensor) else tensor + 1
+
+
+def _are_equal(one: dict[str, Tensor | None], two: dict[str, Tensor | None]) -> bool:
+    return all(_is_equal(one[name], gradient) for name, gradient in two.items())
 
 
 def _is_equal(a: Tensor | None, b: Tensor | None) -> bool:

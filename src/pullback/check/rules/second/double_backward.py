@@ -9,9 +9,9 @@ from pullback.check.intermediates import keeps_intermediate
 from pullback.check.registered import Registered
 from pullback.check.repro.orders import second_slope
 from pullback.check.second_order import Defect, second_order
-from pullback.check.subject import Finding, Rule, Skip, Subject
+from pullback.check.subject import Finding, Rule, Severity, Skip, Subject
 
-INTENT = ("once_differentiable", "surrogate")
+INTENT = ("once_differentiable",)
 WRONG_DOUBLE_BACKWARD = Rule(
     "H001", "wrong-double-backward", "second", profile="quick", intent=INTENT
 )
@@ -26,11 +26,24 @@ RECOMPUTE = "compute it in backward from saved inputs or outputs, or add @once_d
 DIFFERENTIATE = (
     "let each step of backward have its own right derivative, or add @once_differentiable"
 )
+REFUSE = "add @once_differentiable to backward, whose error says it"
 HISTORY = "compute with tensors that have a history, or add @once_differentiable to backward"
 
 
 def wrong_double_backward(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per variable whose second derivative has wrong numbers."""
+    outcome = second_order(subject)
+    if outcome.accident is not None and not outcome.defects:
+        yield subject.finding(
+            WRONG_DOUBLE_BACKWARD,
+            example=subject.small,
+            severity=Severity.FRAGILE,
+            at="backward, with create_graph=True",
+            expected="gradients of the gradient, or an error that says why there are none",
+            got=outcome.accident,
+            fix=REFUSE,
+        )
+        return
     for found in _defects(WRONG_DOUBLE_BACKWARD, subject, is_cut=False):
         if isinstance(found, Skip):
             yield found
@@ -38,6 +51,7 @@ def wrong_double_backward(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             WRONG_DOUBLE_BACKWARD,
             example=found.example,
+            severity=_severity(subject),
             at=At(found.thing, found.index),
             expected=found.expected,
             got=found.got,
@@ -55,6 +69,7 @@ def detached_double_backward(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             DETACHED_DOUBLE_BACKWARD,
             example=found.example,
+            severity=_severity(subject),
             at=At(found.thing, found.index),
             expected=found.expected.then(", or an error"),
             got="0 in every entry",
@@ -62,6 +77,11 @@ def detached_double_backward(subject: Subject) -> Iterator[Finding | Skip]:
             remedy="cut",
             fix=HISTORY,
         )
+
+
+def _severity(subject: Subject) -> Severity | None:
+    """A surrogate has no true second derivative: one that is not its own derivative is fragile."""
+    return Severity.FRAGILE if subject.target.intent.has_surrogate else None
 
 
 def _defects(rule: Rule, subject: Subject, *, is_cut: bool) -> Iterator[Defect | Skip]:
@@ -87,7 +107,8 @@ What it checks
     `<backward(g), w>` is differentiated through backward, with respect to the inputs and to the
     cotangent, and compared with forward differentiated twice and with differences of backward. It
     is done with all inputs, with each alone, and with cotangents that have a history and that have
-    none.
+    none. Where the gradient is a surrogate, or wrong, differences of backward alone decide. A bare
+    assertion, and any other error that says nothing of second derivatives, is told as fragile.
 
 Why it matters
     A tensor that forward computed and saved is a constant to the second backward: its term is
