@@ -62,7 +62,9 @@ def write(results: Sequence[Result], known: Known, path: Path = PAGE) -> None:
 def text(results: Sequence[Result], first: Sequence[Result], known: Known) -> str:
     """The page, of the results now and at first sight."""
     now, before = count(results, known), count(first, known)
-    parts = [HEAD, _figures(before, now), _per_rule(now), _defects(before, now), _packages(), TAIL]
+    stale = len(set(results) & set(first))
+    figures = _figures(before, now) + _left(stale, len(results))
+    parts = [HEAD, figures, _per_rule(now), _defects(before, now), _packages(), TAIL]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
 
 
@@ -87,6 +89,13 @@ def _figures(before: Counts, now: Counts) -> str:
     lines += [f"| {name} | {figure(before)} | {figure(now)} |" for name, figure in rows]
     lines += ["", "*First sight* is the run before anything was mended because of it."]
     return "\n".join(lines)
+
+
+def _left(stale: int, every: int) -> str:
+    """How much was not run again, where only part was."""
+    if not 0 < stale < every:
+        return ""
+    return f" {stale} of the {every} were not run again since, and count now as they did then."
 
 
 def _serious(counts: Counts, kind: str) -> str:
