@@ -138,7 +138,9 @@ def _defects(before: Counts, now: Counts) -> str:
         f"{len(now.named)} are now.",
     ]
     if now.missed:
-        lines += ["", "Still missed:", "", *(f"- {defect.what}" for defect in now.missed)]
+        kinds = Counter(defect.what for defect in now.missed)
+        lines += ["", "Still missed:", ""]
+        lines += [f"- {what}" + (f" ({n} times)" if n > 1 else "") for what, n in kinds.items()]
     return "\n".join(lines)
 
 

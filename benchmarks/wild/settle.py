@@ -265,6 +265,38 @@ def repaired(subject: Subject) -> bool:
     )
 
 
+def needless(subject: Subject) -> bool:
+    """With one input's gradient asked for, backward also computes that of another."""
+    seen: list[Any] = []
+    plain = subject.load()
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        seen.append((ctx.needs_input_grad, plain.backward(ctx, *grads)))
+        return seen[-1][1]
+
+    watched = type(plain.__name__, (plain,), {"backward": staticmethod(backward)})
+    count = sum(isinstance(x, Tensor) and x.requires_grad for x in subject.inputs())
+    for keep in range(count):
+        inputs = subject.inputs()
+        leaves = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        for k, x in enumerate(leaves):
+            x.requires_grad_(k == keep)
+        watched.apply(*inputs).sum().backward()
+    return any(
+        isinstance(g, Tensor) and not asked
+        for needs, found in seen
+        for asked, g in zip(needs, found, strict=False)
+    )
+
+
+def moved(subject: Subject) -> bool:
+    """PyTorch's generator is in another state after backward than before it."""
+    _, _, backward = _backward(subject)
+    before = torch.get_rng_state()
+    backward()
+    return not torch.equal(before, torch.get_rng_state())
+
+
 def kept(subject: Subject) -> bool:
     """Tensors stay on ctx after backward, where PyTorch frees what was saved."""
     out = call_of(subject)(*subject.inputs())

@@ -12,9 +12,9 @@ from benchmarks.wild.subject import Subject, normal
 def checkpointed(subject: Subject) -> bool:
     """Backward fails under a checkpoint, and not without."""
     inputs = subject.inputs()
-    call_of(subject)(*inputs).sum().backward()
+    call_of(subject)(*inputs).abs().sum().backward()
     try:
-        checkpoint(call_of(subject), *inputs, use_reentrant=False).sum().backward()
+        checkpoint(call_of(subject), *inputs, use_reentrant=False).abs().sum().backward()
     except RuntimeError:
         return True
     return False
@@ -38,6 +38,19 @@ def strided_cotangent(subject: Subject) -> bool:
     g = torch.ones_like(out).transpose(0, 1).contiguous().transpose(0, 1)
     try:
         torch.autograd.grad(out, inputs[:2], g)
+    except RuntimeError:
+        return True
+    return False
+
+
+def conjugate_cotangent(subject: Subject) -> bool:
+    """Backward fails for a cotangent that is a conjugate view, and not for a copy of it."""
+    inputs = subject.inputs()
+    out = call_of(subject)(*inputs)
+    g = torch.ones_like(out)
+    torch.autograd.grad(out, inputs[0], g, retain_graph=True)
+    try:
+        torch.autograd.grad(out, inputs[0], g.conj())
     except RuntimeError:
         return True
     return False
