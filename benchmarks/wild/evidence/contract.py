@@ -302,3 +302,14 @@ def served(subject: Subject) -> bool:
     except Exception:
         return True
     return False
+
+
+def symmetric_directions(subject: Subject) -> bool:
+    """The eigenvalues in directions that keep the matrix symmetric, as PyTorch's own are tested."""
+    call = call_of(subject)
+
+    def values(a: torch.Tensor) -> torch.Tensor:
+        return call(0.5 * (a + a.mT))[0]  # type: ignore[no-any-return]
+
+    checks = (gradcheck, torch.autograd.gradgradcheck)
+    return any(fails(check, values, in_double(subject.inputs())) for check in checks)

@@ -87,3 +87,36 @@ def tiny_numbers(subject: Subject) -> bool:
     x = torch.full((2,), 1e-25, requires_grad=True)
     call_of(subject)(x).sum().backward()
     return x.grad is not None and bool(x.grad.isnan().all())
+
+
+def no_forward_mode(subject: Subject) -> bool:
+    """The class has a `jvp`, and forward mode fails."""
+    inputs = subject.inputs()
+    call = call_of(subject)
+    primals = tuple(x.detach() for x in inputs[:2])
+    try:
+        torch.func.jvp(lambda *xs: call(*xs, *inputs[2:]), primals, primals)
+    except Exception:
+        return True
+    return False
+
+
+def second_of_surrogate(subject: Subject) -> bool:
+    """The surrogate's own derivative is not what a second backward gives."""
+    call = call_of(subject)
+
+    def first(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = subject.inputs()
+        x = (inputs[0].detach().double() + factor).requires_grad_()
+        rest = [v.detach().double() if isinstance(v, torch.Tensor) else v for v in inputs[1:]]
+        out = call(x, *rest)
+        return x, torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+
+    x, g = first(0.0)
+    step = 1e-6
+    wanted = (first(step)[1] - first(-step)[1]).detach() / (2 * step)
+    if not g.requires_grad:
+        return bool(wanted.abs().max() > 1e-4)
+    got = torch.autograd.grad(g.sum(), x, allow_unused=True)[0]
+    got = torch.zeros_like(wanted) if got is None else got
+    return not torch.allclose(got, wanted, atol=1e-4)
