@@ -1,0 +1,122 @@
+"""Defects that were found by reading, each shown by a run of a few lines."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.wild.settle import call_of
+from benchmarks.wild.subject import Subject, normal
+
+
+def checkpointed(subject: Subject) -> bool:
+    """Backward fails under a checkpoint, and not without."""
+    inputs = subject.inputs()
+    call_of(subject)(*inputs).abs().sum().backward()
+    try:
+        checkpoint(call_of(subject), *inputs, use_reentrant=False).abs().sum().backward()
+    except RuntimeError:
+        return True
+    return False
+
+
+def first_row_only(subject: Subject) -> bool:
+    """The gradient of a weighted sum of the log determinants, against the same in plain torch."""
+    inputs = subject.inputs()
+    estimator, net, x, terms, noise, coefficient = inputs[:6]
+    weights = torch.arange(1.0, 5.0)
+    got = torch.autograd.grad(call_of(subject)(*inputs)[1], x, weights)[0]
+    plain = estimator(net(x), x, terms, noise, coefficient, True)
+    wanted = torch.autograd.grad(plain, x, weights)[0]
+    return not torch.allclose(got, wanted)
+
+
+def strided_cotangent(subject: Subject) -> bool:
+    """Backward fails for a cotangent that is transposed in memory."""
+    inputs = subject.inputs()
+    out = call_of(subject)(*inputs)
+    g = torch.ones_like(out).transpose(0, 1).contiguous().transpose(0, 1)
+    try:
+        torch.autograd.grad(out, inputs[:2], g)
+    except RuntimeError:
+        return True
+    return False
+
+
+def conjugate_cotangent(subject: Subject) -> bool:
+    """Backward fails for a cotangent that is a conjugate view, and not for a copy of it."""
+    inputs = subject.inputs()
+    out = call_of(subject)(*inputs)
+    g = torch.ones_like(out)
+    torch.autograd.grad(out, inputs[0], g, retain_graph=True)
+    try:
+        torch.autograd.grad(out, inputs[0], g.conj())
+    except RuntimeError:
+        return True
+    return False
+
+
+def one_element(subject: Subject) -> bool:
+    """The gradient of one number is NaN."""
+    x = normal(1)
+    call_of(subject)(x).sum().backward()
+    return x.grad is not None and bool(x.grad.isnan().all())
+
+
+def optional_argument(subject: Subject) -> bool:
+    """Backward fails when the optional argument of forward is given, as None."""
+    x = normal(3, 5)
+    try:
+        call_of(subject)(x, 0.5, None).sum().backward()
+    except RuntimeError:
+        return True
+    return False
+
+
+def second_output(subject: Subject) -> bool:
+    """The gradient through the second output alone is zero, and its derivative is not."""
+    (x,) = subject.inputs()
+    got = torch.autograd.grad(call_of(subject)(x)[1].sum(), x, allow_unused=True)[0]
+    plain = 0.7 * x.abs().mean((3, 2, 1), keepdim=True)
+    wanted = torch.autograd.grad(plain.sum(), x)[0]
+    return got is None or not torch.allclose(got, wanted)
+
+
+def tiny_numbers(subject: Subject) -> bool:
+    """The gradient at 1e-25 is NaN, where its limit is zero."""
+    x = torch.full((2,), 1e-25, requires_grad=True)
+    call_of(subject)(x).sum().backward()
+    return x.grad is not None and bool(x.grad.isnan().all())
+
+
+def no_forward_mode(subject: Subject) -> bool:
+    """The class has a `jvp`, and forward mode fails."""
+    inputs = subject.inputs()
+    call = call_of(subject)
+    primals = tuple(x.detach() for x in inputs[:2])
+    try:
+        torch.func.jvp(lambda *xs: call(*xs, *inputs[2:]), primals, primals)
+    except Exception:
+        return True
+    return False
+
+
+def second_of_surrogate(subject: Subject) -> bool:
+    """The surrogate's own derivative is not what a second backward gives."""
+    call = call_of(subject)
+
+    def first(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = subject.inputs()
+        x = (inputs[0].detach().double() + factor).requires_grad_()
+        rest = [v.detach().double() if isinstance(v, torch.Tensor) else v for v in inputs[1:]]
+        out = call(x, *rest)
+        return x, torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+
+    x, g = first(0.0)
+    step = 1e-6
+    wanted = (first(step)[1] - first(-step)[1]).detach() / (2 * step)
+    if not g.requires_grad:
+        return bool(wanted.abs().max() > 1e-4)
+    got = torch.autograd.grad(g.sum(), x, allow_unused=True)[0]
+    got = torch.zeros_like(wanted) if got is None else got
+    return not torch.allclose(got, wanted, atol=1e-4)

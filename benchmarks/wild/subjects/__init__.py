@@ -1,0 +1,1 @@
+"""The subjects, one module per field; each has a list `SUBJECTS`."""
