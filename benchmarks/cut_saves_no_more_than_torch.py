@@ -30,7 +30,7 @@ from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
 from pullback.graph.cost import base_of, bytes_of
 from pullback.graph.cut import cut
-from pullback.graph.cut_problem import is_number
+from pullback.graph.cut_problem import is_plain_number
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
 Bytes = tuple[int, int]
@@ -108,7 +108,7 @@ def by_us(joint: JointGraph, policy: str | int) -> Bytes:
 
 def counted(saved: Iterable[fx.Node]) -> Bytes:
     """The bytes of the memory behind `saved`, once each."""
-    bases = {base_of(node) for node in saved if not is_number(node)}
+    bases = {base_of(node) for node in saved if not is_plain_number(node)}
     of_inputs = sum(bytes_of(node) for node in bases if node.op == "placeholder")
     return sum(map(bytes_of, bases)) - of_inputs, of_inputs
 

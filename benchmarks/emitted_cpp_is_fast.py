@@ -38,7 +38,7 @@ from benchmarks.timing import Timing, interleave
 from examples import my_activation, my_relu, nested
 from pullback.emit.compiled import has_compiler
 from pullback.emit.cpp.library import library_text
-from pullback.emit.cpp.op import function_of
+from pullback.emit.cpp.op import cpp_function
 from pullback.emit.python.module import snake
 from pullback.emit.subject import subject_of
 
@@ -275,7 +275,7 @@ def _built(folder: Path) -> tuple[Any, Any]:
     subjects = [
         subject_of(c.thing, (torch.randn(c.shape).requires_grad_(), *c.rest)) for c in CASES
     ]
-    texts["classes.cpp"] = library_text([], [function_of(subject) for subject in subjects])
+    texts["classes.cpp"] = library_text([], [cpp_function(subject) for subject in subjects])
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     emitted, by_hand = (pb.build(folder / name, cache=folder) for name in texts)

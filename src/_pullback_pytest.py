@@ -1,9 +1,10 @@
-"""The pytest plugin: `pytest --pullback` audits every custom Function that the tests ran.
+"""The pytest plugin: `pytest --pullback` audits every custom Function and op that the tests ran.
 
-While the tests run, the calls of Functions are recorded, a few of each with their real inputs.
-After the tests each Function is checked with them; what is found stands in the summary and makes
-the run fail. Under xdist every worker checks what it saw. Neither pullback nor torch is imported
-until a test needs them.
+While the tests run, the calls of Functions and custom ops are recorded, a few of each with their
+real inputs. After the tests each is checked with them; what is found is printed as soon as it is
+found, and makes the run fail. `--pullback-time` bounds the audit, and Ctrl-C ends it: what was
+found until then counts. Under xdist every worker checks what it saw. Neither pullback nor torch is
+imported until a test needs them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="standard",
         choices=("quick", "standard", "deep"),
         help="how much to try (default: standard)",
+    )
+    group.addoption(
+        "--pullback-select",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="only this rule: name, code or group; may be repeated",
+    )
+    group.addoption(
+        "--pullback-time",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="how long the audit may take after the tests; what is left by then is named",
     )
     group.addoption(
         "--pullback-allow",
@@ -61,9 +76,12 @@ class Audit:
     """What one pytest process saw, and what was found."""
 
     def __init__(self, config: pytest.Config) -> None:
+        self.config = config
         self.options = {
             "profile": config.getoption("--pullback-profile"),
+            "select": tuple(config.getoption("--pullback-select")),
             "allow": tuple(config.getoption("--pullback-allow")),
+            "seconds": config.getoption("--pullback-time"),
         }
         self.recorded: Any = None
         # (name and place of a Function) -> (whether it is sound, the text of its report)
@@ -86,16 +104,38 @@ class Audit:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Check what was seen; a worker hands it on, a finding makes the run fail."""
         if self.recorded is not None:
-            checked = self.recorded.check(**self.options, progress=_progress(session.config))
-            for report in checked:
-                self.reports[(report.subject, report.place)] = (report.ok, str(report))
-            self.errors += dict.fromkeys(checked.errors)
+            self._audit(is_cut=session.exitstatus == pytest.ExitCode.INTERRUPTED)
         worker = getattr(session.config, "workeroutput", None)
         if worker is not None:
-            told = [[*key, *value] for key, value in self.reports.items()]
-            worker[KEY] = {"reports": told, "errors": self.errors}
+            found = [[*key, *value] for key, value in self.reports.items()]
+            worker[KEY] = {"reports": found, "errors": self.errors}
         elif session.exitstatus == 0:
             session.exitstatus = self._exit_code()
+
+    def _audit(self, *, is_cut: bool) -> None:
+        """Check what was recorded, unless the tests themselves were interrupted."""
+        names = list(self.recorded.targets)
+        if is_cut and names:
+            self.errors.append(f"not audited, the tests were interrupted: {', '.join(names)}")
+            return
+        progress = _progress(self.config)
+        checked = self.recorded.check(**self.options, progress=progress, on_report=self._take)
+        left_out = [f"not audited: {why}" for why in self.recorded.left_out]
+        self.errors += dict.fromkeys([*checked.errors, *left_out])
+
+    def _take(self, report: Any) -> None:
+        self._add(report.subject, report.place, is_sound=report.ok, text=str(report))
+
+    def _add(self, subject: str, place: str, *, is_sound: bool, text: str) -> None:
+        """Keep a report, of two on one Function the worse; show a finding at once."""
+        known = self.reports.get((subject, place))
+        if known is not None and not known[0]:
+            return
+        self.reports[(subject, place)] = (is_sound, text)
+        terminal: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and not is_sound:
+            terminal.ensure_newline()
+            terminal.write_line(f"{text}\n")
 
     def _exit_code(self) -> int:
         """The code of a run whose tests passed: a finding or an unknown rule makes it fail."""
@@ -107,23 +147,24 @@ class Audit:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what an xdist worker found; of two reports on one Function, the worse."""
-        told = getattr(node, "workeroutput", {}).get(KEY, {})
-        for subject, place, ok, text in told.get("reports", []):
-            if self.reports.get((subject, place), (True, ""))[0]:
-                self.reports[(subject, place)] = (ok, text)
-        self.errors += [e for e in told.get("errors", []) if e not in self.errors]
+        found = getattr(node, "workeroutput", {}).get(KEY, {})
+        for subject, place, is_sound, text in found.get("reports", []):
+            self._add(subject, place, is_sound=is_sound, text=text)
+        self.errors += [e for e in found.get("errors", []) if e not in self.errors]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Show every finding, and how many Functions were audited."""
-        wrong = [text for ok, text in self.reports.values() if not ok]
+        """How many Functions were audited, and which have findings; these are shown above."""
+        wrong = [subject for (subject, _), (is_sound, _) in self.reports.items() if not is_sound]
         terminalreporter.section("pullback", bold=True)
-        for text in [*wrong, *self.errors]:
-            terminalreporter.write_line(f"{text}\n")
+        for error in self.errors:
+            terminalreporter.write_line(f"{error}\n")
         count = len(self.reports)
         colour = {"red": True} if wrong or self.errors else {"green": True}
+        names = f": {', '.join(wrong)}" if wrong else ""
         lost = "; not all could be audited" if self.errors else ""
-        told = f"{count} Function{'s' * (count != 1)} audited, {len(wrong)} with findings{lost}"
-        terminalreporter.write_line(told, **colour)
+        counted = f"{count} Function{'s' * (count != 1)} audited"
+        line = f"{counted}, {len(wrong)} with findings{names}{lost}"
+        terminalreporter.write_line(line, **colour)
 
 
 def _progress(config: pytest.Config) -> Callable[[str, int, int], None] | None:

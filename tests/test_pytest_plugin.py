@@ -99,7 +99,16 @@ def test_finding_fails_the_run(run_pytest):
     assert "2 passed" in text
     assert "G103 wrong-factor (wrong): " in text
     assert "inputs:   x: float64[3]" in text
-    assert "1 Function audited, 1 with findings" in text
+    assert "1 Function audited, 1 with findings: Square" in text
+    assert text.index("G103") < text.index("= pullback =")  # as it is found, not in the summary
+
+
+def test_time_bounds_the_audit(run_pytest):
+    code, text = run_pytest(TESTS, "--pullback", "--pullback-time", "0")
+
+    assert code == 0, text
+    assert "1 not checked to the end, the time of 0 s was over: user_ops:Square" in text
+    assert "1 Function audited, 0 with findings; not all could be audited" in text
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def eager(program, arguments, captured, used=None, seed=3):
     """Run `program` and its backward: the outcome, and the cotangents that were drawn for it.
 
     `captured` says which inputs are changed without being returned: they are outputs as well, and
-    which tensors from around the program need gradients.
+    which tensors from outside the program need gradients.
     """
     leaves, spec = flatten(arguments)
     own = [x.detach().clone().requires_grad_(x.requires_grad) for x in tensors_of(arguments)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pullback.capture.closeness import HalfTheDigits, Measured, all_close, compared
+from pullback.capture.closeness import HalfTheDigits, Measured, all_close, value_difference
 
 # ---- measured ----
 
@@ -17,8 +17,8 @@ def test_units_in_the_last_place_are_equal(dtype):
     x = torch.randn(100).to(dtype)
     eps = torch.finfo(dtype).eps
 
-    assert compared("x", x * (1 + eps), x, measures()) is None
-    assert compared("x", x * (1 + 8 * eps), x, measures()) is not None
+    assert value_difference("x", x * (1 + eps), x, measures()) is None
+    assert value_difference("x", x * (1 + 8 * eps), x, measures()) is not None
 
 
 def test_error_of_the_expected_numbers_is_allowed():
@@ -26,9 +26,9 @@ def test_error_of_the_expected_numbers_is_allowed():
     expected = (exact + 1e-3 * torch.randn(1000)).float()
     got = (exact + 1e-3 * torch.randn(1000)).float()
 
-    assert compared("x", got, expected, measures(exact)) is None
+    assert value_difference("x", got, expected, measures(exact)) is None
     got[5] += 0.02
-    found = compared("x", got, expected, measures(exact))
+    found = value_difference("x", got, expected, measures(exact))
     assert found is not None
     assert found.at == "[5]"
 
@@ -39,27 +39,27 @@ def test_steps_are_allowed_where_they_are():
     near[3] = 1
     got = near.clone()
 
-    assert compared("x", got, expected, measures(near=[near, expected])) is None
+    assert value_difference("x", got, expected, measures(near=[near, expected])) is None
     got[4] = 1
-    assert compared("x", got, expected, measures(near=[near, expected])).at == "[4]"
+    assert value_difference("x", got, expected, measures(near=[near, expected])).at == "[4]"
 
 
 def test_nan_and_infinity_must_be_where_they_are_expected():
     x = torch.tensor([1.0, torch.nan, torch.inf])
 
-    assert compared("x", x.clone(), x, measures()) is None
+    assert value_difference("x", x.clone(), x, measures()) is None
     for wrong in ([1.0, 2.0, torch.inf], [torch.nan, torch.nan, torch.inf], [1.0, torch.nan, 3.0]):
-        assert compared("x", torch.tensor(wrong), x, measures()) is not None
+        assert value_difference("x", torch.tensor(wrong), x, measures()) is not None
 
 
 def test_values_of_other_kinds_differ():
     x = torch.zeros(3)
 
-    assert compared("x", None, x, measures()) is None  # a gradient of zeros may be absent
-    assert compared("x", None, x + 1, measures()) is not None
-    assert compared("x", x.double(), x, measures()) is not None
-    assert compared("x", x[:2], x, measures()) is not None
-    assert compared("x", 2, 3, measures()) is not None
+    assert value_difference("x", None, x, measures()) is None  # a gradient of zeros may be absent
+    assert value_difference("x", None, x + 1, measures()) is not None
+    assert value_difference("x", x.double(), x, measures()) is not None
+    assert value_difference("x", x[:2], x, measures()) is not None
+    assert value_difference("x", 2, 3, measures()) is not None
 
 
 # ---- half the digits ----
@@ -72,20 +72,20 @@ def test_half_of_the_digits_are_compared(dtype):
     x = torch.randn(100).to(dtype)
     scale = float(x.abs().max()) * torch.finfo(dtype).eps ** 0.5
 
-    assert compared("x", x + 0.9 * scale, x, STRICT) is None
-    assert compared("x", x + 1.1 * scale, x, STRICT).count == 100
+    assert value_difference("x", x + 0.9 * scale, x, STRICT) is None
+    assert value_difference("x", x + 1.1 * scale, x, STRICT).count == 100
 
 
 def test_what_is_not_finite_is_as_loose_as_asked():
     x = torch.tensor([1.0, torch.nan, torch.inf])
     other, finite = torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([1.0, 2.0, 3.0])
 
-    assert compared("x", x.clone(), x, STRICT) is None
-    assert compared("x", other, x, STRICT).count == 2
-    assert compared("x", other, x, HalfTheDigits()) is None
-    assert compared("x", finite, x, HalfTheDigits()).count == 2
-    assert compared("x", finite, x, HalfTheDigits(is_ignored=True)) is None
-    assert compared("x", x, finite, HalfTheDigits(is_ignored=True)).count == 2
+    assert value_difference("x", x.clone(), x, STRICT) is None
+    assert value_difference("x", other, x, STRICT).count == 2
+    assert value_difference("x", other, x, HalfTheDigits()) is None
+    assert value_difference("x", finite, x, HalfTheDigits()).count == 2
+    assert value_difference("x", finite, x, HalfTheDigits(is_ignored=True)) is None
+    assert value_difference("x", x, finite, HalfTheDigits(is_ignored=True)).count == 2
 
 
 def test_what_cancels_is_compared_with_the_floor():
@@ -98,4 +98,4 @@ def test_what_cancels_is_compared_with_the_floor():
 def test_large_integers_are_compared_exactly():
     x = torch.tensor([2**60 + 1, True])
 
-    assert compared("x", x - torch.tensor([1, 0]), x, STRICT).got == str(2**60)
+    assert value_difference("x", x - torch.tensor([1, 0]), x, STRICT).got == str(2**60)

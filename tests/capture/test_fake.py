@@ -11,10 +11,10 @@ from pullback.capture.fake import (
     is_dense,
     is_fake,
     numbers_of,
-    resized,
+    with_other_sizes,
 )
 from pullback.capture.joint import capture
-from pullback.capture.watch import Watcher, watched
+from pullback.capture.watch import watched
 from tests.capture.cases import normal
 
 LAYOUTS = {
@@ -138,25 +138,25 @@ def shapes_of(program, *shapes):
 def test_tied_sizes_grow_together():
     shapes = shapes_of(lambda x, y: x @ y, (4, 3), (3, 5))
 
-    assert resized(shapes, [], lambda n: n + 1) == [(5, 4), (4, 6)]
+    assert with_other_sizes(shapes, [], lambda n: n + 1) == [(5, 4), (4, 6)]
 
 
 def test_equal_sizes_grow_alike():
     shapes = shapes_of(lambda x, y: (x * 2, y * 2), (4, 3), (4, 5))
 
-    assert resized(shapes, [], lambda n: 2 * n) == [(8, 6), (8, 10)]
+    assert with_other_sizes(shapes, [], lambda n: 2 * n) == [(8, 6), (8, 10)]
 
 
 def test_fixed_sizes_do_not_grow():
     one, two = shapes_of(lambda x, y: x @ y, (4, 3), (3, 5))
 
-    assert resized([one], [two], lambda n: n + 1) == [(5, 3)]
+    assert with_other_sizes([one], [two], lambda n: n + 1) == [(5, 3)]
 
 
 def test_plain_sizes_hold_their_equals():
     shapes = shapes_of(lambda x, y: (x + torch.ones(3), y * 2), (4, 3), (3, 5))
 
-    assert resized(shapes, [], lambda n: n + 1) == [(5, 3), (3, 6)]
+    assert with_other_sizes(shapes, [], lambda n: n + 1) == [(5, 3), (3, 6)]
 
 
 # ---- around ----
@@ -167,7 +167,7 @@ def test_modes_around_are_out_of_sight():
     seen = []
 
     def run(x):
-        with apart(Watcher):
+        with apart():
             seen.append(torch.ones(2).tolist())
         return x * 2
 
@@ -179,7 +179,7 @@ def test_modes_around_are_out_of_sight():
 
 
 def test_default_device_stays_in_sight():
-    with torch.device("meta"), watched(lambda call: pytest.fail(call.name)), apart(Watcher):
+    with torch.device("meta"), watched(lambda call: pytest.fail(call.name)), apart():
         x = torch.ones(2)
 
     assert x.device.type == "meta"
@@ -194,7 +194,7 @@ def test_hooks_around_are_off_and_come_back():
 
     x = torch.ones(2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        with apart(Watcher):
+        with apart():
             x.sin()
         before = len(packed)
         x.sin()

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 
 import pullback as pb
 from pullback.capture.joint import capture
-from pullback.capture.marks import Marks
+from pullback.capture.marks import NodeMarks
+from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD, calls
 from tests.capture.cases import SCALE, normal, programs
 from tests.capture.compare import assert_same, eager, graph
@@ -316,11 +317,11 @@ def test_nested_function_is_one_unit():
     assert {n.meta["unit"] for n in calls(found.joint.graph)} == {0}
 
 
-def test_random_nodes_are_marked():
+def test_random_nodes_stay_in_order():
     found = captured("ours", "many draws")
-    marked = [n.target for n in calls(found.joint.graph) if n.meta.get("random")]
+    drawing = [n.target for n in calls(found.joint.graph) if is_random(n)]
 
-    assert marked == [
+    assert drawing == [
         aten.bernoulli.p,
         aten.uniform.default,
         aten.randperm.default,
@@ -512,7 +513,7 @@ def test_history_around_keeps_no_hooks():
     capture(lambda x: hidden(x, weight, bias), (normal(4, 3),))
 
     gc.collect()
-    assert [thing for thing in gc.get_objects() if type(thing) is Marks] == []
+    assert [thing for thing in gc.get_objects() if type(thing) is NodeMarks] == []
 
 
 def test_random_state_is_left_alone():

@@ -8,9 +8,9 @@ from torch import nn
 import pullback as pb
 from pullback.capture.names import (
     argument_names,
+    closure_names,
     identifier,
     late_bound,
-    names_around,
     program_name,
     program_place,
 )
@@ -22,7 +22,7 @@ GLOBAL = normal(3)
 
 
 def closure_name(program, tensor):
-    return names_around(program).get(id(tensor), "")
+    return closure_names(program).get(id(tensor), "")
 
 
 def scaled(x, w, *rest, flag=None):

@@ -365,7 +365,7 @@ def test_change_in_backward_is_refused():
 
     line = Counting.backward.__code__.co_firstlineno + 2
 
-    rule = "must not change its inputs or tensors from around it in backward"
+    rule = "must not change its inputs or tensors from outside it in backward"
     assert refusal(Counting.apply, (normal(3),)) == message(
         f"""
         E301 capture: `Counting.apply` {rule}

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pullback.capture.seeds import in_order_of, near, normal, picked
+from pullback.capture.seeds import in_order_of, moved_a_little, normal, picked
 
 GRID = torch.arange(1.0, 7.0).reshape(2, 3)
 
 
-@pytest.mark.parametrize("make", [normal, near, lambda t, seed: picked(t, (4, 5), seed)])
+@pytest.mark.parametrize("make", [normal, moved_a_little, lambda t, seed: picked(t, (4, 5), seed)])
 def test_numbers_follow_from_the_seed(make):
     first, state = make(GRID, 3), torch.random.get_rng_state()
 
@@ -18,7 +18,7 @@ def test_numbers_follow_from_the_seed(make):
 
 
 def test_near_numbers_are_within_a_tenth():
-    moved = near(GRID.t(), 1)
+    moved = moved_a_little(GRID.t(), 1)
 
     assert bool(((moved - GRID.t()).abs() <= 0.1 * GRID.t()).all())
     assert moved.stride() == GRID.t().stride()
@@ -27,7 +27,7 @@ def test_near_numbers_are_within_a_tenth():
 def test_numbers_without_gradient_stay_as_they_are():
     counts = torch.tensor([1, 2])
 
-    assert near(counts, 1) is counts
+    assert moved_a_little(counts, 1) is counts
 
 
 def test_picked_elements_come_from_the_tensor():

@@ -5,8 +5,7 @@ import torch
 
 import pullback as pb
 from pullback.capture.joint import capture
-from pullback.capture.marks import is_random
-from pullback.capture.tidy import is_mutable
+from pullback.graph.cost import is_mutating, is_random
 from pullback.graph.parts import FORWARD, calls, phase_of
 from tests.capture.cases import normal
 from tests.capture.functions import family
@@ -84,7 +83,7 @@ def test_in_place_ops_are_rewritten():
 
     found = capture(program, (normal(3, grad=False),))
 
-    assert not any(is_mutable(node) for node in calls(found.joint.graph))
+    assert not any(is_mutating(node) for node in calls(found.joint.graph))
     assert aten.select_scatter.default in [node.target for node in calls(found.joint.graph)]
 
 

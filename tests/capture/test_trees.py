@@ -4,7 +4,7 @@ from collections import namedtuple
 
 import torch
 
-from pullback.capture.trees import flatten, map_leaves, paths_of, tensors_in, unflatten
+from pullback.capture.trees import flatten, map_leaves, paths_of, tensor_leaves, unflatten
 
 Pair = namedtuple("Pair", "left right")
 
@@ -26,7 +26,7 @@ def test_paths_read_like_python():
 def test_only_tensors_are_picked():
     x, y = torch.ones(2), torch.zeros(3)
 
-    assert [t.shape for t in tensors_in((x, [1, {"k": y}], "text"))] == [(2,), (3,)]
+    assert [t.shape for t in tensor_leaves((x, [1, {"k": y}], "text"))] == [(2,), (3,)]
 
 
 def test_leaves_are_mapped_in_place():

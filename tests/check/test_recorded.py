@@ -204,13 +204,194 @@ def test_saved_recording_comes_back(tmp_path):
     assert call.args[0].stride() == (1, 3)
 
 
-def test_object_is_not_saved(tmp_path):
+class Ignoring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, ignored):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+def test_call_that_cannot_be_stored_is_named(tmp_path):
     with pb.recording() as rec:
-        Scaled.apply(X, torch.tensor(1.0))
-        rec.calls.append(type(rec.calls[0])("m:N", (object(),), frozenset()))
+        Ignoring.apply(X, 1.0)
+        Ignoring.apply(X, object())
+    saved = rec.save(tmp_path / "calls.pt")
+
+    assert (saved.calls, saved.functions) == (1, 1)
+    (lost,) = saved.lost
+    assert lost.startswith(f"{__name__}:Ignoring(float64[2, 3], <object object>)")
+    assert lost.endswith("an argument is a `object`")
+    assert len(load_recording(tmp_path / "calls.pt").calls) == 1
+
+
+def test_nothing_is_written_where_nothing_can_be_stored(tmp_path):
+    with pb.recording() as rec:
+        Ignoring.apply(X, lambda: 1.0)
+
+    assert rec.save(tmp_path / "calls.pt").calls == 0
+    assert not (tmp_path / "calls.pt").exists()
+
+
+def test_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    with pb.recording() as rec:
+        Scaled.apply(X, 1.0)
     rec.save(tmp_path / "calls.pt")
 
+    def full(whole, file):
+        file.write(b"half of")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        rec.save(tmp_path / "calls.pt")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["calls.pt"]
     assert len(load_recording(tmp_path / "calls.pt").calls) == 1
+
+
+class Applied(torch.autograd.Function):
+    """Calls a module; its parameters are arguments, too, as in memory-saving layers."""
+
+    @staticmethod
+    def forward(ctx, x, module, activation, *parameters):
+        ctx.module, ctx.activation = module, activation
+        ctx.save_for_backward(x)
+        return activation(module(x))
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        parameters = list(ctx.module.parameters())
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = ctx.activation(ctx.module(x))
+        gradients = torch.autograd.grad(y, [x, *parameters], g)
+        return gradients[0], None, None, *gradients[1:]
+
+
+def test_module_function_and_parameters_come_back(tmp_path):
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Softplus(beta=2.0))
+    with pb.recording() as rec:
+        Applied.apply(X.float(), layer, torch.tanh, *layer.parameters())
+    saved = rec.save(tmp_path / "calls.pt")
+    (call,) = load_recording(tmp_path / "calls.pt").calls
+    x, module, activation, weight, bias = call.inputs
+
+    assert saved.lost == ()
+    assert activation is torch.tanh
+    assert (weight is module[0].weight, bias is module[0].bias) == (True, True)
+    assert torch.equal(module(x), layer(X.float()))
+    report = pb.check(Applied, call.inputs, select=["wrong-gradient", "cut-gradient"])
+    assert (report.ok, report.examples[0].count("float")) == (True, 3)
+
+
+def test_module_with_hooks_is_named(tmp_path):
+    layer = torch.nn.Linear(3, 2)
+    layer.register_forward_hook(lambda *_: None)
+    with pb.recording() as rec:
+        Applied.apply(X.float(), layer, torch.tanh)
+
+    (lost,) = rec.save(tmp_path / "calls.pt").lost
+    assert lost.endswith("a module of class `Linear` has hooks")
+
+
+HOSTILE = [
+    ("os:system", [X.detach()], [0], "must be a Function or a custom op"),
+    (f"{__name__}:X", [X.detach()], [0], "must be a Function or a custom op"),
+    (
+        f"{__name__}:Scaled",
+        [X.detach(), {"pullback": "callable", "name": "os:system"}],
+        [0],
+        "must be of its own package",
+    ),
+    (
+        f"{__name__}:Scaled",
+        [X.detach(), {"pullback": "module", "name": f"{__name__}:Scaled"}],
+        [0],
+        "must be what it was",
+    ),
+    (f"{__name__}:Scaled", [X.detach(), {"pullback": "code"}], [0], "must be of known kinds"),
+]
+
+
+@pytest.mark.parametrize(("target", "args", "needs", "said"), HOSTILE)
+def test_hostile_recording_calls_nothing(target, args, needs, said, tmp_path):
+    call = {"target": target, "file": "", "args": tuple(args), "needs": needs}
+    torch.save({"schema": "pullback.recording/2", "calls": [call]}, tmp_path / "calls.pt")
+    reports = load_recording(tmp_path / "calls.pt").check(profile="quick")
+
+    assert len(reports) == 0
+    assert said in reports.errors[0]
+
+
+@pytest.mark.parametrize("needs", [[9], [-1], [1]])
+def test_gradient_of_no_tensor_is_refused(needs, tmp_path):
+    call = {"target": "m:N", "file": "", "args": (X.detach(), "text"), "needs": needs}
+    torch.save({"schema": "pullback.recording/2", "calls": [call]}, tmp_path / "calls.pt")
+
+    with pytest.raises(RecordingError, match="requires grad, and is no tensor"):
+        load_recording(tmp_path / "calls.pt")
+
+
+# ---- ops ----
+
+
+@torch.library.custom_op("recorded_tests::cube", mutates_args=())
+def cube(x: torch.Tensor, power: int = 3) -> torch.Tensor:
+    return x**power
+
+
+@cube.register_fake
+def _(x, power=3):
+    return torch.empty_like(x)
+
+
+cube.register_autograd(
+    lambda ctx, g: (2 * g * ctx.saved_tensors[0] ** 2, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+@pytest.mark.parametrize("call", [cube, torch.ops.recorded_tests.cube], ids=["def", "ops"])
+def test_op_is_recorded_and_checked(call, tmp_path):
+    with pb.recording() as rec:
+        call(X)
+        call(X.detach())  # nothing to differentiate
+        torch.ops.aten.sin(X)
+    rec.save(tmp_path / "calls.pt")
+    back = load_recording(tmp_path / "calls.pt")
+
+    assert [one.target for one in rec.calls] == [f"{__name__}:cube"]
+    (report,) = back.check(select=["gradient"])
+    assert [finding.rule.group for finding in report.findings] == ["gradient"]
+
+
+def test_ops_are_not_watched_afterwards():
+    kind = type(torch.ops.aten.sin.default)
+    before = kind.__call__
+    with pb.recording():
+        assert kind.__call__ is not before
+
+    assert kind.__call__ is before
+
+
+# ---- time ----
+
+
+def test_time_ends_the_check_and_names_what_is_left():
+    with pb.recording() as rec:
+        Scaled.apply(X, 3.0)
+        Ours.apply(X, 3.0)
+    seen = []
+    reports = rec.check(profile="quick", seconds=0.0, on_report=seen.append)
+
+    assert [report.interrupted for report in reports] == [True]
+    assert seen == list(reports)
+    names = f"{__name__}:Scaled, {__name__}:Ours"
+    assert reports.errors == (f"2 not checked to the end, the time of 0 s was over: {names}",)
 
 
 @pytest.mark.parametrize("content", [b"text", None], ids=["text", "other pickle"])

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from pullback.check.recorded import Recording
+from pullback.check.recorded import SCHEMA
 from pullback.cli import check as cli
 from pullback.cli.main import app
 from pullback.errors import PullbackError
@@ -277,7 +278,7 @@ def test_every_op_of_a_namespace_is_checked(monkeypatch):
 
 def test_recording_without_calls_is_told(tmp_path):
     path = tmp_path / "empty.pt"
-    Recording().save(path)
+    torch.save({"schema": SCHEMA, "calls": []}, path)
     error = CliRunner().invoke(app, ["check", "--inputs", str(path)]).exception
 
     assert "must hold the calls of a Function" in str(error)

@@ -155,3 +155,33 @@ def test_error_of_program_is_told_without_our_lines(program, capsys, monkeypatch
     assert 'fails.py", line 2, in <module>' in told
     assert "runpy" not in told
     assert "record.py" not in told
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("os._exit(3)", 3),
+        pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 143, marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 137, marks=pytest.mark.slow),
+    ],
+)
+def test_recording_is_there_however_the_program_ends(program, run_python, ending, code):
+    text = TRAIN.replace("    sys.exit(3)", f"    import os, signal\n    {ending}")
+    (program / "train.py").write_text(text, encoding="utf-8")
+    run = run_python("-m", "pullback", "record", "--", sys.executable, "train.py", "4")
+
+    assert run.returncode == code
+    assert len(load_recording(program / "pullback-recording.pt").calls) == 1
+
+
+def test_calls_that_are_not_in_the_file_are_named(program, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    text = TRAIN.replace(", 2.0)", ", Factor())").replace("    sys.exit(3)\n", "")
+    text = text.replace("class Scaled", "class Factor(float):\n    pass\n\n\nclass Scaled")
+    (program / "train.py").write_text(text, encoding="utf-8")
+    record.run("out.pt", ["train.py", "4"])
+
+    said = capsys.readouterr().err
+    assert "pullback: no call can be kept, and nothing is written\n" in said
+    assert "not in the file: __main__:Scaled(float32[4], 0.0): an argument is a `Factor`" in said

@@ -354,7 +354,7 @@ def test_what_cannot_be_compared_runs_as_written(make):
 
     assert torch.equal(made.apply(x), by_iterator(x))
     assert made.explain() == (
-        "nested: `by_iterator` must read from around it only what can be looked at: "
+        "nested: `by_iterator` must read from outside it only what can be looked at: "
         "an iterator, which every read changes (`repeat`)"
     )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.compose.flow import recorded
+from pullback.compose.flow import recorded_units
 from pullback.errors import GroupingError
 from tests.compose.law import assert_same, derivatives_of
 from tests.compose.pipelines import Square
@@ -19,7 +19,7 @@ def require_law(seed: int, backend: str, count: int = 1) -> None:
     def program(*args):
         return drawn(*args)
 
-    units = len(recorded(program, args).units)
+    units = len(recorded_units(program, args).units)
     expected = derivatives_of(program, args)
     for number in range(count):
         try:

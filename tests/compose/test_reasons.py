@@ -2,18 +2,18 @@
 
 import torch
 
-from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
+from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_text
 from pullback.errors import CaptureError
 
 
 def test_reason_is_one_line():
     error = CaptureError("`f` must\n  do so", at="ops.py:3", got="a branch", fix="do it")
 
-    assert reason_of(error) == "`f` must do so: a branch (ops.py:3)"
+    assert reason_text(error) == "`f` must do so: a branch (ops.py:3)"
 
 
 def test_place_in_written_text_is_left_out():
-    assert reason_of(CaptureError("`f` must", at="<sin_exp>:2")) == "`f` must"
+    assert reason_text(CaptureError("`f` must", at="<sin_exp>:2")) == "`f` must"
 
 
 def test_errors_of_a_program_are_no_refusals():

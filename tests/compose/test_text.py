@@ -6,13 +6,13 @@ import weakref
 import torch
 
 from pullback.capture.units import Ref, Unit, record
-from pullback.compose.text import Node, function_of
+from pullback.compose.text import NodeCall, units_function
 
 
 def function_for(program, *args):
     units = record(program, *args)
     outputs = [output.number for output in units.outputs]
-    return function_of("run", units.units, [n for n, _ in units.inputs], outputs)
+    return units_function("run", units.units, [n for n, _ in units.inputs], outputs)
 
 
 def test_function_makes_the_calls():
@@ -59,7 +59,7 @@ def test_tensors_inside_dicts_are_filled():
         kwargs={},
         modes=None,
     )
-    (got,) = function_of("run", [unit], [0], [1])(torch.ones(2))
+    (got,) = units_function("run", [unit], [0], [1])(torch.ones(2))
 
     assert got.tolist() == [3.0, 3.0]
 
@@ -77,15 +77,19 @@ def test_values_are_let_go_after_use():
         alive.append(held[0]() is not None)
         return (x + 1,)
 
-    steps = [Node(make, (0,), (1,)), Node(lambda y: (y * 3,), (1,), (2,)), Node(look, (2,), (3,))]
-    function_of("run", steps, [0], [3])(torch.ones(2))
+    steps = [
+        NodeCall(make, (0,), (1,)),
+        NodeCall(lambda y: (y * 3,), (1,), (2,)),
+        NodeCall(look, (2,), (3,)),
+    ]
+    units_function("run", steps, [0], [3])(torch.ones(2))
 
     assert alive == [False]
 
 
 def test_constants_are_values_of_their_own():
-    run = function_of(
-        "run", [Node(lambda x, c: (x + c,), (0, 5), (6,))], [0], [6], {5: torch.ones(2)}
+    run = units_function(
+        "run", [NodeCall(lambda x, c: (x + c,), (0, 5), (6,))], [0], [6], {5: torch.ones(2)}
     )
 
     assert run(torch.ones(2))[0].tolist() == [2.0, 2.0]

@@ -3,7 +3,7 @@
 import torch
 
 import pullback as pb
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 
 
 def made_of(program, *examples, text=True):
@@ -28,7 +28,7 @@ def results_of(function, args):
     """Outputs and gradients, of the first order and by way of a graph of the second, by name."""
     args = [x.detach().requires_grad_(x.requires_grad) if _is_tensor(x) else x for x in args]
     inputs = [x for x in args if _is_tensor(x) and x.requires_grad]
-    outputs = tensors_in(function(*args))
+    outputs = tensor_leaves(function(*args))
     linked = [y for y in outputs if y.requires_grad]
     cotangents = [_waves(y).requires_grad_() for y in linked]
     first = torch.autograd.grad(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 
 
 @dataclass(frozen=True)
@@ -1062,7 +1062,7 @@ FEW_THEN_EVERY = [
 @functools.cache
 def derived(name: str, save: str | int = "auto") -> Any:
     """The derived Function of a case: one for all tests."""
-    return derive(CASES[name].program, *CASES[name].arguments(), save=save)
+    return derive_function(CASES[name].program, *CASES[name].arguments(), save=save)
 
 
 # ---- what a call gives ----

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pullback.derive.again import again_of, between
-from pullback.derive.backward import derive
+from pullback.derive.again import again_of
+from pullback.derive.backward import derive_function
 from pullback.derive.comparison import Comparison
 from pullback.derive.source import function_source, readable_parts
 from pullback.derive.tensor_specs import tensor_specs_of
@@ -21,7 +21,7 @@ def dropped(x):
 
 
 def loaded(program, *examples, save="everything"):
-    captured = derive(program, *examples, save=save)._pb_derived.general.captured
+    captured = derive_function(program, *examples, save=save)._pb_derived.general.captured
     source = function_source(
         Comparison(captured, program, tensor_specs_of(examples)), save, "Printed", program
     )
@@ -46,18 +46,18 @@ def test_second_derivative_is_right(inputs):
 
 
 def test_missing_inputs_are_saved_besides(inputs):
-    captured = derive(chain, *inputs, save="everything")._pb_derived.general.captured
+    captured = derive_function(chain, *inputs, save="everything")._pb_derived.general.captured
     parts = readable_parts(captured, "everything")
     saved = {parts.names[node] for node in parts.cut.saved}
 
-    assert between(parts)
+    assert parts.between
     assert not saved & set(again_of(parts, "Printed").extra)
     assert {"x", "y"} <= saved | set(again_of(parts, "Printed").extra)
 
 
 def test_nothing_between_needs_nothing(inputs):
     x, _ = inputs
-    captured = derive(torch.sin, x)._pb_derived.general.captured
+    captured = derive_function(torch.sin, x)._pb_derived.general.captured
     more = again_of(readable_parts(captured, "auto"), "Printed")
 
     assert (more.extra, more.lines) == ((), ())
@@ -105,7 +105,7 @@ def test_ops_that_do_not_tell_are_refused(program, inputs):
 def test_cotangent_without_history_loses_nothing(inputs):
     """`once_differentiable` gives gradients without history there, and says nothing."""
     x, y = inputs
-    source = derive(chain, x, y, save="everything").source()
+    source = derive_function(chain, x, y, save="everything").source()
     space = {}
     exec(source, space)
     (first,) = torch.autograd.grad(space["Chain"].apply(x, y).sum(), x, create_graph=True)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from pullback.capture.joint import capture
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.recipe import parts_of
 from pullback.errors import CaptureError, PolicyError
 from pullback.function.function import Function
@@ -105,7 +105,7 @@ def test_values_of_closures_get_gradients():
 def test_parameters_of_a_module_get_gradients():
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x = normal(5, 3)
-    D = derive(module, x)
+    D = derive_function(module, x)
     wanted = (x, *module.parameters())
     with torch.no_grad():
         for parameter in module.parameters():
@@ -152,7 +152,7 @@ def test_input_of_unused_outputs_has_no_gradient(place):
         return x.sin(), y.exp() * 2, (x * y).sum()
 
     arguments = normal(3), normal(3)
-    got = reached(derive(program, *arguments).apply, arguments, place)
+    got = reached(derive_function(program, *arguments).apply, arguments, place)
 
     assert differences(got, reached(program, arguments, place)) == []
 
@@ -177,7 +177,7 @@ def test_unused_output_runs_no_hand_written_backward(place):
         return Shrinking.apply(x) * 2, (x * y).sin()
 
     arguments = normal(3), normal(3)
-    D = derive(program, *arguments)
+    D = derive_function(program, *arguments)
     got = reached(lambda *args: D.apply(*(1 * arg for arg in args)), arguments, place)
 
     assert differences(got, reached(program, arguments, place)) == []
@@ -188,7 +188,7 @@ def test_unused_output_of_a_program_that_draws():
         return Shrinking.apply(x) * torch.rand_like(x), y.sin()
 
     arguments = normal(3), normal(3)
-    D = derive(program, *arguments)
+    D = derive_function(program, *arguments)
     got, expected = reached(D.apply, arguments, 1), reached(program, arguments, 1)
 
     assert differences(got, expected) == []
@@ -201,7 +201,7 @@ def test_hand_written_backward_needs_every_output_of_old():
         return Shrinking.apply(x) * factor, y.sin()
 
     arguments = normal(3), normal(3)
-    outputs = derive(program, *arguments).apply(*arguments)
+    outputs = derive_function(program, *arguments).apply(*arguments)
     factor = 3.0
     with pytest.raises(CaptureError) as caught:
         torch.autograd.grad(outputs[1].sum(), arguments, allow_unused=True)
@@ -210,7 +210,7 @@ def test_hand_written_backward_needs_every_output_of_old():
         "E301 capture: `program`, which holds hand-written backwards, must have a gradient for "
         "each of its outputs\n"
         "  got:      an output that nobody uses, and no way to run it again: an input, or what it "
-        "reads from around it, has changed\n"
+        "reads from outside it, has changed\n"
         "  fix:      add the unused output, times zero, to what is differentiated"
     )
 
@@ -222,7 +222,7 @@ def test_hand_written_backward_needs_every_output_of_old():
 )
 def test_output_may_be_an_input_or_view(program):
     x = normal(3, 2)
-    D = derive(program, x)
+    D = derive_function(program, x)
 
     assert differences(D.apply(x), program(x), tolerance=0) == []
     assert differences(pulled(D.apply, (x,)), pulled(program, (x,))) == []
@@ -233,7 +233,7 @@ def test_constants_may_be_among_outputs():
         return x.sin(), x.shape[0], None, "rows", torch.ones(2)
 
     x = normal(4, 3)
-    got = derive(described, normal(2, 3)).apply(x)
+    got = derive_function(described, normal(2, 3)).apply(x)
 
     assert differences(got, described(x), tolerance=0) == []
     assert flags(got) == [True, False]
@@ -244,7 +244,7 @@ def test_outputs_may_be_nested():
         return {"sine": x.sin(), "rest": [x.cos(), 3, (None, x.argmax())]}
 
     x = normal(3)
-    D = derive(program, x)
+    D = derive_function(program, x)
 
     assert differences(D.apply(x), program(x), tolerance=0) == []
     assert flags(D.apply(x)) == [True, True, False]
@@ -262,7 +262,7 @@ def test_derived_function_has_a_face():
     assert D.__name__ == "Swiglu"
     assert D.__doc__ == "A linear layer gated by the swish of another one."
     assert D.program is CASES["swiglu"].program
-    assert derive(lambda x: x, normal(2)).__name__.startswith("Lambda")
+    assert derive_function(lambda x: x, normal(2)).__name__.startswith("Lambda")
 
 
 # ---- calls: keywords, sizes, dtypes, layouts ----
@@ -280,7 +280,7 @@ def scaled(x, weight, power=1.0, *, shift=0.0):
 )
 def test_arguments_may_go_by_keyword(keywords):
     x, weight = normal(3), normal(3)
-    D = derive(scaled, x, weight)
+    D = derive_function(scaled, x, weight)
 
     got, expected = D.apply(x, weight, **keywords), scaled(x, weight, **keywords)
 
@@ -290,7 +290,7 @@ def test_arguments_may_go_by_keyword(keywords):
 def test_tensors_may_go_by_keyword():
     x, weight = normal(3), normal(3)
     got = torch.autograd.grad(
-        derive(scaled, x, weight).apply(weight=weight, x=x).sum(), (x, weight)
+        derive_function(scaled, x, weight).apply(weight=weight, x=x).sum(), (x, weight)
     )
 
     assert differences(got, [weight, x]) == []
@@ -301,7 +301,7 @@ def test_tensors_may_be_keyword_only():
         return x**power if weight is None else weight * x**power
 
     x, weight = normal(3), normal(3)
-    D = derive(program, x)
+    D = derive_function(program, x)
 
     def second(function):
         out = function(x, power=3.0, weight=weight)
@@ -316,7 +316,7 @@ def test_keywords_may_follow_any_number_of_arguments():
         return sum(terms) * scale
 
     x, y = normal(3), normal(3)
-    D = derive(program, x, y)
+    D = derive_function(program, x, y)
 
     assert differences(D.apply(x, y, x, scale=2.0), program(x, y, x, scale=2.0)) == []
 
@@ -341,7 +341,7 @@ def test_sizes_of_zero_and_one_are_served(shapes):
         return (x * w).sum(0).sin()
 
     arguments = [normal(*shape) for shape in shapes]
-    D = derive(program, normal(3, 4), normal(4))
+    D = derive_function(program, normal(3, 4), normal(4))
 
     assert differences(D.apply(*arguments), program(*arguments), tolerance=0) == []
     assert differences(pulled(D.apply, arguments), pulled(program, arguments)) == []
@@ -423,7 +423,7 @@ def test_autocast_is_part_of_the_call():
         return torch.tanh(x @ w)
 
     x, w = normal(3, 4, dtype=torch.float32), normal(4, 5, dtype=torch.float32)
-    D = derive(program, x, w)
+    D = derive_function(program, x, w)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low, plain = D.apply(x, w), program(x, w)
     high = D.apply(x, w)
@@ -437,7 +437,7 @@ def test_second_derivative_is_taken_under_autocast_too():
         return torch.tanh(x @ w)
 
     x, w = normal(3, 4, dtype=torch.float32), normal(4, 5, dtype=torch.float32)
-    D = derive(program, x, w)
+    D = derive_function(program, x, w)
 
     def mixed(function):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -476,7 +476,7 @@ def test_error_of_the_program_is_its_own():
 )
 def test_matrix_that_has_no_answer_raises(program):
     good = torch.eye(3, dtype=torch.float64).requires_grad_()
-    D = derive(program, good)
+    D = derive_function(program, good)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="linalg"):
             D.apply(0 * good)
@@ -531,7 +531,7 @@ def test_gradient_that_nobody_asks_for_costs_nothing(place):
 
 def test_backward_of_some_inputs_leaves_the_others():
     x, w = normal(3, 4), normal(4, 5)
-    D = derive(lambda x, w: (x @ w).sin(), x, w)
+    D = derive_function(lambda x, w: (x @ w).sin(), x, w)
     D.apply(x, w).sum().backward(inputs=[x])
 
     assert w.grad is None
@@ -548,7 +548,7 @@ def noisy(x):
 
 def test_backward_sees_the_numbers_of_forward():
     x = normal(50)
-    D = derive(noisy, x)
+    D = derive_function(noisy, x)
     torch.manual_seed(3)
     got = D.apply(x)
     torch.manual_seed(3)
@@ -562,7 +562,7 @@ def test_backward_sees_the_numbers_of_forward():
 def test_every_policy_keeps_the_random_numbers(save):
     x = normal(50)
     try:
-        D = derive(noisy, x, save=save)
+        D = derive_function(noisy, x, save=save)
     except PolicyError:
         assert save == 0
         return
@@ -754,7 +754,7 @@ def test_budget_of_bytes_is_kept(name, share):
     arguments = case.arguments()
     least, most = (cut_of(case, arguments, save).charged_bytes for save in ("inputs", "everything"))
     budget = int(least + share * (most - least))
-    function = derive(case.program, *arguments, save=budget).apply
+    function = derive_function(case.program, *arguments, save=budget).apply
     gradients = pulled(function, arguments)
 
     assert saved_by(function, arguments, [GAIN, OFFSET]) <= budget
@@ -765,7 +765,7 @@ def test_budget_of_bytes_holds_for_every_size():
     def program(x):
         return x.sin().exp().tanh() * x.cos()
 
-    derived = derive(program, normal(4), save=64)
+    derived = derive_function(program, normal(4), save=64)
     for size in (4, 8, 1000):
         x = normal(size) * 1  # no leaf: to keep it costs its bytes
         assert bytes_kept(derived, x) <= 64
@@ -792,12 +792,12 @@ def test_leapfrog_saves_no_intermediate():
 
 def test_policy_must_be_known():
     with pytest.raises(PolicyError):
-        derive(CASES["swish"].program, normal(3), save="some")
+        derive_function(CASES["swish"].program, normal(3), save="some")
 
 
 def test_derive_needs_examples():
     with pytest.raises(CaptureError) as caught:
-        derive(CASES["swish"].program)
+        derive_function(CASES["swish"].program)
 
     assert str(caught.value) == (
         "E301 capture: `swish` must be derived with examples of its arguments\n"
@@ -812,7 +812,7 @@ def test_input_changed_in_place_is_refused():
         return x.mul_(2)
 
     with pytest.raises(CaptureError) as caught:
-        derive(program, torch.randn(3))
+        derive_function(program, torch.randn(3))
 
     assert str(caught.value) == (
         "E301 capture: `program` must leave its inputs as they are to be derived\n"
@@ -845,7 +845,7 @@ def test_backward_runs_twice_only_when_told():
 
 def test_first_call_may_be_inside_checkpoint():
     (x,) = CASES["swish"].arguments()
-    D = derive(CASES["swish"].program, x)
+    D = derive_function(CASES["swish"].program, x)
     got = torch.autograd.grad(checkpoint(D.apply, x, use_reentrant=False).sum(), x)
 
     assert differences(got, pulled_sum(CASES["swish"].program, x)) == []
@@ -857,7 +857,7 @@ def pulled_sum(function, x):
 
 def test_capture_hides_from_hooks_around():
     (x,) = CASES["swish"].arguments()
-    D = derive(CASES["swish"].program, x)
+    D = derive_function(CASES["swish"].program, x)
     first = saved_shapes(D.apply, x)
 
     assert first == saved_shapes(D.apply, x)
@@ -872,7 +872,7 @@ def saved_shapes(function, x):
 
 def test_capture_hides_from_modes_around():
     a, b, c = CASES["matmul_chain"].arguments()
-    D = derive(CASES["matmul_chain"].program, a, b, c)
+    D = derive_function(CASES["matmul_chain"].program, a, b, c)
     with Count() as count:
         D.apply(a, b, c)
 
@@ -889,7 +889,7 @@ def test_derived_function_may_be_derived_again():
         return CASES["swish"].program(x) * x
 
     (x,) = CASES["swish"].arguments()
-    D = derive(outer, x)
+    D = derive_function(outer, x)
 
     assert differences(D.apply(x), plain(x), tolerance=0) == []
     assert differences(pulled(D.apply, (x,)), pulled(plain, (x,))) == []
@@ -897,7 +897,7 @@ def test_derived_function_may_be_derived_again():
 
 def test_threads_may_call_at_once():
     case = CASES["swiglu"]
-    D = derive(case.program, *case.arguments())
+    D = derive_function(case.program, *case.arguments())
     start = threading.Barrier(6)
     found = []
 
@@ -968,7 +968,7 @@ def test_compiled_call_serves_broadcasting():
     def program(x, w):
         return (x * w).sin()
 
-    D = derive(program, normal(3, 4), normal(3, 4))
+    D = derive_function(program, normal(3, 4), normal(3, 4))
     x, w = normal(3, 4), normal(1, 4)
     function = compiled(D.apply)
 
@@ -996,7 +996,7 @@ def test_program_may_switch_autocast_off():
             return (x @ w).exp()
 
     x, w = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
-    derived = derive(program, x, w)
+    derived = derive_function(program, x, w)
     with torch.autocast("cpu", torch.bfloat16):
         got, expected = derived.apply(x, w), program(x, w)
         again = torch.autograd.grad(got.sum(), (x, w))
@@ -1011,7 +1011,7 @@ def test_without_recording_the_program_runs():
         return x * 2 if torch.is_grad_enabled() else x * 3
 
     x = torch.randn(3, requires_grad=True)
-    derived = derive(program, x)
+    derived = derive_function(program, x)
     with torch.no_grad():
         got = derived.apply(x)
 
@@ -1024,7 +1024,7 @@ def test_second_derivative_sees_the_numbers_of_forward():
         return torch.nn.functional.dropout(x, 0.5) * x.exp()
 
     x = torch.randn(20, dtype=torch.float64, requires_grad=True)
-    derived = derive(program, x)
+    derived = derive_function(program, x)
     found = []
     for call in (derived.apply, program):
         torch.manual_seed(3)
@@ -1044,7 +1044,7 @@ def test_function_class_is_derived_from_its_forward():
             return (x * w).sin(), step
 
     x, w = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    derived = derive(TwoOf, x, w)
+    derived = derive_function(TwoOf, x, w)
     outputs = derived.apply(x, w)
 
     assert derived.__name__ == "TwoOf"

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pullback as pb
-from pullback.capture.environment import Surroundings
-from pullback.derive.call_table import MISS, CallEntry, CallTable, Unlisted, key_of
+from pullback.capture.environment import Environment
+from pullback.derive.call_table import MISS, CallEntry, CallTable, Unlisted, call_key
 from pullback.derive.recipes import KINDS
 from pullback.derive.returned import record_of
 
@@ -30,7 +30,7 @@ def pair(*shape, dtype=torch.float64):
 def test_equal_calls_have_equal_keys():
     x, y = pair(2, 3)
 
-    assert key_of((x, y, 2, 0.5, "mean", None, torch.float32)) == key_of(
+    assert call_key((x, y, 2, 0.5, "mean", None, torch.float32)) == call_key(
         (y, x, 2, 0.5, "mean", None, torch.float32)
     )
 
@@ -49,37 +49,37 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_calls_have_other_keys(case):
-    assert key_of(OTHERS[case]) != key_of((x,))
+    assert call_key(OTHERS[case]) != call_key((x,))
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (1, True), (None, False)])
 def test_values_that_only_look_equal_are_told_apart(one, other):
-    assert key_of((one,)) != key_of((other,))
+    assert call_key((one,)) != call_key((other,))
 
 
 @pytest.mark.parametrize("arg", [[object()], {1: x}, object(), slice(1, 2)], ids=type)
 def test_call_that_is_nothing_simple_has_no_key(arg):
-    assert key_of((arg,)) is None
+    assert call_key((arg,)) is None
 
 
 def test_sparse_tensor_has_no_key():
     """Its strides are all zero, as those of a tensor that repeats one number."""
-    assert key_of((torch.ones(3).to_sparse(),)) is None
+    assert call_key((torch.ones(3).to_sparse(),)) is None
 
 
 def test_subclass_of_tensor_has_no_key():
     class Marked(torch.Tensor):
         pass
 
-    assert key_of((x.as_subclass(Marked),)) is None
-    assert key_of((nn.Parameter(x),)) is not None
+    assert call_key((x.as_subclass(Marked),)) is None
+    assert call_key((nn.Parameter(x),)) is not None
 
 
 def test_default_dtype_is_part_of_the_key():
-    before = key_of((x,))
+    before = call_key((x,))
     torch.set_default_dtype(torch.float64)
     try:
-        assert key_of((x,)) != before
+        assert call_key((x,)) != before
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -99,7 +99,7 @@ def counting():
         general.append(args)
         return "general"
 
-    return CallTable(Surroundings(program), make, run).make_call(), made, general
+    return CallTable(Environment(program), make, run).make_call(), made, general
 
 
 SCALE = 2.0
@@ -213,7 +213,7 @@ def test_who_is_told_learns_why_a_call_is_not_looked_up():
         return x * scale
 
     table = CallTable(
-        Surroundings(keyword_only),
+        Environment(keyword_only),
         lambda args: CallEntry(keyword_only, [0]),
         keyword_only,
         told.append,
@@ -230,7 +230,7 @@ def test_who_is_told_learns_why_a_call_is_not_looked_up():
 
 def test_entry_that_misses_sends_its_call_the_general_way():
     call = CallTable(
-        Surroundings(program),
+        Environment(program),
         lambda args: CallEntry(lambda *args: MISS, [0]),
         lambda *args: "general",
     ).make_call()
@@ -240,7 +240,7 @@ def test_entry_that_misses_sends_its_call_the_general_way():
 
 def test_entry_counts_its_calls():
     entry = CallEntry(program, [0])
-    call = CallTable(Surroundings(program), lambda args: entry, program).make_call()
+    call = CallTable(Environment(program), lambda args: entry, program).make_call()
     for _ in range(3):
         call(x)
 

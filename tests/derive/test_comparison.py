@@ -128,7 +128,7 @@ def test_op_gets_sizes_ties_zeros_and_numbers():
 
 def test_row_too_large_is_not_drawn():
     captured = capture(two, (row(2), row(2)))
-    likes = tensor_specs_of((row(2), row(2)))
+    specs = tensor_specs_of((row(2), row(2)))
 
-    assert drawn_row(captured, likes, [(1 << 12, 1 << 12)] * 2) is None
-    assert drawn_row(captured, likes, [(4, 3)] * 2).tensors[1].shape == (4, 3)
+    assert drawn_row(captured, specs, [(1 << 12, 1 << 12)] * 2) is None
+    assert drawn_row(captured, specs, [(4, 3)] * 2).tensors[1].shape == (4, 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.errors import BatchError, CaptureError
 from tests.derive.functions import differences
@@ -102,7 +102,7 @@ def test_every_nest_of_transforms_is_right(nest):
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 def test_derived_function_is_lifted_when_it_must(nest):
-    D = derive(program, X, 2.0)
+    D = derive_function(program, X, 2.0)
 
     assert differences(nest(D.apply), nest(plainly)) == []
 
@@ -162,7 +162,7 @@ def test_unknown_tensor_from_around_is_refused():
 
     assert str(caught.value) == (
         "E301 capture: a derived program with Functions that a transform does not know must use "
-        "the tensors from around it that it used in its examples\n"
+        "the tensors from outside it that it used in its examples\n"
         "  got:      another one, of shape [3]\n"
         "  fix:      pass it as an argument"
     )
@@ -207,4 +207,4 @@ def test_transform_asks_for_what_it_needs(function, expected):
 
 
 def test_derived_function_is_never_kept_out():
-    assert not kept_out(derive(program, X, 2.0), tangents=True)
+    assert not kept_out(derive_function(program, X, 2.0), tangents=True)

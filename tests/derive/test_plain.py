@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.backward import derive
-from pullback.derive.plain import program_of
+from pullback.derive.backward import derive_function
+from pullback.derive.plain import plain_program
 from pullback.function.function import Function
 from tests.derive.functions import differences
 
@@ -56,13 +56,13 @@ def with_setup_of(base):
 
 
 def test_callable_is_its_own_program():
-    assert program_of(torch.sin) is torch.sin
+    assert plain_program(torch.sin) is torch.sin
 
 
 @BASES
 @pytest.mark.parametrize("make", [scale_of, with_setup_of], ids=["one method", "setup_context"])
 def test_gradient_is_that_of_the_forward(base, make):
-    program, x = program_of(make(base)), normal(3)
+    program, x = plain_program(make(base)), normal(3)
     out = program(x, 2.0)
 
     assert differences(out, x.sin() * 2, tolerance=0) == []
@@ -71,7 +71,7 @@ def test_gradient_is_that_of_the_forward(base, make):
 
 @BASES
 def test_program_has_the_face_of_the_function(base):
-    program = program_of(scale_of(base))
+    program = plain_program(scale_of(base))
 
     assert (program.__name__, program.__doc__) == ("Scale", "x times a factor.")
 
@@ -80,7 +80,7 @@ def test_program_has_the_face_of_the_function(base):
 @pytest.mark.parametrize("make", [scale_of, with_setup_of], ids=["one method", "setup_context"])
 def test_capture_of_program_and_of_function_differ(base, make):
     cls, x = make(base), normal(3)
-    inlined, plain = capture(cls.apply, (x, 2.0)), capture(program_of(cls), (x, 2.0))
+    inlined, plain = capture(cls.apply, (x, 2.0)), capture(plain_program(cls), (x, 2.0))
     ops = [
         {node.target for node in each.joint.graph.nodes if node.op == "call_function"}
         for each in (inlined, plain)
@@ -93,7 +93,7 @@ def test_capture_of_program_and_of_function_differ(base, make):
 @BASES
 def test_program_of_a_function_can_be_derived(base):
     cls, x = scale_of(base), normal(3)
-    D = derive(program_of(cls), x, 2.0)
+    D = derive_function(plain_program(cls), x, 2.0)
 
     assert differences(torch.autograd.grad(D.apply(x, 2.0).sum(), x), [2 * x.cos()]) == []
     assert D.__name__ == "Scale"
@@ -107,7 +107,7 @@ def test_forward_may_ask_which_gradients_are_needed(base):
             Asking.seen = tuple(ctx.needs_input_grad)
             return x * factor * weight
 
-    program_of(Asking)(normal(2), 3.0, torch.ones(2))
+    plain_program(Asking)(normal(2), 3.0, torch.ones(2))
 
     assert Asking.seen == (True, False, False)
 
@@ -126,7 +126,7 @@ def test_forward_may_use_every_method_of_context(base):
             return y * 2, index
 
     x = normal(3)
-    out, index = program_of(Busy)(x)
+    out, index = plain_program(Busy)(x)
 
     assert differences(torch.autograd.grad(out.sum(), x), [torch.full_like(x, 2)]) == []
     assert index.tolist() == [0, 1, 2]
@@ -142,7 +142,7 @@ def test_function_inside_keeps_its_backward(base):
             return inner.apply(x, 1.0) + x
 
     x = normal(3)
-    out = program_of(Outer)(x)
+    out = plain_program(Outer)(x)
 
     assert differences(torch.autograd.grad(out.sum(), x), [torch.full_like(x, 101)]) == []
 
@@ -151,4 +151,4 @@ def test_program_of_a_derived_function_is_its_own():
     def program(x):
         return x.sin()
 
-    assert program_of(derive(program, normal(3))) is program
+    assert plain_program(derive_function(program, normal(3))) is program

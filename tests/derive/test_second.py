@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.second import pull_again, push, with_history
 from pullback.errors import DoubleBackwardError
 from pullback.function.function import Function
@@ -113,7 +113,7 @@ def test_one_tensor_twice_is_differentiated_twice():
         return x**2 * y.sin()
 
     x = normal(3)
-    D = derive(program, normal(3), normal(3))
+    D = derive_function(program, normal(3), normal(3))
 
     def second(function):
         (first,) = torch.autograd.grad(function(x, x).sum(), x, create_graph=True)
@@ -130,7 +130,7 @@ def noisy(x):
 @pytest.mark.parametrize("save", ["auto", "inputs", "everything"])
 def test_second_backward_sees_the_numbers_of_forward(save):
     x = normal(50)
-    D = derive(noisy, x, save=save)
+    D = derive_function(noisy, x, save=save)
 
     def both(function):
         torch.manual_seed(3)
@@ -151,7 +151,7 @@ def test_outputs_alone_are_enough_if_saved():
         return x.exp()
 
     x = normal(3)
-    out = derive(program, x).apply(2 * x)
+    out = derive_function(program, x).apply(2 * x)
     gc.collect()
     (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
 
@@ -163,7 +163,7 @@ def test_everything_holds_inputs_for_a_second_derivative():
         return (x.exp() + 1).log()
 
     x = normal(3)
-    out = derive(program, x, save="everything").apply(2 * x)
+    out = derive_function(program, x, save="everything").apply(2 * x)
     gc.collect()
     (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     slope = torch.sigmoid(2 * x)
@@ -176,7 +176,7 @@ def test_lost_intermediate_is_an_error():
         return x.sum(-1).sin().exp()
 
     x = normal(3, 50)
-    out = derive(program, x).apply(2 * x)
+    out = derive_function(program, x).apply(2 * x)
     gc.collect()
     (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
 
@@ -190,7 +190,7 @@ def test_changed_input_is_not_used_again():
 
     x = normal(3)
     y = 2 * x
-    out = derive(program, x).apply(y)
+    out = derive_function(program, x).apply(y)
     y.mul_(3)
     (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
 
@@ -327,7 +327,7 @@ def test_surrogate_gradient_stays_in_every_order():
         return RoundThrough.apply(x**2)
 
     x = normal(3)
-    D = derive(program, x)
+    D = derive_function(program, x)
     (first,) = torch.autograd.grad(D.apply(x).sum(), x, create_graph=True)
 
     assert differences(first, 2 * x) == []
@@ -355,14 +355,14 @@ def twice(function, *args):
 @pytest.mark.parametrize("program", [detaching, idle])
 def test_what_is_detached_stays_so_in_the_second_derivative(program):
     x, y = normal(3), normal(3)
-    D = derive(program, x, y)
+    D = derive_function(program, x, y)
 
     assert differences(twice(D.apply, x, y), twice(program, x, y)) == []
 
 
 def test_detaching_program_whose_input_is_gone_is_not_differentiated_twice():
     x, y = normal(3), normal(3)
-    D = derive(detaching, x, y)
+    D = derive_function(detaching, x, y)
 
     with pytest.raises(DoubleBackwardError, match="`detaching`, which detaches, must be run again"):
         twice(lambda x, y: D.apply(x * 1, y), x, y)
@@ -370,6 +370,6 @@ def test_detaching_program_whose_input_is_gone_is_not_differentiated_twice():
 
 def test_everything_holds_the_inputs_of_a_detaching_program():
     x, y = normal(3), normal(3)
-    D = derive(detaching, x, y, save="everything")
+    D = derive_function(detaching, x, y, save="everything")
 
     assert differences(twice(lambda x, y: D.apply(x * 1, y), x, y), twice(detaching, x, y)) == []

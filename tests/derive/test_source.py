@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from tests.derive.functions import (
     CASES,
     EVERY,
@@ -200,7 +200,7 @@ def test_source_is_pinned(name, gold):
 @pytest.mark.parametrize("name", SOME_THEN_PINNED)
 def test_source_is_the_same_every_time(name):
     case = CASES[name]
-    again = derive(case.program, *case.arguments(seed=9))
+    again = derive_function(case.program, *case.arguments(seed=9))
 
     assert again.source() == derived(name).source()
     assert again.source() == again.source()
@@ -401,7 +401,7 @@ def two_apart(x, y):
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (True, True)])
 def test_output_of_inputs_without_grad_requires_none(needs):
     space: dict = {}
-    exec(derive(two_apart, torch.ones(3), torch.ones(3)).source(), space)
+    exec(derive_function(two_apart, torch.ones(3), torch.ones(3)).source(), space)
     row = [torch.ones(3).requires_grad_(need) for need in needs]
 
     got = space["TwoApart"].apply(*row)

@@ -10,18 +10,18 @@ import torch.nn.functional as F
 
 from pullback.compose import combine
 from pullback.derive import comparison, recipe
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.emit import emit
 from pullback.errors import DifferingTextError
 from pullback.graph import simplify as simplifying
 from pullback.graph.patterns import call, tensors
-from pullback.graph.rewrite import Rule
+from pullback.graph.rewrite import RewriteRule
 from pullback.graph.values import aten
 
 
 def printed(program, *examples, save="auto"):
     """The class that the text of a program makes, and the text."""
-    derived = derive(program, *examples, save=save)
+    derived = derive_function(program, *examples, save=save)
     text = derived.source()
     space = {}
     exec(text, space)
@@ -347,7 +347,7 @@ def test_row_of_one_stays_one_in_a_module(run_python, tmp_path):
     def program(x):
         return (x.sin() * x.exp(), None)
 
-    text = emit(derive(program, leaf(3)))
+    text = emit(derive_function(program, leaf(3)))
     (tmp_path / "one.py").write_text(text)
     done = run_python("one.py", folder=tmp_path)
 
@@ -456,11 +456,13 @@ def sine(x):
 
 
 (a,) = tensors("a")
-SPOILED = Rule.of("spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose")
+SPOILED = RewriteRule.of(
+    "spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose"
+)
 
 
 def test_wrong_readable_rule_is_left_out(monkeypatch):
-    expected = derive(sine, leaf(4)).source()
+    expected = derive_function(sine, leaf(4)).source()
     monkeypatch.setattr(recipe, "READABLE", (SPOILED, *simplifying.READABLE))
     function, text = printed(sine, leaf(4))
 
@@ -471,7 +473,7 @@ def test_wrong_readable_rule_is_left_out(monkeypatch):
 
 def test_rule_that_hides_nan_is_left_out(monkeypatch):
     """Right for every number, and for NaN it is not."""
-    hiding = Rule.of(
+    hiding = RewriteRule.of(
         "hiding", call(aten.cos.default, a), lambda a: a.clamp(-99.0, 99.0).nan_to_num(0.0).cos(),
         why="wrong, on purpose",
     )  # fmt: skip
@@ -486,7 +488,7 @@ def test_rule_that_raises_is_left_out(monkeypatch):
     def raising(a):
         raise IndexError("a rule that does not know this")
 
-    broken = Rule.of("broken", call(aten.cos.default, a), raising, why="wrong, on purpose")
+    broken = RewriteRule.of("broken", call(aten.cos.default, a), raising, why="wrong, on purpose")
     monkeypatch.setattr(recipe, "READABLE", (broken, *simplifying.READABLE))
     function, _ = printed(sine, leaf(4))
 
@@ -494,7 +496,7 @@ def test_rule_that_raises_is_left_out(monkeypatch):
 
 
 def test_wrong_exact_rule_is_refused(monkeypatch):
-    derived = derive(sine, leaf(4))
+    derived = derive_function(sine, leaf(4))
     monkeypatch.setattr(recipe, "READABLE", (SPOILED, *simplifying.READABLE))
     monkeypatch.setattr(recipe, "EXACT", (SPOILED, *simplifying.EXACT))
 
@@ -511,7 +513,7 @@ def test_wrong_exact_rule_is_refused(monkeypatch):
 
 def test_comparison_leaves_no_trace():
     x = leaf(4, dtype=torch.float32)
-    derived = derive(lambda x: torch.dropout(x, 0.5, True) * x, x)
+    derived = derive_function(lambda x: torch.dropout(x, 0.5, True) * x, x)
     before = torch.get_rng_state(), random.getstate(), torch.get_default_dtype()
     with torch.no_grad():
         text = derived.source()
@@ -532,7 +534,7 @@ def test_large_example_is_compared_at_small_sizes(monkeypatch):
         return original(call, row, wanted)
 
     monkeypatch.setattr(comparison, "observed", observed)
-    derive(sine, torch.zeros(3000, 1000, requires_grad=True)).source()
+    derive_function(sine, torch.zeros(3000, 1000, requires_grad=True)).source()
 
     assert sizes
     assert max(sizes) < 100_000
@@ -546,7 +548,7 @@ def test_integers_are_those_of_the_example():
             seen.update(index.tolist())
         return x[index].sin()
 
-    derived = derive(program, leaf(9), torch.tensor([7, 2, 7, 5]))
+    derived = derive_function(program, leaf(9), torch.tensor([7, 2, 7, 5]))
     seen.clear()
     derived.source()
 
@@ -572,7 +574,7 @@ def test_detached_view_requires_no_grad(name):
     program, x = DETACHED[name], leaf(3, 4)
 
     assert_same(program, printed(program, x)[0], x)
-    assert_same(program, derive(program, x), x)
+    assert_same(program, derive_function(program, x), x)
 
 
 @pytest.mark.needs_compiler

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.tensor_specs import (
     FEW,
-    drawn,
+    drawn_like,
     tensor_spec_of,
     tensor_spec_of_leaf,
     tensor_specs_of,
@@ -31,7 +31,7 @@ from pullback.derive.tensor_specs import (
 )
 def test_drawn_tensor_is_like_the_first(tensor):
     like = tensor_spec_of(tensor)
-    again = drawn(like)
+    again = drawn_like(like)
 
     assert (again.shape, again.dtype) == (tensor.shape, tensor.dtype)
     assert like.values is None
@@ -43,7 +43,7 @@ def test_drawn_tensor_is_like_the_first(tensor):
 def test_few_values_are_kept_as_they_are():
     tensor = torch.randn(FEW)
 
-    assert torch.equal(drawn(tensor_spec_of(tensor)), tensor)
+    assert torch.equal(drawn_like(tensor_spec_of(tensor)), tensor)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_few_values_are_kept_as_they_are():
 )
 def test_integers_are_never_invented(tensor):
     like = tensor_spec_of(tensor)
-    again = drawn(like, 3)
+    again = drawn_like(like, 3)
 
     assert again.dtype is tensor.dtype
     assert torch.equal(again, tensor)
@@ -68,25 +68,25 @@ def test_integers_are_never_invented(tensor):
 def test_integers_of_another_shape_are_cropped_or_repeated():
     like = tensor_spec_of(torch.tensor([[5, 7, 9], [1, 2, 3]]))
 
-    again = drawn(replace(like, shape=(3, 2), values=None))
+    again = drawn_like(replace(like, shape=(3, 2), values=None))
 
     assert again.tolist() == [[5, 7], [1, 2], [5, 7]]
-    assert drawn(replace(like, shape=(2,), values=None)).tolist() == [5, 5]
-    assert drawn(replace(like, shape=(), values=None)).item() == 5
+    assert drawn_like(replace(like, shape=(2,), values=None)).tolist() == [5, 5]
+    assert drawn_like(replace(like, shape=(), values=None)).item() == 5
 
 
 @pytest.mark.parametrize("shape", [(), (2, 1)], ids=str)
 def test_integers_of_an_empty_example_are_zeros_elsewhere(shape):
     like = replace(tensor_spec_of(torch.empty(0, 3, dtype=torch.int64)), shape=shape, values=None)
 
-    assert not drawn(like).any()
+    assert not drawn_like(like).any()
 
 
 def test_seed_decides_what_is_drawn():
     like = tensor_spec_of(torch.linspace(0, 1, FEW + 1))
 
-    assert torch.equal(drawn(like, 1), drawn(like, 1))
-    assert not torch.equal(drawn(like, 1), drawn(like, 2))
+    assert torch.equal(drawn_like(like, 1), drawn_like(like, 1))
+    assert not torch.equal(drawn_like(like, 1), drawn_like(like, 2))
 
 
 def test_infinite_values_do_not_count():
@@ -114,10 +114,10 @@ def test_containers_are_looked_into():
 
 def test_derived_class_lets_examples_go():
     x = torch.randn(1000)
-    derived = derive(torch.sin, x)
+    derived = derive_function(torch.sin, x)
     ref = weakref.ref(x)
     del x
     gc.collect()
 
     assert ref() is None
-    assert derived._pb_derived.likes[0].shape == (1000,)
+    assert derived._pb_derived.specs[0].shape == (1000,)

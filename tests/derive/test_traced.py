@@ -6,7 +6,7 @@ from torch import nn
 from torch.autograd import grad
 
 import pullback as pb
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from tests.derive.functions import CASES, derived, differences
 
 
@@ -23,7 +23,7 @@ def scaled(x, gain=2.0, rows=1):
 
 
 def test_sizes_and_values_are_not_baked():
-    D = derive(scaled, normal(4, 3), 2.0, 1)
+    D = derive_function(scaled, normal(4, 3), 2.0, 1)
     function = compiled(lambda x, gain, rows: D.apply(x, gain, rows=rows))
     for rows, gain, taken in [(4, 2.0, 1), (4, 3.0, 1), (6, 3.0, 2), (1, 0.5, 1)]:
         x = normal(rows, 3)
@@ -86,7 +86,7 @@ def test_hand_written_backward_inside_stays(inner):
         return inner.apply(x) * 3
 
     x = normal(3)
-    D = derive(program, x)
+    D = derive_function(program, x)
 
     assert differences(grad(D.apply(x).sum(), x), [torch.full_like(x, 21)]) == []
     assert differences(grad(compiled(D.apply)(x).sum(), x), [torch.full_like(x, 21)]) == []
@@ -95,7 +95,7 @@ def test_hand_written_backward_inside_stays(inner):
 def test_parameters_around_get_gradients():
     module = nn.Linear(3, 2).double()
     x = normal(4, 3)
-    D = derive(module, x)
+    D = derive_function(module, x)
     wanted = (x, *module.parameters())
 
     got = grad(compiled(lambda x: D.apply(x))(x).sum(), wanted)
@@ -108,7 +108,7 @@ def test_outputs_without_gradient_have_none():
         return x.sin(), x.detach(), x.argmax()
 
     x = normal(3)
-    got = compiled(derive(program, x).apply)(x)
+    got = compiled(derive_function(program, x).apply)(x)
 
     assert [y.requires_grad for y in got] == [True, False, False]
 
@@ -117,7 +117,7 @@ def test_graph_break_inside_a_call_is_fine():
     def program(x):
         return x.sin() * 2
 
-    D, x = derive(program, normal(3)), normal(3)
+    D, x = derive_function(program, normal(3)), normal(3)
 
     def around(x):
         y = D.apply(x)

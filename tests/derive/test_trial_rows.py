@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.derive.tensor_specs import fitted, tensor_spec_of, tensor_specs_of
 from pullback.derive.trial_rows import is_unchecked, size_rows, value_rows
 
@@ -68,7 +68,7 @@ def test_text_of_an_unchecked_kernel_checks_the_size_that_stands_in_it():
         return torch.fft.hfft(x, n=10)
 
     space: dict = {}
-    exec(derive(spectrum, normal(5, 6)).source(), space)
+    exec(derive_function(spectrum, normal(5, 6)).source(), space)
 
     with pytest.raises(ValueError, match=r"x.shape\[1\] must be 6, got 19"):
         space["Spectrum"].apply(normal(5, 19))

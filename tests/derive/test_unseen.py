@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.derive.unseen import is_capturable, unseen_in, without_history
+from pullback.derive.unseen import is_capturable, outputs_without_history, unseen_in
 from pullback.function.unwritten import run_plainly
 
 OUTSIDE = "(detach, no_grad, numpy, a kernel)"
@@ -106,7 +106,7 @@ def test_capturable_is_what_capture_takes():
 def test_silent_outputs_are_counted():
     x = normal(3)
 
-    assert without_history([x, x.detach(), x.argmax(), "name"]) == [1]
+    assert outputs_without_history([x, x.detach(), x.argmax(), "name"]) == [1]
 
 
 def test_random_state_stays():

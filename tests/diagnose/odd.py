@@ -1,4 +1,4 @@
-"""Functions of odd kinds: each is judged, or told why not, and none of them raises.
+"""Functions of odd kinds: each is judged, or the reason is given, and none of them raises.
 
 `ODD` gives the arguments of each, and what is said: the reason, or the pattern of the one fault.
 """

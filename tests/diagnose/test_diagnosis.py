@@ -1,4 +1,4 @@
-"""Every planted fault is named, with the edit that mends it; Functions that are right have none."""
+"""Every planted fault is named, with the edit that repairs it; right Functions have none."""
 
 import ast
 import functools
@@ -10,13 +10,13 @@ from torch import fx
 
 from examples.my_activation import MyActivationAsPublished
 from examples.my_complex_op import MyComplexOpAsPublished
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.diagnose.diagnosis import diagnose
+from pullback.diagnose.edit_search import Edit
 from pullback.diagnose.fault import Faults
-from pullback.diagnose.repairing import Edit
-from pullback.diagnose.repairs import Repairs
+from pullback.diagnose.repairs import RepairSearch
 from pullback.errors import CaptureError
-from pullback.function.signature import signature_of
+from pullback.function.signature import forward_signature
 from tests.diagnose import faulty, odd
 from tests.diagnose.faulty import EXAMPLES, row
 from tests.diagnose.odd import ODD
@@ -50,7 +50,7 @@ def run_edited(edit: Edit, tensors, cotangents):
 def derived(function, arguments, cotangents):
     """The gradients that autograd gives through the forward; zeros where it gives none."""
     wanted = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
-    outputs = program_of(function)(*arguments)
+    outputs = plain_program(function)(*arguments)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return torch.autograd.grad(outputs, wanted, cotangents, materialize_grads=True)
 
@@ -87,7 +87,7 @@ def test_edit_makes_gradient_right(function, seed):
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     cotangents = [torch.randn_like(output) for output in outputs]
     expected = derived(function, arguments, cotangents)
-    names = signature_of(function).names
+    names = forward_signature(function).names
 
     for fault in faults_of(function):
         place = names.index(fault.input)
@@ -290,7 +290,7 @@ def test_program_that_is_no_function_is_refused():
         diagnose(torch.sin, row(3))
 
     assert str(caught.value) == (
-        "E301 capture: `sin` must be a Function class to be blamed\n"
+        "E301 capture: `sin` must be a Function class to be diagnosed\n"
         "  got:      builtin_function_or_method\n"
         "  fix:      pass the class itself, and the arguments after it"
     )
@@ -335,7 +335,7 @@ def test_failure_of_search_leaves_the_numbers(monkeypatch):
     def fail(self):
         raise KeyError("lost")
 
-    monkeypatch.setattr(Repairs, "find", fail)
+    monkeypatch.setattr(RepairSearch, "find", fail)
     faults = diagnose(faulty.SquareWithoutTwo, row(5), seconds=ENOUGH)
 
     assert [fault.pattern for fault in faults] == ["1/2 times what it should be"]

@@ -1,7 +1,7 @@
 """Faults read as a list, and say what they know in the form of the house."""
 
+from pullback.diagnose.edit_search import Edit
 from pullback.diagnose.fault import Fault, Faults
-from pullback.diagnose.repairing import Edit
 
 FAULT = Fault(
     input="x",

@@ -4,7 +4,7 @@ import torch
 
 from pullback.diagnose.scope import cotangent_names, number_text
 from tests.diagnose import faulty
-from tests.diagnose.test_repairing import compared_of
+from tests.diagnose.test_edit_search import compared_of
 
 
 def scope_of(function):

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import Function
 
 from pullback.capture.joint import capture
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.diagnose.trials import Trials, UntriedError
 from tests.diagnose import faulty
 from tests.diagnose.faulty import row
@@ -13,7 +13,7 @@ from tests.diagnose.faulty import row
 
 def trials_of(function, *examples):
     trials = Trials(function, examples)
-    trials.add_fresh(capture(program_of(function), trials.examples, needs=trials.needs))
+    trials.add_fresh(capture(plain_program(function), trials.examples, needs=trials.needs))
     return trials
 
 
@@ -54,7 +54,7 @@ def test_large_examples_are_tried_small():
     assert not any(trial.is_large for trial in others)
 
 
-def test_gradient_of_unfit_shape_is_kept():
+def test_gradient_of_wrong_shape_is_kept():
     trials = Trials(faulty.LinearTransposed, (row(4, 6), row(5, 6)))
 
     trial = trials.all[0]
@@ -121,7 +121,7 @@ def test_equal_examples_are_told_apart_later():
 
 def test_held_out_inputs_are_new():
     trials = trials_of(faulty.MeanWithSum, row(4, 4))
-    captured = capture(program_of(faulty.MeanWithSum), trials.examples, needs=trials.needs)
+    captured = capture(plain_program(faulty.MeanWithSum), trials.examples, needs=trials.needs)
 
     held = trials.held_out(captured)
 
@@ -134,7 +134,7 @@ def test_held_out_inputs_are_new():
 
 def test_held_out_inputs_of_large_examples_are_small():
     trials = trials_of(faulty.SquareWithoutTwo, row(100, 64))
-    captured = capture(program_of(faulty.SquareWithoutTwo), trials.examples, needs=trials.needs)
+    captured = capture(plain_program(faulty.SquareWithoutTwo), trials.examples, needs=trials.needs)
 
     held = trials.held_out(captured)
 

@@ -1,10 +1,10 @@
 """Edits and errors are said with the user's names, and say what must be saved."""
 
-from pullback.diagnose.edits import Site
+from pullback.diagnose.candidate_edits import Site
 from pullback.diagnose.wording import Wording
 from pullback.graph.values import aten
 from tests.diagnose import faulty
-from tests.diagnose.test_repairing import compared_of
+from tests.diagnose.test_edit_search import compared_of
 
 
 def words_of(function):

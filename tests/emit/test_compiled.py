@@ -11,7 +11,7 @@ import torch
 
 import pullback as pb
 from examples import my_relu
-from pullback.emit.compiled import build, library_of
+from pullback.emit.compiled import build_file, library_of
 from pullback.errors import BuildError
 from pullback.run import cache
 
@@ -116,7 +116,7 @@ def test_unusable_folder_for_libraries_is_named(source, compiler, tmp_path):
     compiler()
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     with pytest.raises(BuildError) as caught:
-        build(source, cache=tmp_path / "file")
+        build_file(source, cache=tmp_path / "file")
 
     assert (
         caught.value.rule == f"`{tmp_path / 'file'}` must be a folder that libraries can be kept in"
@@ -132,7 +132,7 @@ def test_errors_of_compiler_are_shown_with_lines(source, compiler, tmp_path):
         f'echo "{source}:1:1: fatal error: no such header" >&2\nexit 1'
     )
     with pytest.raises(BuildError) as caught:
-        build(source, cache=tmp_path / "cache")
+        build_file(source, cache=tmp_path / "cache")
     (log,) = (tmp_path / "cache").rglob("compiler.log")
 
     assert str(caught.value) == (
@@ -150,7 +150,7 @@ def test_errors_of_compiler_are_shown_with_lines(source, compiler, tmp_path):
 def test_missing_compiler_is_named(source, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError) as caught:
-        build(source)
+        build_file(source)
 
     assert str(caught.value) == (
         "E603 build: a C++ compiler must be there to build\n"
@@ -175,14 +175,14 @@ def test_file_without_ops_is_refused(kind, tmp_path):
     file = tmp_path / "bad.cpp"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(BuildError) as caught:
-        build(file)
+        build_file(file)
 
     assert (caught.value.rule, caught.value.facts["got"]) == (f"`{file}` {rule}", got)
 
 
 def test_missing_file_is_refused(tmp_path):
     with pytest.raises(BuildError, match="must be a C\\+\\+ file, or a folder with one"):
-        build(tmp_path / "nothing.cpp")
+        build_file(tmp_path / "nothing.cpp")
 
 
 def test_folder_with_two_files_is_refused(tmp_path):
@@ -190,7 +190,7 @@ def test_folder_with_two_files_is_refused(tmp_path):
         (tmp_path / name).write_text(FILE, encoding="utf-8")
 
     with pytest.raises(BuildError, match="must hold one C\\+\\+ file that registers ops"):
-        build(tmp_path)
+        build_file(tmp_path)
 
 
 def test_op_is_not_registered_twice(tmp_path, compiler):
@@ -199,14 +199,14 @@ def test_op_is_not_registered_twice(tmp_path, compiler):
     file.write_text('TORCH_LIBRARY_FRAGMENT(aten, m) { m.def("mul(Tensor x) -> Tensor"); }')
 
     with pytest.raises(BuildError, match="`aten::mul` must not be registered twice in one process"):
-        build(file, cache=tmp_path / "cache")
+        build_file(file, cache=tmp_path / "cache")
 
 
 def test_unusable_library_is_an_error(source, compiler, tmp_path):
     compiler()
 
     with pytest.raises(BuildError, match=r"the library of .* must load"):
-        build(source, cache=tmp_path / "cache")
+        build_file(source, cache=tmp_path / "cache")
 
 
 # ---- the real thing ----

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 import pullback as pb
-from pullback.emit.files import write
+from pullback.emit.files import write_files
 from pullback.errors import EmitPathError
 from tests.emit.python.cases import row, swish
 
@@ -28,14 +28,14 @@ def test_module_in_folder_has_its_name(tmp_path):
 
 
 def test_several_files_make_a_folder(tmp_path):
-    made = write(FILES, "op.cpp", tmp_path / "op")
+    made = write_files(FILES, "op.cpp", tmp_path / "op")
 
     assert made == [tmp_path / "op" / "op.cpp", tmp_path / "op" / "CMakeLists.txt"]
     assert [path.read_text() for path in made] == ["op\n", "cmake\n"]
 
 
 def test_path_of_a_file_gets_the_main_one(tmp_path):
-    assert write(FILES, "op.cpp", tmp_path / "mine.cpp") == [tmp_path / "mine.cpp"]
+    assert write_files(FILES, "op.cpp", tmp_path / "mine.cpp") == [tmp_path / "mine.cpp"]
     assert [path.name for path in tmp_path.iterdir()] == ["mine.cpp"]
 
 
@@ -55,7 +55,7 @@ def test_foreign_file_is_not_replaced(tmp_path):
     path = tmp_path / "op.cpp"
     path.write_text("mine\n")
     with pytest.raises(EmitPathError) as raised:
-        write(FILES, "op.cpp", tmp_path)
+        write_files(FILES, "op.cpp", tmp_path)
 
     assert str(raised.value) == (
         f"E602 emit-path: `{path}` must not hold another text that would be lost\n"
@@ -70,7 +70,7 @@ def test_force_replaces_and_keeps_rights(tmp_path):
     path = tmp_path / "op.cpp"
     path.write_text("mine\n")
     path.chmod(0o640)
-    write(FILES, "op.cpp", path, force=True)
+    write_files(FILES, "op.cpp", path, force=True)
 
     assert path.read_text() == "op\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -80,7 +80,7 @@ def test_same_text_is_left_alone(tmp_path):
     path = tmp_path / "op.cpp"
     path.write_text("op\n")
     os.utime(path, (1, 1))
-    write(FILES, "op.cpp", path)
+    write_files(FILES, "op.cpp", path)
 
     assert path.stat().st_mtime == 1
 
@@ -88,7 +88,7 @@ def test_same_text_is_left_alone(tmp_path):
 def test_folder_in_place_of_file_is_refused(tmp_path):
     (tmp_path / "op.cpp").mkdir()
     with pytest.raises(EmitPathError, match="must be a file to be written"):
-        write(FILES, "op.cpp", tmp_path)
+        write_files(FILES, "op.cpp", tmp_path)
 
 
 def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -97,6 +97,6 @@ def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(EmitPathError, match="No space left on device"):
-        write(FILES, "op.cpp", tmp_path)
+        write_files(FILES, "op.cpp", tmp_path)
 
     assert [*tmp_path.iterdir()] == []

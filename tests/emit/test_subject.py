@@ -69,24 +69,24 @@ def test_thing_becomes_a_subject(kind):
     subject = subject_of(make(), examples)
 
     assert (subject.name, subject.save) == (name, save)
-    assert len(subject.likes) == len(subject.captured.inputs)
+    assert len(subject.specs) == len(subject.captured.inputs)
     assert subject.parts.joint.output_count == 1
 
 
 def test_own_examples_give_the_first():
-    assert subject_of(WithExamples).likes[0].shape == (7,)
+    assert subject_of(WithExamples).specs[0].shape == (7,)
 
 
 def test_examples_given_come_first():
-    assert subject_of(WithExamples, (row(count=3),)).likes[0].shape == (3,)
-    assert subject_of(pb.derive(swish, X), (row(count=3),)).likes[0].shape == (3,)
+    assert subject_of(WithExamples, (row(count=3),)).specs[0].shape == (3,)
+    assert subject_of(pb.derive(swish, X), (row(count=3),)).specs[0].shape == (3,)
 
 
 def test_flow_is_kept_for_hybrid():
     subject = subject_of(pb.hybrid(square_sin, X, Y, groups=[(0, 2)]))
 
     assert [*subject.flow.nodes] == [(0, 2)]
-    assert [like.low for like in subject.likes] == pytest.approx([-1.5, 0.3])
+    assert [like.low for like in subject.specs] == pytest.approx([-1.5, 0.3])
 
 
 def test_tensor_of_module_has_its_name():

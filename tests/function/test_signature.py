@@ -7,7 +7,7 @@ import torch
 
 import pullback as pb
 from pullback.errors import ApplyArgumentsError
-from pullback.function.signature import REQUIRED, has_setup_context, place_of, signature_of
+from pullback.function.signature import REQUIRED, forward_signature, has_setup_context, source_place
 
 
 def with_ctx(forward):
@@ -45,7 +45,7 @@ def keywords(ctx, x, *, factor, bias=0.5):
     ("cls", "has_setup"), [(with_ctx(combined), False), (with_setup(split), True)]
 )
 def test_both_styles_have_same_parameters(cls, has_setup):
-    signature = signature_of(cls)
+    signature = forward_signature(cls)
 
     assert signature.has_setup == has_setup
     assert has_setup_context(cls) == has_setup
@@ -64,10 +64,10 @@ def test_setup_context_may_be_inherited():
 
 
 def test_row_and_keywords_are_read():
-    assert signature_of(with_ctx(row)).variadic == "rest"
-    assert signature_of(with_ctx(row)).fixed == -1
-    assert signature_of(with_ctx(keywords)).keyword_only == ("factor", "bias")
-    assert signature_of(with_ctx(keywords)).keyword_defaults == (REQUIRED, 0.5)
+    assert forward_signature(with_ctx(row)).variadic == "rest"
+    assert forward_signature(with_ctx(row)).fixed == -1
+    assert forward_signature(with_ctx(keywords)).keyword_only == ("factor", "bias")
+    assert forward_signature(with_ctx(keywords)).keyword_defaults == (REQUIRED, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_row_and_keywords_are_read():
     ],
 )
 def test_text_is_as_written(forward, text):
-    assert signature_of(with_ctx(forward)).text() == text
+    assert forward_signature(with_ctx(forward)).text() == text
 
 
 def test_names_of_positions():
-    signature = signature_of(with_ctx(row))
+    signature = forward_signature(with_ctx(row))
 
     assert [signature.name(i) for i in range(3)] == ["first", "rest[0]", "rest[1]"]
 
 
 def test_surplus_position_has_some_name():
-    signature = signature_of(with_ctx(lambda ctx, x: x))
+    signature = forward_signature(with_ctx(lambda ctx, x: x))
 
     assert signature.name(0) == "x"
     assert isinstance(signature.name(1), str)
@@ -105,7 +105,7 @@ def test_class_method_hides_its_class():
         def forward(cls, ctx, x, factor=2.0):
             return x
 
-    assert signature_of(Bound).names == ("x", "factor")
+    assert forward_signature(Bound).names == ("x", "factor")
 
 
 def test_decorator_shows_what_it_wraps():
@@ -116,8 +116,8 @@ def test_decorator_shows_what_it_wraps():
 
         return wrapper
 
-    assert signature_of(with_ctx(wrapped(combined))).names == ("x", "factor", "bias")
-    assert signature_of(with_setup(wrapped(split))).names == ("x", "factor", "bias")
+    assert forward_signature(with_ctx(wrapped(combined))).names == ("x", "factor", "bias")
+    assert forward_signature(with_setup(wrapped(split))).names == ("x", "factor", "bias")
 
 
 def test_decorator_without_trace_takes_anything():
@@ -127,7 +127,7 @@ def test_decorator_without_trace_takes_anything():
 
         return wrapper
 
-    signature = signature_of(with_ctx(wrapped(combined)))
+    signature = forward_signature(with_ctx(wrapped(combined)))
 
     assert signature.names == ()
     assert signature.name(0).endswith("[0]")
@@ -135,13 +135,13 @@ def test_decorator_without_trace_takes_anything():
 
 
 def test_partial_fills_its_arguments():
-    signature = signature_of(with_setup(functools.partial(split, factor=3.0)))
+    signature = forward_signature(with_setup(functools.partial(split, factor=3.0)))
 
     assert signature.names == ("x",)
 
 
 def test_builtin_without_signature_takes_anything():
-    signature = signature_of(with_setup(torch.sin))
+    signature = forward_signature(with_setup(torch.sin))
 
     assert signature.fixed == -1
 
@@ -150,7 +150,7 @@ def test_builtin_without_signature_takes_anything():
 
 
 def test_place_is_file_and_line():
-    assert place_of(combined) == f"test_signature.py:{combined.__code__.co_firstlineno}"
+    assert source_place(combined) == f"test_signature.py:{combined.__code__.co_firstlineno}"
 
 
 def test_place_looks_under_wrappers():
@@ -161,20 +161,20 @@ def test_place_looks_under_wrappers():
 
     line = Bound.forward.__func__.__code__.co_firstlineno
 
-    assert place_of(functools.wraps(combined)(lambda: None)) == place_of(combined)
-    assert place_of(Bound.forward) == f"test_signature.py:{line}"
+    assert source_place(functools.wraps(combined)(lambda: None)) == source_place(combined)
+    assert source_place(Bound.forward) == f"test_signature.py:{line}"
 
 
 def test_unknown_place_is_empty():
-    assert place_of(torch.sin) == ""
-    assert place_of(functools.partial(combined)) == ""
+    assert source_place(torch.sin) == ""
+    assert source_place(functools.partial(combined)) == ""
 
 
 # ---- binding ----
 
 
 def bound(cls, *args, **kwargs):
-    return signature_of(cls).bind(args, kwargs)
+    return forward_signature(cls).bind(args, kwargs)
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,8 @@ def test_new_class_is_a_function_class():
 def test_context_is_built_after_forward(look):
     seen = []
     look(
-        lambda ctx: seen.append(slots.is_built(ctx)),
-        lambda ctx: seen.append(slots.is_built(ctx)),
+        lambda ctx: seen.append(slots.forward_is_over(ctx)),
+        lambda ctx: seen.append(slots.forward_is_over(ctx)),
     )
     Square.apply(leaf()).sum().backward()
 
@@ -418,11 +418,11 @@ def test_version_counts_changes():
 
 
 def test_traced_tensors_are_known():
-    seen = [slots.is_traced([torch.ones(2), torch.nn.Parameter(torch.ones(2))])]
-    seen.append(slots.is_traced([torch.ones(2, device="meta")]))
+    seen = [slots.has_no_values([torch.ones(2), torch.nn.Parameter(torch.ones(2))])]
+    seen.append(slots.has_no_values([torch.ones(2, device="meta")]))
     with FakeTensorMode():
-        seen.append(slots.is_traced([torch.ones(2)]))
-    make_fx(lambda x: seen.append(slots.is_traced([x])) or x)(torch.ones(2))
+        seen.append(slots.has_no_values([torch.ones(2)]))
+    make_fx(lambda x: seen.append(slots.has_no_values([x])) or x)(torch.ones(2))
 
     assert seen == [False, True, True, True]
 
@@ -473,7 +473,7 @@ def test_hidden_function_is_not_inlined():
     def seen(x):
         return x + 1
 
-    @slots.hidden
+    @slots.hidden_from_dynamo
     def hidden(x):
         return x + 1
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.graph.copies import copy_of, graph_of, output_count_of, with_graph
+from pullback.graph.copies import copied_graph, graph_of, output_count_of, with_graph
 from pullback.graph.parts import JointGraph
 from tests.graph.graphs import assert_same_bits, printed, row_of, run, traced
 
@@ -11,7 +11,7 @@ def test_copy_prints_and_runs_alike():
     graph = traced("layer_norm").joint.graph
     row = row_of("layer_norm")
 
-    copy, _ = copy_of(graph)
+    copy, _ = copied_graph(graph)
 
     assert printed(copy) == printed(graph)
     assert_same_bits(run(copy, *row), run(graph, *row))
@@ -21,7 +21,7 @@ def test_changing_a_copy_changes_nothing_else():
     graph = traced("layer_norm").joint.graph
     text = printed(graph)
 
-    copy, twins = copy_of(graph)
+    copy, twins = copied_graph(graph)
     for node in graph.nodes:
         twins[node].meta["mark"] = 1
     copy.output_node().args = ((),)
@@ -33,7 +33,7 @@ def test_copy_renames_some_nodes():
     graph = traced("softmax").joint.graph
     node = next(iter(graph.find_nodes(op="call_function", target=torch.ops.aten._softmax.default)))
 
-    copy, twins = copy_of(graph, {node: "probs"})
+    copy, twins = copied_graph(graph, {node: "probs"})
 
     assert twins[node].name == "probs"
     assert len(copy.nodes) == len(graph.nodes)
@@ -41,7 +41,7 @@ def test_copy_renames_some_nodes():
 
 def test_joint_graph_keeps_its_numbers():
     joint = traced("layer_norm").joint
-    copy, _ = copy_of(joint.graph)
+    copy, _ = copied_graph(joint.graph)
 
     changed = with_graph(joint, copy)
 

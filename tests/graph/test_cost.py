@@ -1,16 +1,13 @@
 """Cost: bytes and operations by hand-counted examples, and what each kind of node is."""
 
 import pytest
-import sympy
 import torch
 import torch.nn.functional as F
 
 from pullback.errors import InternalError
 from pullback.graph.cost import (
     base_of,
-    bytes_expression,
     bytes_of,
-    flops_expression,
     flops_of,
     hint_of,
     is_matmul_like,
@@ -178,13 +175,9 @@ def test_attention_counts_two_products():
 # ---- symbolic sizes ----
 
 
-def test_expressions_hold_for_every_size():
+def test_symbolic_sizes_cost_what_they_were_in_the_examples():
     node = node_for(lambda x, y: x @ y, (3, 4), (4, 5), symbolic=True)
-    m, k = (sympy.Symbol(str(size), integer=True) for size in node.args[0].meta["val"].shape)
-    n = sympy.Symbol(str(node.meta["val"].shape[1]), integer=True)
 
-    assert str(bytes_expression(node)) == str(4 * m * n)
-    assert str(flops_expression(node)) == str(2 * m * k * n)
     assert (bytes_of(node), flops_of(node)) == (60, 120)
 
 
@@ -195,7 +188,7 @@ def test_cost_adds_no_guard():
 
     for each in node.graph.nodes:
         if each.op != "output":
-            bytes_of(each), flops_of(each), bytes_expression(each), flops_expression(each)
+            bytes_of(each), flops_of(each)
 
     assert len(sizes.guards) == guards
 

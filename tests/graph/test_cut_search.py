@@ -13,7 +13,7 @@ from pullback.errors import PolicyError
 from pullback.graph import cut as cut_module
 from pullback.graph import cut_search
 from pullback.graph.cost import bytes_of, flops_of, is_matmul_like, is_opaque, is_random, is_view
-from pullback.graph.cut import Point, cut, frontier
+from pullback.graph.cut import TradePoint, cut, frontier
 from pullback.graph.cut_network import Choice
 from pullback.graph.parts import BACKWARD, FORWARD, phase_of
 from tests.graph.making import SECRET, Making, aten, names, sine, square_sine
@@ -68,7 +68,7 @@ def test_frontier_measures_each_point_once():
 
     points = frontier(square_sine(), free={"x", "z"}, time=time)
 
-    assert points == tuple(Point(cut, number) for number, cut in enumerate(measured, start=1))
+    assert points == tuple(TradePoint(cut, number) for number, cut in enumerate(measured, start=1))
     assert [point.bytes for point in points] == [64, 32, 0]
 
 

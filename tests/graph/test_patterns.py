@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pullback.graph.patterns import call, number, shared, tensors
+from pullback.graph.patterns import also_shared, any_number, call, tensors
 from tests.graph.graphs import graph_of
 
 aten = torch.ops.aten
 a, b = tensors("a b")
-c = number("c")
+c = any_number("c")
 X, Y = torch.randn(2, 3, 4)
 
 
@@ -66,7 +66,7 @@ def test_inner_node_has_one_user():
 
 
 def test_shared_node_may_have_others():
-    assert found(shared(-a) * b, used_twice) == {"a": "x_1", "b": "y_1"}
+    assert found(also_shared(-a) * b, used_twice) == {"a": "x_1", "b": "y_1"}
 
 
 def test_symbolic_size_is_a_number():

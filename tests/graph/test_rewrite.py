@@ -5,7 +5,7 @@ import torch
 
 from pullback.errors import InternalError
 from pullback.graph.patterns import tensors
-from pullback.graph.rewrite import SWEEPS, Rule, rewrite, rule
+from pullback.graph.rewrite import SWEEPS, RewriteRule, rewrite, rule
 from pullback.graph.values import Maker, Value
 from tests.graph.graphs import assert_legal, formulas, graph_of, joint_of, printed, run
 
@@ -13,8 +13,8 @@ aten = torch.ops.aten
 a, b = tensors("a b")
 X, Y = torch.randn(2, 3, 4)
 
-drop_minus = Rule.of("drop-minus", -a, lambda a: a, why="a test")
-swap = Rule.of("swap", a - b, lambda a, b: b - a, why="a test that never ends")
+drop_minus = RewriteRule.of("drop-minus", -a, lambda a: a, why="a test")
+swap = RewriteRule.of("swap", a - b, lambda a, b: b - a, why="a test that never ends")
 
 
 def replacing(target, formula, **options):
@@ -172,7 +172,7 @@ def test_gradients_may_share_memory():
 
 def test_new_node_takes_over_the_name():
     graph = graph_of(lambda x, y: x - y, X, Y)
-    to_sum = Rule.of("sum", a - b, lambda a, b: -(b + a), why="a test")
+    to_sum = RewriteRule.of("sum", a - b, lambda a, b: -(b + a), why="a test")
 
     (node,) = rewrite(graph, (to_sum,)).graph.output_node().args[0]
 

@@ -10,7 +10,7 @@ from torch import fx
 from pullback.errors import UnsupportedOpError
 from pullback.graph.names import names_of
 from pullback.graph.simplify import READABLE, simplify
-from pullback.graph.text import function_text, text_of
+from pullback.graph.text import function_text, graph_text
 from tests.graph.graphs import (
     FUNCTIONS,
     assert_same_bits,
@@ -121,7 +121,7 @@ def long_sum(x, y):
 
 
 def test_long_expression_is_taken_apart():
-    text = text_of(graph_of(long_sum, X, Y))
+    text = graph_text(graph_of(long_sum, X, Y))
 
     assert len(text.statements) > 0
     assert max(map(len, (*text.statements, *text.returned))) <= 84
@@ -152,8 +152,8 @@ def test_given_name_gets_a_line():
     graph = graph_of(lambda x: x.exp() * 2, X)
     names = {node: node.name for node in graph.nodes if node.name == "exp"}
 
-    assert text_of(graph, names).statements == ("exp = x_1.exp()",)
-    assert text_of(graph).statements == ()
+    assert graph_text(graph, names).statements == ("exp = x_1.exp()",)
+    assert graph_text(graph).statements == ()
 
 
 def test_names_of_larger_graph_serve_its_parts():
@@ -162,11 +162,11 @@ def test_names_of_larger_graph_serve_its_parts():
     part = fx.Graph()
     part.output((part.placeholder(joint.inputs[0].name),))
 
-    assert text_of(part, names).parameters == ("scores",)
+    assert graph_text(part, names).parameters == ("scores",)
 
 
 def test_random_ops_keep_their_lines():
-    text = text_of(graph_of(lambda x: torch.rand_like(x) - torch.rand_like(x), X))
+    text = graph_text(graph_of(lambda x: torch.rand_like(x) - torch.rand_like(x), X))
 
     assert text.statements == (
         "rand_like = torch.rand_like(x_1)",
@@ -175,14 +175,14 @@ def test_random_ops_keep_their_lines():
 
 
 def test_several_results_are_unpacked():
-    text = text_of(graph_of(lambda x: x.sort(0), X))
+    text = graph_text(graph_of(lambda x: x.sort(0), X))
 
     assert text.statements == ("getitem, getitem_1 = x_1.sort(0)",)
 
 
 def test_unused_result_is_an_underscore():
     graph = graph_of(lambda x: torch.ops.aten.native_layer_norm(x, [4], None, None, 0.1)[0::2], X)
-    assert text_of(graph).statements == (
+    assert graph_text(graph).statements == (
         "getitem, _, getitem_2 = torch.native_layer_norm(x_1, [4], None, None, 0.1)",
     )
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pullback.judge.tolerances import Tolerance, are_near, is_close, largest, tolerance_for
+from pullback.judge.tolerances import Tolerance, are_near, is_close, largest_entry, tolerance_for
 
 WANT = torch.tensor([1.0, 0.0, math.inf, -4.0], dtype=torch.float64)
 
@@ -79,5 +79,5 @@ def test_no_number_is_close_to_infinity():
 
 
 def test_largest_is_of_finite_entries():
-    assert largest(WANT) == 4.0
-    assert largest(torch.empty(0)) == 0.0
+    assert largest_entry(WANT) == 4.0
+    assert largest_entry(torch.empty(0)) == 0.0

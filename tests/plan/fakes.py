@@ -5,9 +5,9 @@ import math
 import torch
 
 import pullback as pb
-from pullback.plan.evidence import Evidence, Sized
-from pullback.plan.fingerprint import signature_of
-from pullback.plan.rows import AS_WRITTEN, Candidate, Row
+from pullback.plan.evidence import PlanEvidence, Sized
+from pullback.plan.fingerprint import arguments_signature
+from pullback.plan.measurements import AS_WRITTEN, Measurement, PlanCandidate
 
 
 class Square(pb.Function):
@@ -131,15 +131,15 @@ class FakeMeter:
 
 def made_up(**facts):
     """What a plan of `chain` would know: combined up to some size, a hybrid above it."""
-    combined = Candidate("combined", (), "eager", "everything")
-    hybrid = Candidate("hybrid", ((0, 1),), "eager", "auto")
-    hasty = Candidate("combined", (), "eager", "auto")
+    combined = PlanCandidate("combined", (), "eager", "everything")
+    hybrid = PlanCandidate("hybrid", ((0, 1),), "eager", "auto")
+    hasty = PlanCandidate("combined", (), "eager", "auto")
 
     def rows(of_combined, of_hybrid, size):
         kept = 8 * size
         return (
-            Row(AS_WRITTEN, "Square Sine Growth", 3, 1e-4, 1.0, 1.0, 1.0, kept, kept, 1e-7),
-            Row(
+            Measurement(AS_WRITTEN, "Square Sine Growth", 3, 1e-4, 1.0, 1.0, 1.0, kept, kept, 1e-7),
+            Measurement(
                 combined,
                 "[Square Sine Growth]",
                 1,
@@ -149,7 +149,7 @@ def made_up(**facts):
                 3 * kept,
                 1.2e-7,
             ),
-            Row(
+            Measurement(
                 hybrid,
                 "[Square Sine] Growth",
                 2,
@@ -159,7 +159,7 @@ def made_up(**facts):
                 kept,
                 1.3e-7,
             ),
-            Row(
+            Measurement(
                 hasty,
                 "[Square Sine Growth]",
                 1,
@@ -185,6 +185,6 @@ def made_up(**facts):
         "refused": {"combined (native, save auto)": "no compiler"},
         "made_with": {"torch": "2.13.0", "device": "x86_64", "threads": 1, "seconds": 3.5},
         "fingerprint": "0" * 64,
-        "signature": signature_of((leaf(),)),
+        "signature": arguments_signature((leaf(),)),
     }
-    return Evidence(**(known | facts))
+    return PlanEvidence(**(known | facts))

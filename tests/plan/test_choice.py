@@ -6,17 +6,24 @@ import pytest
 import torch
 
 from pullback.errors import PlanError
-from pullback.plan.choice import choose, crossover, follow, size_of, size_place, weight_of
-from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, Candidate, Row
+from pullback.plan.choice import (
+    choose_measurement,
+    crossover,
+    follow,
+    size_of,
+    size_place,
+    weight_of,
+)
+from pullback.plan.measurements import AS_WRITTEN, COMBINED, HYBRID, Measurement, PlanCandidate
 
 
 def row(how, relative, saved=100, error=1e-7, inexact=False, seconds=None):
     candidate = {
         "nested": AS_WRITTEN,
-        "combined": Candidate(COMBINED, (), "eager", "auto"),
-        "hybrid": Candidate(HYBRID, ((0, 1),), "eager", "auto"),
+        "combined": PlanCandidate(COMBINED, (), "eager", "auto"),
+        "hybrid": PlanCandidate(HYBRID, ((0, 1),), "eager", "auto"),
     }[how]
-    return Row(
+    return Measurement(
         candidate,
         how,
         1,
@@ -37,49 +44,49 @@ def row(how, relative, saved=100, error=1e-7, inexact=False, seconds=None):
 def test_fastest_is_taken():
     rows = [row("nested", 1.0), row("combined", 0.8), row("hybrid", 0.7)]
 
-    assert choose(rows, 0.0).candidate.how == "hybrid"
+    assert choose_measurement(rows, 0.0).candidate.how == "hybrid"
 
 
 def test_equal_within_noise_takes_the_simplest():
     rows = [row("hybrid", 0.79), row("combined", 0.8), row("nested", 1.0)]
 
-    assert choose(rows, 0.0).candidate.how == "combined"
+    assert choose_measurement(rows, 0.0).candidate.how == "combined"
 
 
 def test_equal_within_noise_takes_fewer_bytes():
     rows = [row("hybrid", 0.81, saved=10), row("combined", 0.8), row("nested", 1.0)]
 
-    assert choose(rows, 0.0).candidate.how == "hybrid"
+    assert choose_measurement(rows, 0.0).candidate.how == "hybrid"
 
 
 def test_higher_median_is_not_equal():
     rows = [row("combined", 0.81, saved=10, seconds=0.9), row("hybrid", 0.8), row("nested", 1.0)]
 
-    assert choose(rows, 0.0).candidate.how == "hybrid"
+    assert choose_measurement(rows, 0.0).candidate.how == "hybrid"
 
 
 def test_equal_bytes_take_the_faster():
     rows = [row("nested", 1.0, 100), row("hybrid", 0.5, 100)]
 
-    assert choose(rows, 1.0).candidate.how == "hybrid"
+    assert choose_measurement(rows, 1.0).candidate.how == "hybrid"
 
 
 def test_nothing_gained_leaves_the_program_alone():
     rows = [row("combined", 0.99), row("nested", 1.0)]
 
-    assert choose(rows, 0.0).candidate == AS_WRITTEN
+    assert choose_measurement(rows, 0.0).candidate == AS_WRITTEN
 
 
 def test_memory_takes_the_fewest_bytes():
     rows = [row("nested", 1.0, 100), row("combined", 2.0, 10), row("hybrid", 0.5, 90)]
 
-    assert choose(rows, 1.0).candidate.how == "combined"
+    assert choose_measurement(rows, 1.0).candidate.how == "combined"
 
 
 def test_weight_trades_bytes_for_time():
     rows = [row("nested", 1.0, 100), row("combined", 2.0, 10), row("hybrid", 0.5, 90)]
 
-    chosen = [choose(rows, weight).candidate.how for weight in (0.1, 0.9)]
+    chosen = [choose_measurement(rows, weight).candidate.how for weight in (0.1, 0.9)]
 
     assert chosen == ["hybrid", "combined"]
 
@@ -87,19 +94,19 @@ def test_weight_trades_bytes_for_time():
 def test_inexact_loses_to_exact_nearby():
     rows = [row("nested", 1.0), row("combined", 0.7, error=1e-2, inexact=True)]
 
-    assert choose(rows, 0.0).candidate == AS_WRITTEN
+    assert choose_measurement(rows, 0.0).candidate == AS_WRITTEN
 
 
 def test_inexact_never_wins_however_fast():
     rows = [row("nested", 1.0), row("combined", 0.01, error=1e-2, inexact=True)]
 
-    assert choose(rows, 0.0).candidate.how == "nested"
+    assert choose_measurement(rows, 0.0).candidate.how == "nested"
 
 
 def test_infinite_error_never_wins():
     rows = [row("nested", 1.0), row("combined", 0.01, error=math.inf, inexact=True)]
 
-    assert choose(rows, 0.0).candidate == AS_WRITTEN
+    assert choose_measurement(rows, 0.0).candidate == AS_WRITTEN
 
 
 @pytest.mark.parametrize("objective", ["speed", -0.1, 1.5, None, True, math.nan])

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pullback.plan.rows import AS_WRITTEN
+from pullback.plan.measurements import AS_WRITTEN
 from tests.plan.fakes import made_up
 
 

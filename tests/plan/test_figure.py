@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pullback.errors import PlanFileError
-from pullback.plan.figure import svg, write
-from pullback.plan.rows import AS_WRITTEN
+from pullback.plan.figure import svg, write_figure
+from pullback.plan.measurements import AS_WRITTEN
 from tests.plan.fakes import made_up
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,7 +53,7 @@ def test_unmeasured_plan_has_an_empty_figure():
 
 
 def test_figure_is_written_whole(tmp_path):
-    write(made_up(), tmp_path / "plan.svg")
+    write_figure(made_up(), tmp_path / "plan.svg")
 
     assert (tmp_path / "plan.svg").read_text("utf-8") == svg(made_up())
     assert [path.name for path in tmp_path.iterdir()] == ["plan.svg"]
@@ -61,7 +61,7 @@ def test_figure_is_written_whole(tmp_path):
 
 def test_other_format_is_refused(tmp_path):
     with pytest.raises(PlanFileError) as caught:
-        write(made_up(), tmp_path / "plan.png")
+        write_figure(made_up(), tmp_path / "plan.png")
 
     assert str(caught.value).splitlines()[1:] == [
         "  expected: a name that ends in .svg",

@@ -6,9 +6,9 @@ import linecache
 import pytest
 import torch
 
-from pullback.compose.flow import recorded
+from pullback.compose.flow import recorded_units
 from pullback.errors import PlanFileError
-from pullback.plan.fingerprint import examples_from, fingerprint_of, signature_of
+from pullback.plan.fingerprint import arguments_from, arguments_signature, fingerprint_of
 from tests.plan.fakes import leaf
 
 
@@ -42,7 +42,7 @@ PROGRAM = "def program(x):\n    return Twice.apply(x).sin()\n"
 
 def number(text, tmp_path, size=8):
     program = program_of(text, tmp_path)
-    return fingerprint_of(program, recorded(program, (leaf(size),)))
+    return fingerprint_of(program, recorded_units(program, (leaf(size),)))
 
 
 def test_comments_and_sizes_do_not_count(tmp_path):
@@ -95,7 +95,7 @@ def test_class_of_the_call_counts_as_written(tmp_path):
             return cotangent + cotangent
 
     Second.__name__ = "First"
-    units = [recorded(cls.apply, (leaf(),)) for cls in (First, Second)]
+    units = [recorded_units(cls.apply, (leaf(),)) for cls in (First, Second)]
     numbers = [fingerprint_of(leaf, one) for one in units]
 
     assert numbers[0] != numbers[1]
@@ -121,18 +121,18 @@ ARGUMENTS = (
 
 
 def test_arguments_come_back_alike():
-    signature = json.loads(json.dumps(signature_of(ARGUMENTS)))
+    signature = json.loads(json.dumps(arguments_signature(ARGUMENTS)))
 
-    again = examples_from(signature)
+    again = arguments_from(signature)
 
-    assert signature_of(again) == signature
+    assert arguments_signature(again) == signature
     assert again[5:11] == ARGUMENTS[5:11]
     assert [type(one) for one in again[11]] == [torch.Tensor, tuple]
 
 
 def test_argument_that_cannot_be_written_needs_examples():
     with pytest.raises(PlanFileError) as caught:
-        examples_from(signature_of((leaf(), object())))
+        arguments_from(arguments_signature((leaf(), object())))
 
     assert caught.value.facts["got"] == "a object among the arguments"
     assert caught.value.facts["fix"] == "pb.load_plan(path, program, *examples)"

@@ -45,7 +45,7 @@ def test_twelve_units_have_seventyeight_groups():
 
     assert len(space.groups) == 78
     assert len(space.sets) == 13
-    assert space.told == "all 78 consecutive groups"
+    assert space.description == "all 78 consecutive groups"
     assert len(best_groupings(space, lambda group: 1.0, 5000)) == 2048
 
 
@@ -83,7 +83,7 @@ def test_branches_give_every_possible_grouping(name):
 def test_square_sine_has_five_groupings():
     space = groupings_of(BRANCHES["two into one"])
 
-    assert space.told == "all 7 convex groups"
+    assert space.description == "all 7 convex groups"
     assert len(best_groupings(space, lambda group: 1.0, 100)) == 5
 
 
@@ -103,7 +103,7 @@ def test_too_many_branches_are_said():
     space = groupings_of([set()] * 12)
 
     assert len(space.groups) == 78
-    assert space.told == (
+    assert space.description == (
         "78 groups of consecutive units (the program has too many branches to consider every group)"
     )
     assert max(map(len, space.groups)) == 12
@@ -115,7 +115,7 @@ def test_too_long_chain_is_bounded_and_said():
     assert len(space.groups) <= 2048
     assert tuple(range(100)) in space.groups
     assert sorted({len(group) for group in space.groups}) == [*range(1, 24), 100]
-    assert space.told.endswith("groups of consecutive units, of at most 23 or of all")
+    assert space.description.endswith("groups of consecutive units, of at most 23 or of all")
     assert best_groupings(space, lambda group: 1.0, 1) == [(1.0, (tuple(range(100)),))]
 
 
@@ -126,14 +126,14 @@ def test_ends_are_where_programs_begin_or_end():
 
 
 def test_large_ends_promise_most_in_a_chain():
-    order = groupings_of(chain(4)).by_promise("abcd")
+    order = groupings_of(chain(4)).most_promising_first("abcd")
 
     assert order[:5] == [(0, 1, 2, 3), (0, 1, 2), (1, 2, 3), (0, 1), (2, 3)]
     assert sorted(order[-4:]) == [(0,), (1,), (2,), (3,)]
 
 
 def test_repeated_steps_promise_most():
-    order = groupings_of(chain(12)).by_promise("abc" * 4)
+    order = groupings_of(chain(12)).most_promising_first("abc" * 4)
 
     # Four times two thirds of a node are more than four times a half, or twice five sixths.
     assert set(order[:4]) == {(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)}

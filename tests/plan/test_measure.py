@@ -42,7 +42,7 @@ def test_task_without_gradients_runs_forward():
 
 def test_program_that_changes_its_input_gets_copies():
     x = leaf()
-    task = Task(lambda x: x.mul_(2), (x,), (x,), renews=True)
+    task = Task(lambda x: x.mul_(2), (x,), (x,), changes_inputs=True)
     before = x.detach().clone()
 
     task()

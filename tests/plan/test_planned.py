@@ -9,8 +9,8 @@ import torch
 import pullback as pb
 from pullback.errors import PlanFileError
 from pullback.plan.measure import Meter
+from pullback.plan.measurements import AS_WRITTEN, PlanCandidate
 from pullback.plan.planned import Plan
-from pullback.plan.rows import AS_WRITTEN, Candidate
 from tests.plan.fakes import FakeMeter, Sine, chain, leaf, made_up, square_sine
 
 
@@ -93,7 +93,7 @@ def served(*chosen):
 
 
 def candidate(backend, save="auto"):
-    return Candidate("combined", (), backend, save)
+    return PlanCandidate("combined", (), backend, save)
 
 
 def test_neighbours_share_what_is_not_compiled():

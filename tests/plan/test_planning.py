@@ -9,7 +9,7 @@ import torch
 
 import pullback as pb
 from pullback.errors import BackendError, PlanError
-from pullback.plan.rows import AS_WRITTEN, HYBRID
+from pullback.plan.measurements import AS_WRITTEN, HYBRID
 from tests.plan.fakes import FakeMeter, Square, chain, decides, doubles_in_place, leaf, square_sine
 
 OPTIONS = {"backends": ["eager"], "budget": 0.0}

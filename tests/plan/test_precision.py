@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from pullback.compose.flow import recorded
+from pullback.compose.flow import recorded_units
 from pullback.plan.precision import error_of, exact_gradients
 from tests.plan.fakes import Square, doubles_in_place, leaf
 
 
 def test_exact_gradients_are_those_in_doubles():
     x = leaf()
-    program = recorded(lambda x: Square.apply(x).sin(), (x,))
+    program = recorded_units(lambda x: Square.apply(x).sin(), (x,))
     cotangent = torch.ones(8)
 
     (exact,) = exact_gradients(program, (x,), [cotangent])
@@ -24,7 +24,7 @@ def test_exact_gradients_are_those_in_doubles():
 
 def test_tensors_from_around_are_doubled():
     weight = leaf(8)
-    program = recorded(lambda x: x @ weight, (leaf(8),))
+    program = recorded_units(lambda x: x @ weight, (leaf(8),))
 
     of_x, of_weight = exact_gradients(program, (leaf(8),), [torch.ones(())])
 
@@ -34,7 +34,7 @@ def test_tensors_from_around_are_doubled():
 
 def test_program_that_changes_in_place_is_exact():
     x = leaf()
-    (exact,) = exact_gradients(recorded(doubles_in_place, (x,)), (x,), [torch.ones(8)])
+    (exact,) = exact_gradients(recorded_units(doubles_in_place, (x,)), (x,), [torch.ones(8)])
 
     wide = x.detach().double()
     torch.testing.assert_close(exact, 4 * wide * (2 * wide * wide).cos())
@@ -54,7 +54,7 @@ def test_unit_without_doubles_has_no_reference():
 
     x = leaf()
 
-    assert exact_gradients(recorded(Narrow.apply, (x,)), (x,), [torch.ones(8)]) is None
+    assert exact_gradients(recorded_units(Narrow.apply, (x,)), (x,), [torch.ones(8)]) is None
 
 
 ONE = torch.tensor([3.0, 4.0], dtype=torch.float64)

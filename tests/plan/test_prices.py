@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from pullback.plan.case import case_of
 from pullback.plan.groupings import groupings_of
 from pullback.plan.prices import price_groups
+from pullback.plan.sized_program import sized_program
 from tests.plan.fakes import FakeMeter, chain, doubles_in_place, leaf
 
 
 def priced(program, meter, *, weights=(1.0, 0.0), is_over=lambda: False):
-    case = case_of(program, (leaf(),), 8)
+    case = sized_program(program, (leaf(),), 8)
     return price_groups(
         case,
         groupings_of(case.waits),

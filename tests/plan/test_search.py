@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pullback.plan.build import build
-from pullback.plan.case import case_of
-from pullback.plan.choice import choose
-from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, Candidate
-from pullback.plan.search import Search
+from pullback.plan.build import build_candidate
+from pullback.plan.choice import choose_measurement
+from pullback.plan.measurements import AS_WRITTEN, COMBINED, HYBRID, PlanCandidate
+from pullback.plan.search import PlanSearch
+from pullback.plan.sized_program import sized_program
 from tests.plan.fakes import (
     FakeMeter,
     Sine,
@@ -30,8 +30,8 @@ PAIR = ("eager", "everything")
 
 def search(program, meter, *rows, weight=0.0, budget=1000.0, pairs=(PAIR,), report=None):
     rows = rows or ((leaf(),),)
-    cases = [case_of(program, row, row[0].numel()) for row in rows]
-    found = Search(
+    cases = [sized_program(program, row, row[0].numel()) for row in rows]
+    found = PlanSearch(
         program, cases, pairs, weight, budget, meter, report or (lambda done, total, text: None)
     )
     found.run()
@@ -39,14 +39,14 @@ def search(program, meter, *rows, weight=0.0, budget=1000.0, pairs=(PAIR,), repo
 
 
 def chosen(found, size=8):
-    return choose(found.rows[size], found.weight).candidate
+    return choose_measurement(found.rows[size], found.weight).candidate
 
 
 # ---- planted times ----
 
 
 def test_fewest_nodes_win_where_nodes_cost():
-    assert chosen(search(chain, FakeMeter())) == Candidate(COMBINED, (), *PAIR)
+    assert chosen(search(chain, FakeMeter())) == PlanCandidate(COMBINED, (), *PAIR)
 
 
 def test_slow_whole_gives_way_to_the_best_groups():
@@ -58,7 +58,7 @@ def test_slow_whole_gives_way_to_the_best_groups():
 def test_planted_delay_in_group_is_avoided():
     meter = FakeMeter({"Chain": 9.0, "SquareSine": 5.0})
 
-    assert chosen(search(chain, meter)) == Candidate(HYBRID, ((1, 2),), *PAIR)
+    assert chosen(search(chain, meter)) == PlanCandidate(HYBRID, ((1, 2),), *PAIR)
 
 
 def test_nested_wins_where_every_node_is_slow():
@@ -72,7 +72,7 @@ def test_group_of_branches_that_are_apart_wins():
 
     found = search(square_sine, meter, (leaf(), leaf()))
 
-    assert chosen(found) == Candidate(HYBRID, ((0, 2),), *PAIR)
+    assert chosen(found) == PlanCandidate(HYBRID, ((0, 2),), *PAIR)
 
 
 def test_every_grouping_of_few_is_measured():
@@ -108,7 +108,7 @@ def test_groups_written_alike_are_measured_once():
 def test_memory_decides_where_it_is_asked_for():
     meter = FakeMeter({"Chain": 9.0}, saved={"Square": 4, "Sine": 4, "SquareSine": 6})
 
-    assert chosen(search(chain, meter, weight=1.0)) == Candidate(COMBINED, (), *PAIR)
+    assert chosen(search(chain, meter, weight=1.0)) == PlanCandidate(COMBINED, (), *PAIR)
     assert chosen(search(chain, meter, weight=0.0)).how == HYBRID
 
 
@@ -118,8 +118,8 @@ def test_inexact_grouping_is_marked_and_left():
     found = search(chain, meter)
 
     marked = [row.candidate for row in found.rows[8] if row.is_inexact]
-    assert marked == [Candidate(COMBINED, (), *PAIR)]
-    assert chosen(found) == Candidate(HYBRID, ((1, 2),), *PAIR)
+    assert marked == [PlanCandidate(COMBINED, (), *PAIR)]
+    assert chosen(found) == PlanCandidate(HYBRID, ((1, 2),), *PAIR)
 
 
 def test_policy_far_from_the_best_is_not_searched(monkeypatch):
@@ -130,12 +130,12 @@ def test_policy_far_from_the_best_is_not_searched(monkeypatch):
             return FakeMeter.time(self, task) * (9 if task.function in slow else 1)
 
     def made(program, candidate, args):
-        function = build(program, candidate, args)
+        function = build_candidate(program, candidate, args)
         if candidate.save == "auto":
             slow.append(function.apply)
         return function
 
-    monkeypatch.setattr(sys.modules[Search.__module__], "build", made)
+    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build_candidate", made)
     found = search(chain, ByPolicy(), pairs=(PAIR, ("eager", "auto")))
 
     hybrids = [row.candidate for row in found.rows[8] if row.candidate.how == HYBRID]
@@ -195,15 +195,15 @@ def test_few_groupings_are_known_before_compiling(monkeypatch):
     def made(program, candidate, args):
         if candidate.backend == "native":
             meter.clock += 1000.0  # a compiler that takes longer than there is time
-        return build(program, replace(candidate, backend="eager"), args)
+        return build_candidate(program, replace(candidate, backend="eager"), args)
 
-    monkeypatch.setattr(sys.modules[Search.__module__], "build", made)
+    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build_candidate", made)
     native = ("native", "everything")
     found = search(square_sine, meter, (leaf(), leaf()), budget=100.0, pairs=(native, PAIR))
 
     hybrids = {row.candidate.groups for row in found.rows[8] if row.candidate.how == HYBRID}
     assert hybrids == {((0, 1),), ((0, 2),), ((1, 2),)}
-    assert chosen(found) == Candidate(COMBINED, (), *native)
+    assert chosen(found) == PlanCandidate(COMBINED, (), *native)
 
 
 def test_budget_that_ends_among_groups_is_said():
@@ -267,7 +267,7 @@ def test_program_that_cannot_be_captured_stays_nested():
 def test_program_that_works_in_place_is_planned():
     found = search(doubles_in_place, FakeMeter())
 
-    assert chosen(found) == Candidate(COMBINED, (), *PAIR)
+    assert chosen(found) == PlanCandidate(COMBINED, (), *PAIR)
     assert "[mul_ Sine]" in found.refused
 
 
@@ -283,9 +283,9 @@ def test_failing_backend_is_a_reason(monkeypatch):
     def made(program, candidate, args):
         if candidate.how == COMBINED:
             raise RuntimeError("no compiler\nat all")
-        return build(program, candidate, args)
+        return build_candidate(program, candidate, args)
 
-    monkeypatch.setattr(sys.modules[Search.__module__], "build", made)
+    monkeypatch.setattr(sys.modules[PlanSearch.__module__], "build_candidate", made)
     found = search(chain, FakeMeter())
 
     assert found.refused["combined (eager, save everything)"] == "RuntimeError: no compiler at all"

@@ -13,7 +13,7 @@ from tests.plan.fakes import made_up
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "plan.json"
-    store.write(made_up(), path)
+    store.write_plan(made_up(), path)
     return path
 
 
@@ -37,7 +37,7 @@ def test_failed_write_leaves_the_old_file(path, monkeypatch):
 
     monkeypatch.setattr("os.replace", fails)
     with pytest.raises(OSError, match="disk full"):
-        store.write(made_up(program="other"), path)
+        store.write_plan(made_up(program="other"), path)
 
     assert path.read_text("utf-8") == before
     assert [one.name for one in path.parent.iterdir()] == ["plan.json"]
@@ -45,7 +45,7 @@ def test_failed_write_leaves_the_old_file(path, monkeypatch):
 
 def test_missing_folder_is_named(tmp_path):
     with pytest.raises(PlanFileError) as caught:
-        store.write(made_up(), tmp_path / "none" / "plan.json")
+        store.write_plan(made_up(), tmp_path / "none" / "plan.json")
 
     assert str(caught.value) == (
         f"E511 plan-file: `{tmp_path}/none/plan.json` must be a file in a folder that is there\n"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pullback.plan.rows import AS_WRITTEN
+from pullback.plan.measurements import AS_WRITTEN
 from pullback.plan.text import bytes_text, count_text, explain, seconds_text, table
 from tests.plan.fakes import made_up
 

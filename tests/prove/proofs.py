@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import pullback as pb
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 
 
 def function(forward, backward):
@@ -50,10 +50,10 @@ def pulled(program, inputs, cotangents):
 def both(cls, inputs, seed=0):
     """The hand-written and the derived gradients at a point."""
     with torch.no_grad():
-        output = program_of(cls)(*inputs)
+        output = plain_program(cls)(*inputs)
     rng = torch.Generator().manual_seed(seed)
     cotangent = torch.randn(output.shape, dtype=torch.float64, generator=rng)
-    return [pulled(program, inputs, cotangent) for program in (cls.apply, program_of(cls))]
+    return [pulled(program, inputs, cotangent) for program in (cls.apply, plain_program(cls))]
 
 
 def is_right(cls, inputs):
@@ -72,7 +72,7 @@ def assert_witness_holds(cls, witness, names):
     inputs = [torch.tensor(witness.inputs[name], dtype=torch.float64) for name in names]
     cotangents = [torch.tensor(c, dtype=torch.float64) for c in witness.cotangents]
     place = names.index(witness.input)
-    hand, derived = (pulled(p, inputs, cotangents) for p in (cls.apply, program_of(cls)))
+    hand, derived = (pulled(p, inputs, cotangents) for p in (cls.apply, plain_program(cls)))
     got, expected = (g[place][witness.index].item() for g in (hand, derived))
 
     assert expected == witness.expected

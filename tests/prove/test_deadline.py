@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pullback.prove import deadline
-from pullback.prove.deadline import TimeLimitError, within
+from pullback.prove.deadline import TimeLimitError, call_within
 
 
 def forever():
@@ -31,12 +31,12 @@ def deaf(limit):
 
 
 def test_result_is_given_back():
-    assert within(60, divmod, 7, 3) == (2, 1)
+    assert call_within(60, divmod, 7, 3) == (2, 1)
 
 
 def test_error_is_raised_again():
     with pytest.raises(ZeroDivisionError):
-        within(60, divmod, 7, 0)
+        call_within(60, divmod, 7, 0)
 
 
 @pytest.mark.parametrize("call", [forever, stubborn], ids=["loop", "loop that catches"])
@@ -44,7 +44,7 @@ def test_endless_call_is_ended(call):
     before = threading.active_count()
 
     with pytest.raises(TimeLimitError):
-        within(0.05, call)
+        call_within(0.05, call)
     assert threading.active_count() == before
 
 
@@ -52,7 +52,7 @@ def test_call_that_catches_everything_is_ended():
     before = threading.active_count()
 
     with pytest.raises(TimeLimitError):
-        within(0.05, deaf, 3)
+        call_within(0.05, deaf, 3)
     assert threading.active_count() == before
 
 
@@ -60,7 +60,7 @@ def test_call_in_c_does_not_hold_up():
     end = threading.Event()
 
     with pytest.raises(TimeLimitError):
-        within(0.05, end.wait)
+        call_within(0.05, end.wait)
     end.set()
 
 
@@ -69,16 +69,16 @@ def test_busy_machine_takes_no_time_from_a_call(monkeypatch):
     monkeypatch.setattr(deadline.time, "process_time", lambda: next(slowly))
     monkeypatch.setattr(deadline, "_AGAIN", 0.02)
 
-    assert within(3, time.sleep, 0.2) is None
+    assert call_within(3, time.sleep, 0.2) is None
     with pytest.raises(TimeLimitError):
-        within(0.3, time.sleep, 0.2)
+        call_within(0.3, time.sleep, 0.2)
 
 
 def test_no_time_means_no_call():
     called = []
 
     with pytest.raises(TimeLimitError):
-        within(0, called.append, 1)
+        call_within(0, called.append, 1)
     assert called == []
 
 
@@ -87,7 +87,7 @@ def test_limit_holds_outside_the_main_thread():
 
     def run():
         try:
-            within(0.05, forever)
+            call_within(0.05, forever)
         except TimeLimitError:
             caught.append(True)
 
@@ -101,10 +101,10 @@ def test_limit_holds_outside_the_main_thread():
 def test_nothing_is_printed_by_stopped_calls(capfd):
     for _ in range(20):
         with pytest.raises(TimeLimitError):
-            within(0.001, forever)
+            call_within(0.001, forever)
 
     assert capfd.readouterr() == ("", "")
 
 
 def test_calls_that_end_in_time_are_never_stopped():
-    assert [within(0.5, sum, [n]) for n in range(200)] == list(range(200))
+    assert [call_within(0.5, sum, [n]) for n in range(200)] == list(range(200))

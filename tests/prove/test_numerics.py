@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 
 from pullback.prove import scalars as s
-from pullback.prove.numerics import Undefined, Values, between, draw
-from pullback.prove.scalars import case, number, variable
+from pullback.prove.numerics import Undefined, Values, draw, fraction_between
+from pullback.prove.scalars import case, known_number, variable
 
 X, Y = variable("x"), variable("y")
 
@@ -23,13 +23,13 @@ def test_value_has_all_digits():
 
 
 def test_only_the_chosen_case_is_computed():
-    masked = case(X, number(0), number(0), s.log(X))
+    masked = case(X, known_number(0), known_number(0), s.log(X))
 
     assert value(masked, -1) == 0
 
 
 def test_chosen_cases_are_remembered():
-    masked = case(X, number(0), number(0), X)
+    masked = case(X, known_number(0), known_number(0), X)
     values = Values({X: Fraction(3)}, 50)
     values(masked)
 
@@ -43,13 +43,13 @@ def test_chosen_cases_are_remembered():
         (s.log(X), 0, False),
         (s.log(X), -1, True),
         (X ** Fraction(1, 2), -1, True),
-        (X ** number(-1), 0, False),
+        (X ** known_number(-1), 0, False),
         (s.asin(X), 2, True),
         (s.atanh(X), -2, True),
         (s.lgamma(X), -1, False),
         (0 * s.log(X), -1, True),
         (s.exp(s.exp(X)), 100, False),
-        (X ** number(10**9), 2, False),
+        (X ** known_number(10**9), 2, False),
     ],
 )
 def test_undefined_value_is_told(scalar, x, is_outside):
@@ -63,7 +63,7 @@ def test_sign_of_noise_is_not_told():
     one = s.sin(X) * s.sin(X) + s.cos(X) * s.cos(X)
 
     with pytest.raises(Undefined, match="sign"):
-        value(case(one - 1 + number(Fraction(1, 10**40)), X, X, -X), 1)
+        value(case(one - 1 + known_number(Fraction(1, 10**40)), X, X, -X), 1)
 
 
 def test_points_are_the_same_every_time():
@@ -79,7 +79,7 @@ def test_points_are_exact_in_floats():
 
 
 def test_points_lie_around_numbers_that_occur():
-    points = list(draw([X], {}, [s.greater(X, number(700))], 20))
+    points = list(draw([X], {}, [s.greater(X, known_number(700))], 20))
 
     assert any(700 < point[X] < 702 for point in points)
     assert any(698 < point[X] < 700 for point in points)
@@ -93,6 +93,6 @@ def test_points_lie_around_examples():
 
 def test_number_between_is_never_an_end():
     rng = random.Random(0)
-    numbers = [between(rng, 0, 1) for _ in range(1000)]
+    numbers = [fraction_between(rng, 0, 1) for _ in range(1000)]
 
     assert all(0 < n < 1 for n in numbers)

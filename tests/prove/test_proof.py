@@ -17,8 +17,7 @@ from examples.my_elementwise import MyElementWise, MyElementWiseInCppNames
 from examples.my_function import MyFunction
 from examples.my_relu import MyReLU
 from examples.nested import SineFunction, SquareFunction
-from pullback.prove import vanish
-from pullback.prove.proof import prove
+from pullback.prove import prove, zero_test
 from tests.prove.proofs import (
     ALMOST,
     ONE,
@@ -218,7 +217,7 @@ def test_rounded_constant_is_unknown():
 
 
 def test_numbers_alone_prove_nothing(monkeypatch):
-    monkeypatch.setattr(vanish, "WAYS", [])
+    monkeypatch.setattr(zero_test, "METHODS", [])
     cls = function(torch.tanh, lambda x, g: g / torch.cosh(x) ** 2)
     proof = prove(cls, *ONE)
 
@@ -235,8 +234,8 @@ def endless(expression):
             expression += 0
 
 
-def test_endless_way_is_stopped(monkeypatch):
-    monkeypatch.setattr(vanish, "WAYS", [(endless, 1.0)])
+def test_endless_method_is_stopped(monkeypatch):
+    monkeypatch.setattr(zero_test, "METHODS", [(endless, 1.0)])
     before = threading.active_count()
     cls = function(torch.tanh, lambda x, g: g / torch.cosh(x) ** 2)
     proof = prove(cls, *ONE, seconds=1)

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from pullback.prove.proof import prove
+from pullback.prove import prove
 from tests.prove.proofs import (
     ONE,
     POSITIVE,

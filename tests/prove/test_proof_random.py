@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import pullback as pb
-from pullback.prove.proof import prove
+from pullback.prove import prove
 
 LEAVES = ["x", "y"]
 UNARY = ["sin", "cos", "exp", "tanh", "sigmoid", "square", "relu", "abs", "softplus", "neg"]

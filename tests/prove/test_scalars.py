@@ -8,7 +8,7 @@ import pytest
 
 from pullback.prove import scalars as s
 from pullback.prove.numerics import Values
-from pullback.prove.scalars import Outside, case, coefficients, form_of, number, variable
+from pullback.prove.scalars import Outside, case, coefficients, form_of, known_number, variable
 
 X, Y, G, H = (variable(name) for name in "xygh")
 
@@ -33,14 +33,14 @@ def test_forgotten_expressions_are_freed():
         (X + 0, X),
         (X * 1, X),
         (2 * (3 * X), 6 * X),
-        (X / 4, number(Fraction(1, 4)) * X),
+        (X / 4, known_number(Fraction(1, 4)) * X),
         (X**1, X),
-        (X**0, number(1)),
-        (number(2) * number(3) - 1, number(5)),
-        (case(number(-2), X, Y, G), X),
-        (case(number(0), X, Y, G), Y),
+        (X**0, known_number(1)),
+        (known_number(2) * known_number(3) - 1, known_number(5)),
+        (case(known_number(-2), X, Y, G), X),
+        (case(known_number(0), X, Y, G), Y),
         (case(X, Y, Y, Y), Y),
-        (s.where(s.greater(X, number(0)), G, H), case(X, H, H, G)),
+        (s.select(s.greater(X, known_number(0)), G, H), case(X, H, H, G)),
     ],
 )
 def test_what_is_always_equal_is_simplified(simple, expected):
@@ -64,7 +64,7 @@ def test_what_may_be_undefined_is_kept(kept):
     ],
 )
 def test_float_stands_for_simplest_fraction(value, expected):
-    assert number(value) is number(expected)
+    assert known_number(value) is known_number(expected)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_float_stands_for_simplest_fraction(value, expected):
     [math.pi, math.sqrt(2 / math.pi), 1 / math.sqrt(2), 0.5 * math.sqrt(3), 3 / math.log(2)],
 )
 def test_float_stands_for_a_known_constant(value):
-    scalar = number(value)
+    scalar = known_number(value)
 
     assert scalar.kind == "mul" or scalar.kind == "pi"
     assert float(Values({}, 30)(scalar)) == pytest.approx(value, rel=1e-15)
@@ -81,7 +81,7 @@ def test_float_stands_for_a_known_constant(value):
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_infinite_number_is_outside(value):
     with pytest.raises(Outside, match=f"the number {value}"):
-        number(value)
+        known_number(value)
 
 
 # ---- coefficients ----
@@ -96,12 +96,14 @@ def test_coefficients_of_a_linear_sum():
 
 
 def test_coefficients_of_cases():
-    assert of_both(case(X, number(0), 2 * G, G)) == {G: case(X, number(0), number(2), number(1))}
+    assert of_both(case(X, known_number(0), 2 * G, G)) == {
+        G: case(X, known_number(0), known_number(2), known_number(1))
+    }
 
 
 @pytest.mark.parametrize(
     "scalar",
-    [G * H, X + G, X / G, s.exp(G), case(G, G, G, H), case(X, G, G, number(1))],
+    [G * H, X + G, X / G, s.exp(G), case(G, G, G, H), case(X, G, G, known_number(1))],
     ids=repr,
 )
 def test_what_is_not_linear_has_none(scalar):
@@ -109,7 +111,7 @@ def test_what_is_not_linear_has_none(scalar):
 
 
 def test_nothing_has_no_coefficients():
-    assert of_both(number(0)) == {}
+    assert of_both(known_number(0)) == {}
 
 
 # ---- forms ----

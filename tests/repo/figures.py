@@ -17,6 +17,9 @@ MANY = 4
 SHARED = {"check", "RULE", "command", "main"}
 """Names that every file of a kind defines by agreement."""
 
+PROTOCOLS = {"pullback.derive.missing"}
+"""Modules whose functions are the methods of a protocol (here `function.unwritten.Derivation`)."""
+
 
 @cache
 def trees() -> dict[str, ast.Module]:

@@ -9,7 +9,7 @@ from torch import fx
 import pullback as pb
 from pullback.compose import fast_path
 from pullback.errors import CaptureError
-from pullback.run import BACKENDS, backend_of, candidates
+from pullback.run import BACKENDS, backend_of, candidates_now
 from pullback.run.backend import Backend
 
 
@@ -117,11 +117,11 @@ class Slow(Abacus):
 def test_other_one_serves_until_it_is_built(is_there, names):
     found = {"slow": Slow(is_there), "other": Abacus()}
 
-    assert candidates(found, lambda: None) == names
+    assert candidates_now(found, lambda: None) == names
 
 
 def test_one_alone_is_waited_for():
-    assert candidates({"slow": Slow(False)}, lambda: None) == ["slow"]
+    assert candidates_now({"slow": Slow(False)}, lambda: None) == ["slow"]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -22,7 +22,7 @@ def test_unknown_backend_is_refused():
 
 
 def test_absent_backend_is_refused_with_its_reason(monkeypatch):
-    monkeypatch.setattr(eager, "absence", lambda: "no abacus here")
+    monkeypatch.setattr(eager.BACKEND, "absence", lambda: "no abacus here")
 
     with pytest.raises(BackendError, match=r'got: +"eager": no abacus here'):
         backend_of("eager")

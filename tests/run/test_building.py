@@ -6,7 +6,7 @@ import pytest
 
 from pullback.errors import BuildError
 from pullback.run import building, toolchain
-from pullback.run.building import Library, build, is_built
+from pullback.run.building import Library, build_library, is_built
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -44,24 +44,24 @@ def answer(path):
 def test_library_is_built_once(library, builds):
     assert not is_built(library)
 
-    assert build(library, answer) == 42
-    assert build(library, answer) == 42
+    assert build_library(library, answer) == 42
+    assert build_library(library, answer) == 42
     assert len(builds) == 1
     assert is_built(library)
 
 
 def test_changed_header_is_built_apart(library, builds):
-    build(library, answer)
+    build_library(library, answer)
     library.file.with_name("number.h").write_text("#define NUMBER 43\n")
 
-    assert build(library, answer) == 43
+    assert build_library(library, answer) == 43
     assert len(builds) == 2
 
 
 def test_other_flags_are_built_apart(library, builds):
-    build(library, answer)
+    build_library(library, answer)
 
-    assert build(Library("answer", library.file, flags=("-O0",)), answer) == 42
+    assert build_library(Library("answer", library.file, flags=("-O0",)), answer) == 42
     assert len(builds) == 2
 
 
@@ -74,16 +74,16 @@ def test_files_that_include_each_other_are_read_once(tmp_path):
 
 
 def test_damaged_library_is_built_again(library, builds):
-    path = build(library, lambda path: path)
+    path = build_library(library, lambda path: path)
     path.write_bytes(path.read_bytes()[:-100])
 
     assert not is_built(library)
-    assert build(library, answer) == 42
+    assert build_library(library, answer) == 42
     assert len(builds) == 2
 
 
 def test_library_that_does_not_load_is_built_again(library, builds):
-    build(library, lambda path: path)
+    build_library(library, lambda path: path)
     tries = []
 
     def load(path):
@@ -92,14 +92,14 @@ def test_library_that_does_not_load_is_built_again(library, builds):
             raise OSError("made for another system")
         return answer(path)
 
-    assert build(library, load) == 42
+    assert build_library(library, load) == 42
     assert len(builds) == 2
 
 
 def test_refused_source_is_an_error(library, tmp_path):
     library.file.write_text("int answer( {\n")
     with pytest.raises(BuildError) as raised:
-        build(library, answer)
+        build_library(library, answer)
     (log,) = (tmp_path / "cache").rglob("compiler.log")
 
     rule, at, got, code, *_, fix = str(raised.value).splitlines()
@@ -114,7 +114,7 @@ def test_refused_source_is_an_error(library, tmp_path):
 def test_error_in_another_file_names_it(library, tmp_path):
     library.file.with_name("number.h").write_text("#define NUMBER 1\n#error no number\n")
     with pytest.raises(BuildError) as raised:
-        build(library, answer)
+        build_library(library, answer)
 
     assert raised.value.facts["at"] == str(library.file)
     assert raised.value.facts["got"].endswith("number.h:2: #error no number")
@@ -123,7 +123,7 @@ def test_error_in_another_file_names_it(library, tmp_path):
 def test_absent_compiler_is_an_error(library, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError) as raised:
-        build(library, answer)
+        build_library(library, answer)
 
     assert str(raised.value) == (
         "E603 build: a C++ compiler must be there to build\n"
@@ -138,6 +138,6 @@ def test_unusable_compiler_is_an_error(library, monkeypatch, tmp_path):
     program.chmod(0o700)
     monkeypatch.setenv("CXX", str(program))
     with pytest.raises(BuildError) as raised:
-        build(library, answer)
+        build_library(library, answer)
 
     assert raised.value.rule == f"`{library.file}` must be built with `{program}`"

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.run.fusible import fusible, merge_sums, scatter_src
-from pullback.run.settle import settle
+from pullback.run.retrace import retrace
 
 aten = torch.ops.aten
 
@@ -44,17 +44,17 @@ def test_scatters_on_a_cpu_stay():
 
 
 @pytest.mark.needs_cuda
-def test_settled_graph_on_a_gpu_has_no_scatter():
+def test_retraced_graph_on_a_gpu_has_no_scatter():
     def backward(index, cotangent):
         zeros = cotangent.new_zeros(3, 5)
         return (zeros.scatter(1, index, cotangent.expand(3, 1)),)
 
     row = [torch.tensor([[1], [4], [0]]).cuda(), torch.tensor(2.0).cuda()]
     graph = make_fx(backward)(*row).graph
-    settled = settle(graph, row, fusible(row))
+    retraced = retrace(graph, row, fusible(row))
 
-    assert "scatter" not in settled.module.code
-    torch.testing.assert_close(settled.module(*row), backward(*row))
+    assert "scatter" not in retraced.module.code
+    torch.testing.assert_close(retraced.module(*row), backward(*row))
 
 
 # ---- sums ----
@@ -62,12 +62,12 @@ def test_settled_graph_on_a_gpu_has_no_scatter():
 
 def merged(program, *row):
     """The graph of a program with its sums merged, and how many sums are left."""
-    settled = settle(make_fx(program)(*row).graph, row, {})
-    merge_sums(settled)
-    settled.module.graph.lint()
-    sums = [n for n in settled.module.graph.nodes if "aten.sum" in str(n.target)]
-    assert all("val" in n.meta for n in settled.module.graph.nodes if n.op == "call_function")
-    return settled.module, len(sums)
+    retraced = retrace(make_fx(program)(*row).graph, row, {})
+    merge_sums(retraced)
+    retraced.module.graph.lint()
+    sums = [n for n in retraced.module.graph.nodes if "aten.sum" in str(n.target)]
+    assert all("val" in n.meta for n in retraced.module.graph.nodes if n.op == "call_function")
+    return retraced.module, len(sums)
 
 
 def loop(x, k):

@@ -15,11 +15,11 @@ import benchmarks.pipelines
 import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
 from pullback.capture.joint import capture
-from pullback.derive.recipe import compiled, parts_of
+from pullback.derive.recipe import parts_of, printed_function
 from pullback.errors import CaptureError
 from pullback.run import inductor, lower, toolchain
-from pullback.run.inductor import absence, specialise
-from pullback.run.settle import settle
+from pullback.run.lower import device_absence
+from pullback.run.retrace import retrace
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -59,12 +59,12 @@ def like(node):
 def eagerly(graph, row):
     """What eager mode makes of a graph."""
     torch.manual_seed(1)
-    made = compiled(graph, "forward", "program", {node: node.name for node in graph.nodes})(*row)
-    return made if isinstance(made, tuple) else (made,)
+    names = {node: node.name for node in graph.nodes}
+    return printed_function(graph, "forward", "program", names)(*row)
 
 
 def by_inductor(graph, row, name="forward", **options):
-    call = specialise(graph, row, name=name, **options)
+    call = inductor.BACKEND.specialise(graph, row, name=name, **options)
     torch.manual_seed(1)
     return call(list(row))
 
@@ -265,8 +265,8 @@ def test_arguments_stay_as_they_are():
 
 def test_one_function_serves_every_size():
     (graph, row), (backward, given) = graphs_of(layered, (draw(6, 4), draw(6, 4)))
-    call = specialise(graph, row, name="forward", free_sizes=True)
-    back = specialise(backward, given, name="backward", free_sizes=True)
+    call = inductor.BACKEND.specialise(graph, row, name="forward", free_sizes=True)
+    back = inductor.BACKEND.specialise(backward, given, name="backward", free_sizes=True)
     folders = len(list(inductor_folder().glob("??/*")))
     for rows, columns in ((6, 4), (3, 5), (40, 17)):
         row = [torch.randn(rows, columns, dtype=torch.float64) for _ in row]
@@ -283,7 +283,7 @@ def test_saved_sizes_may_change():
         return x.sum(0) * x.shape[0], x.sum()
 
     (graph, row), (backward, given) = graphs_of(sums, (draw(6, 4),), save="everything")
-    call = specialise(backward, given, name="backward", free_sizes=True)
+    call = inductor.BACKEND.specialise(backward, given, name="backward", free_sizes=True)
     for rows, columns in ((6, 4), (3, 5)):
         row = [torch.randn(rows, columns, dtype=torch.float64)]
         saved = eagerly(graph, row)[2:]
@@ -301,7 +301,7 @@ def inductor_folder():
 def test_size_that_code_does_not_serve_gets_its_own(monkeypatch):
     (graph, row), _ = graphs_of(layered, (draw(6, 4), draw(6, 4)))
     monkeypatch.setattr(inductor.Stage, "meets", lambda *args: False)
-    call = specialise(graph, row, name="forward", free_sizes=True)
+    call = inductor.BACKEND.specialise(graph, row, name="forward", free_sizes=True)
 
     assert_same(call(list(row)), eagerly(graph, row))
 
@@ -315,7 +315,7 @@ def test_broken_graph_is_refused():
     graph.output((graph.call_function(torch.ops.aten.mm.default, (x, x)),))
 
     with pytest.raises(CaptureError) as caught:
-        specialise(graph, [torch.randn(2, 3)], name="forward")
+        inductor.BACKEND.specialise(graph, [torch.randn(2, 3)], name="forward")
 
     assert str(caught.value).startswith(
         "E301 capture: the forward graph must be one that Inductor compiles\n  got:      "
@@ -330,7 +330,7 @@ def test_huge_graph_is_refused():
     graph.output((node,))
 
     with pytest.raises(CaptureError) as caught:
-        specialise(graph, [torch.randn(2)], name="backward")
+        inductor.BACKEND.specialise(graph, [torch.randn(2)], name="backward")
 
     assert str(caught.value) == (
         "E301 capture: the backward graph must be small enough to compile in a minute or so\n"
@@ -342,35 +342,35 @@ def test_huge_graph_is_refused():
 def test_missing_compiler_is_said(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(lower.shutil, "which", lambda name: None)
-    absence.cache_clear()
-    said = absence()
+    device_absence.cache_clear()
+    said = device_absence()
     monkeypatch.undo()
-    absence.cache_clear()
+    device_absence.cache_clear()
 
     assert said == "no C++ compiler is installed (g++, clang++, c++, or what CXX names)"
-    assert absence() is None
+    assert device_absence() is None
 
 
 def test_compiler_with_options_is_not_for_inductor(monkeypatch):
     monkeypatch.setenv("CXX", f"{toolchain.compiler()[0]} -m64")
-    absence.cache_clear()
-    said = absence()
+    device_absence.cache_clear()
+    said = device_absence()
     monkeypatch.undo()
-    absence.cache_clear()
+    device_absence.cache_clear()
 
     assert said == "CXX must name one program, without options, for Inductor to compile with"
 
 
 def test_missing_triton_is_said(monkeypatch):
     monkeypatch.setattr(lower.importlib.util, "find_spec", lambda name: name[0] == "t" or None)
-    absence.cache_clear()
-    found = absence("cuda")
+    device_absence.cache_clear()
+    found = device_absence("cuda")
     monkeypatch.setattr(
         lower.importlib.util, "find_spec", lambda name: None if name == "triton" else True
     )
-    absence.cache_clear()
-    said = absence("cuda")
-    absence.cache_clear()
+    device_absence.cache_clear()
+    said = device_absence("cuda")
+    device_absence.cache_clear()
 
     assert (found, said) == (None, "no Triton is installed, which compiles for cuda")
 
@@ -398,7 +398,7 @@ def test_sums_of_double_precision_stay_so(dtype, is_mixed, monkeypatch, tmp_path
     monkeypatch.setattr(inside, "compile", compiles)
     row = [torch.randn(3, dtype=dtype), torch.randn(3, dtype=dtype)]
     (graph, _), _ = graphs_of(layered, row)
-    lower.lower(settle(graph, row, {}), tmp_path, is_backward=False)
+    lower.lower(retrace(graph, row, {}), tmp_path, is_backward=False)
 
     assert seen == [is_mixed]
 
@@ -432,7 +432,7 @@ build = inductor._built
 inductor._built = lambda *args: (built.append(1), build(*args))[1]
 x, y = torch.linspace(0, 1, 10), torch.linspace(1, 2, 10)
 graph = parts_of(capture(program, (x, y)), "auto").forward
-(result,) = inductor.specialise(graph, [x, y], name="forward")([x, y])
+(result,) = inductor.BACKEND.specialise(graph, [x, y], name="forward")([x, y])
 torch.testing.assert_close(result, program(x, y))
 print("built" if built else "found")
 """
@@ -465,10 +465,10 @@ def test_second_time_nothing_is_built(monkeypatch):
 
 def test_number_of_threads_is_part_of_the_key():
     (graph, row), _ = graphs_of(layered, (draw(5, 4), draw(5, 4)))
-    before, threads = inductor.origin_of(graph, row, "forward", False), torch.get_num_threads()
+    before, threads = inductor.text_of_origin(graph, row, "forward", False), torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        after = inductor.origin_of(graph, row, "forward", False)
+        after = inductor.text_of_origin(graph, row, "forward", False)
     finally:
         torch.set_num_threads(threads)
 
@@ -480,8 +480,8 @@ def test_function_in_a_graph_has_the_same_key_everywhere():
     node = graph.call_function(torch.sym_max, (graph.placeholder("x"), 2))
     graph.output((node,))
 
-    assert "torch.sym_max" in inductor.origin_of(graph, [3], "forward", False)
-    assert " at 0x" not in inductor.origin_of(graph, [3], "forward", False)
+    assert "torch.sym_max" in inductor.text_of_origin(graph, [3], "forward", False)
+    assert " at 0x" not in inductor.text_of_origin(graph, [3], "forward", False)
 
 
 @pytest.mark.slow
@@ -563,7 +563,7 @@ def test_pipelines_are_right_on_gpu(name):
 def test_misaligned_arguments_are_right_on_gpu():
     (graph, _), _ = graphs_of(layered, (draw(64).cuda(), draw(64).cuda()))
     memory = torch.randn(65, dtype=torch.float64, device="cuda")
-    call = specialise(graph, [memory[:64], memory[:64]], name="forward")
+    call = inductor.BACKEND.specialise(graph, [memory[:64], memory[:64]], name="forward")
     row = [memory[1:], memory[:64]]
 
     assert_same(call(list(row)), eagerly(graph, row))
@@ -573,7 +573,7 @@ def test_misaligned_arguments_are_right_on_gpu():
 def test_stream_of_the_caller_is_used():
     (graph, _), _ = graphs_of(layered, (draw(64).cuda(), draw(64).cuda()))
     row = [torch.randn(64, dtype=torch.float64, device="cuda") for _ in range(2)]
-    call = specialise(graph, row, name="forward")
+    call = inductor.BACKEND.specialise(graph, row, name="forward")
     call(list(row))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -3,8 +3,8 @@
 import torch
 from torch import fx
 
-from pullback.run.minimal import minimal, whole
-from pullback.run.node import Source
+from pullback.run.minimal import minimal
+from pullback.run.node import ValueSource
 
 
 def returning(pick):
@@ -19,21 +19,21 @@ def returning(pick):
 
 def run(one, *row):
     made = fx.GraphModule(torch.nn.Module(), one.graph)
-    return whole(one, lambda row: made(*row))(list(row))
+    return one.whole(lambda row: made(*row))(list(row))
 
 
 def test_inputs_do_not_go_through():
     one = minimal(returning(lambda a, b, s, p: (s, a, b)))
 
-    assert one.made_count == 1
-    assert one.sources == (Source(False, 0), Source(True, 0), Source(True, 1))
+    assert len(one.made) == 1
+    assert one.sources == (ValueSource(False, 0), ValueSource(True, 0), ValueSource(True, 1))
 
 
 def test_value_that_is_returned_twice_is_made_once():
     one = minimal(returning(lambda a, b, s, p: (s, p, s)))
 
-    assert one.made_count == 2
-    assert one.sources == (Source(False, 0), Source(False, 1), Source(False, 0))
+    assert len(one.made) == 2
+    assert one.sources == (ValueSource(False, 0), ValueSource(False, 1), ValueSource(False, 0))
 
 
 def test_what_nobody_asks_for_is_not_computed():
@@ -54,5 +54,5 @@ def test_whole_gives_every_value_again():
 def test_graph_that_makes_nothing_runs_nothing():
     one = minimal(returning(lambda a, b, s, p: (b, None)))
 
-    assert one.made_count == 0
-    assert whole(one, lambda row: 1 / 0)([1, 2]) == [2, None]
+    assert len(one.made) == 0
+    assert one.whole(lambda row: 1 / 0)([1, 2]) == [2, None]

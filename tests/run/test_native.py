@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import pullback as pb
 from pullback.errors import BackendError, CaptureError
 from pullback.run import building, native
-from pullback.run.node import EXACT, MISS, Layout, NodeSpec, Pull, Source
+from pullback.run.node import EXACT, MISS, Layout, NodeSpec, Pull, ValueSource
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -42,8 +42,8 @@ class Program:
             demands=EXACT,
             inputs=row,
             forward=self.forward,
-            outputs=(Source(MADE, 0),),
-            saved=(Source(GIVEN, 0), Source(MADE, 1), Source(GIVEN, 1)),
+            outputs=(ValueSource(MADE, 0),),
+            saved=(ValueSource(GIVEN, 0), ValueSource(MADE, 1), ValueSource(GIVEN, 1)),
             read=3,
             numbers=(),
             silent=(),
@@ -54,7 +54,7 @@ class Program:
         )
         self.needs = [one.needs for one in row]
         self.spec = dataclasses.replace(self.spec, **changes)
-        self.node = native.make_node(self.spec)
+        self.node = native.BACKEND.make_node(self.spec)
 
     def forward(self, row):
         x, y = row
@@ -143,7 +143,7 @@ def test_gradient_of_one_input_alone():
 
 def test_several_outputs_come_as_a_tuple():
     x, y = leaf(4), leaf(4)
-    both = {"outputs": (Source(MADE, 0), Source(MADE, 1)), "silent": (1,)}
+    both = {"outputs": (ValueSource(MADE, 0), ValueSource(MADE, 1)), "silent": (1,)}
     first, second = Program(x, y, **both).node(x, y)
 
     assert torch.equal(second, y.sin())
@@ -163,13 +163,13 @@ def test_numbers_reach_backward():
         Program(x, x).spec,
         inputs=(Layout.of(x),),
         forward=lambda row: (row[0] * 6, 3),
-        saved=(Source(GIVEN, 0),),
+        saved=(ValueSource(GIVEN, 0),),
         read=0,
-        numbers=(2.0, Source(MADE, 1)),
+        numbers=(2.0, ValueSource(MADE, 1)),
         backward=lambda row: Pull(backward, (Layout.of(x, needs=False),)),
         general=lambda saved, numbers, cotangents: seen.append(numbers) or [cotangents[0] * 6],
     )
-    node = native.make_node(spec)
+    node = native.BACKEND.make_node(spec)
     node(x).sum().backward()
     torch.autograd.grad(node(x).sum(), x, create_graph=True)
 
@@ -180,7 +180,7 @@ def test_numbers_reach_backward():
 def test_program_that_returns_numbers_is_refused():
     x, y = leaf(4), leaf(4)
     with pytest.raises(CaptureError) as raised:
-        Program(x, y, outputs=(Source(MADE, 0), Source(MADE, 2)))
+        Program(x, y, outputs=(ValueSource(MADE, 0), ValueSource(MADE, 2)))
 
     assert "`SquareSin` must return only tensors" in str(raised.value)
 
@@ -313,7 +313,7 @@ def test_cotangent_of_any_layout_is_right(cotangent):
 
 def test_absent_cotangent_goes_the_general_way():
     x, y = grad(X), grad(Y)
-    both = {"outputs": (Source(MADE, 0), Source(MADE, 1)), "live": (0, 1)}
+    both = {"outputs": (ValueSource(MADE, 0), ValueSource(MADE, 1)), "live": (0, 1)}
     layout = Layout.of(torch.empty(4, 3))
     seen = []
     program = Program(
@@ -322,7 +322,7 @@ def test_absent_cotangent_goes_the_general_way():
     program.spec = dataclasses.replace(
         program.spec, general=lambda kept, numbers, given: seen.append(given) or (X, Y)
     )
-    first, _ = native.make_node(program.spec)(x, y)
+    first, _ = native.BACKEND.make_node(program.spec)(x, y)
     first.sum().backward()
 
     assert [cotangent is None for cotangent in seen[0]] == [False, True]
@@ -375,7 +375,7 @@ def test_changed_input_is_noticed():
 
 def test_changed_output_is_noticed_where_saved():
     x, y = leaf(4), leaf(4)
-    saved = (Source(GIVEN, 0), Source(MADE, 0), Source(GIVEN, 1))
+    saved = (ValueSource(GIVEN, 0), ValueSource(MADE, 0), ValueSource(GIVEN, 1))
     output = Program(x, y, saved=saved).node(x, y)
     with torch.no_grad():
         output.mul_(2)
@@ -472,10 +472,10 @@ def layer(x, weight, bias):
 @pytest.fixture(scope="module")
 def compiled():
     """A program compiled for the native node, the spec of that, and what it was compiled for."""
-    specs, make = [], native.make_node
+    specs, make = [], native.BACKEND.make_node
     row = leaf(4, 3), leaf(3, 5), leaf(5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "make_node", lambda spec: specs.append(spec) or make(spec))
+        patch.setattr(native.BACKEND, "make_node", lambda spec: specs.append(spec) or make(spec))
         function = pb.combine(layer, *row, backend="native")
         function.apply(*row)
     (spec,) = specs
@@ -494,7 +494,7 @@ def test_compiled_program_agrees_with_eager(compiled):
 
 def test_compiled_program_needs_no_python(compiled):
     _, spec, row = compiled
-    node = native.make_node(spec)
+    node = native.BACKEND.make_node(spec)
     kinds = []
     begin = spec.backward
 
@@ -502,7 +502,7 @@ def test_compiled_program_needs_no_python(compiled):
         kinds.append(type(begin(arguments).run).__name__)
         return begin(arguments)
 
-    node = native.make_node(dataclasses.replace(spec, backward=noted))
+    node = native.BACKEND.make_node(dataclasses.replace(spec, backward=noted))
     torch.autograd.grad(node(*row)[0].sum(), row[0], retain_graph=True)
 
     assert type(spec.forward).__name__ == "Library"
@@ -633,8 +633,7 @@ def test_absence_of_a_compiler_is_one_line(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
 
     said = "no C++ compiler is installed as `no-such-compiler`, which CXX names"
-    assert native.absence() == said
-    assert not native.is_built()
+    assert native.BACKEND.absence() == said
 
 
 def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
@@ -653,8 +652,8 @@ def test_failed_build_is_remembered_in_one_line(monkeypatch, tmp_path):
 
     lines = str(raised.value).splitlines()
     assert lines[0] == 'E502 backend: backend "native" must be able to build its node here'
-    assert native.absence() in lines[1]
-    assert native.absence().startswith("its node could not be built: ")
+    assert native.BACKEND.absence() in lines[1]
+    assert native.BACKEND.absence().startswith("its node could not be built: ")
     assert len(builds) == 1
 
 
@@ -666,7 +665,7 @@ _extension = building.extension
 
 def test_another_backend_serves_while_the_node_is_built(monkeypatch, caplog):
     begun, may_end = threading.Event(), threading.Event()
-    real = building.build
+    real = building.build_library
 
     def slowly(library, load):
         if threading.current_thread().name != "pullback-build":
@@ -675,11 +674,11 @@ def test_another_backend_serves_while_the_node_is_built(monkeypatch, caplog):
         assert may_end.wait(60)
         return real(library, load)
 
-    native.extension()  # so that nothing has to be built in truth
+    native.native_extension()  # so that nothing has to be built in truth
     monkeypatch.setattr(native, "_state", native._State())
     monkeypatch.setattr(native, "PATIENCE", 0.1)
     monkeypatch.setattr(building, "is_built", lambda library: False)
-    monkeypatch.setattr(building, "build", slowly)
+    monkeypatch.setattr(building, "build_library", slowly)
     monkeypatch.setenv("PULLBACK_BACKENDS", "inductor,native")
     x = leaf(4, 5)
     combined = pb.combine(lambda x: x.sin() * 2, x)
@@ -704,7 +703,7 @@ def test_build_ends_with_the_process(tmp_path):
         "class Told:\n"
         "    def tell(self): pass\n"
         "told = Told()\n"
-        "assert not native.is_ready(told.tell)\n"
+        "assert not native.BACKEND.is_ready(told.tell)\n"
         "import time\n"
         "from pullback.run import building\n"
         "while not building._running: time.sleep(0.01)\n"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from pullback.run.node import ANY, EXACT, OPEN, Layout, NodeSpec, Pull, Source, make_node
+from pullback.run.node import ANY, EXACT, OPEN, Layout, NodeSpec, Pull, ValueSource, make_node
 
-INPUT = [Source(True, 0), Source(True, 1)]
+INPUT = [ValueSource(True, 0), ValueSource(True, 1)]
 
 
 def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
@@ -42,7 +42,7 @@ def product(x, y, *, demands=EXACT, needs=(True, True), log=None):
         demands=demands,
         inputs=tuple(Layout.of(t) for t in (x, y)),
         forward=forward,
-        outputs=(Source(False, 0), Source(False, 1)),
+        outputs=(ValueSource(False, 0), ValueSource(False, 1)),
         saved=tuple(INPUT),
         read=2,
         numbers=(),

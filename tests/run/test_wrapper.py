@@ -106,7 +106,7 @@ def test_last_round_of_a_reduction_runs_as_python(dtype, call_of):
 
     facts = reading.device, list(reading.reused), reading.register_count
     rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
-    got = native.extension().steps(*facts, *rows)([row[0], zeroed := torch.ones(3)])
+    got = native.native_extension().steps(*facts, *rows)([row[0], zeroed := torch.ones(3)])
 
     for mine, python in zip(got, call(list(row)), strict=True):
         assert mine.dtype == python.dtype
@@ -282,7 +282,7 @@ def test_kernel_lives_as_long_as_the_steps(read):
     ended = weakref.ref(kernel.launchers[0].__globals__["runner"].__self__)
     reading = read(GPU, kernel)
     rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
-    steps = native.extension().steps(reading.device, [], reading.register_count, *rows)
+    steps = native.native_extension().steps(reading.device, [], reading.register_count, *rows)
     del kernel, reading, rows
     gc.collect()
     assert ended() is not None

@@ -7,7 +7,7 @@ import pytest
 
 from pullback.emit.compiled import library_of
 from pullback.emit.cpp.library import library_text
-from pullback.emit.cpp.op import function_of
+from pullback.emit.cpp.op import cpp_function
 from pullback.emit.cpp.verify import require_same
 from pullback.emit.subject import subject_of
 from tests.upstream.cpp_programs import FEW, MANY, program
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def built(names, folder, run_python, monkeypatch):
     """How each op of a library differs from its program, as a new process sees it."""
     monkeypatch.setenv("PULLBACK_CACHE_DIR", str(folder / "cache"))
-    functions = [function_of(subject_of(program(name), program(name).tensors)) for name in names]
+    functions = [cpp_function(subject_of(program(name), program(name).tensors)) for name in names]
     file = folder / "upstream.cpp"
     file.write_text(library_text(["Ops of PyTorch."], functions), encoding="utf-8")
     # At other sizes, ties and zeros, and second derivatives: as when it is handed out.

@@ -16,16 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import HalfTheDigits, compared, kind_of, unequal
-from pullback.capture.equality import equal
-from pullback.capture.fake import numbers_of, resized
+from pullback.capture.closeness import HalfTheDigits, unequal, value_difference, value_text
+from pullback.capture.equality import equal_tensors
+from pullback.capture.fake import numbers_of, with_other_sizes
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
-from pullback.capture.seeds import in_order_of, like_given, near, normal, strided_copy
+from pullback.capture.seeds import (
+    in_memory_order,
+    in_order_of,
+    like_given,
+    moved_a_little,
+    normal,
+    strided_copy,
+)
 from pullback.capture.trees import flatten, kept, unflatten
 from pullback.errors import DifferingCaptureError
-from pullback.function.isolation import seed_torch
+from pullback.function.isolation import seeded
 
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _DOUBLE |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
@@ -33,14 +40,16 @@ LARGE = 1 << 16  # elements from which on small tensors are compared instead, bu
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JointRun:
     """What came of one run: of the program, or of its graph."""
 
     outputs: list[Any]
     gradients: list[Tensor | None]
 
 
-def run_joint(captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Run:
+def run_joint(
+    captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> JointRun:
     """Run the joint graph on tensors as arguments, with the cotangents of its used outputs.
 
     The outputs are those of `captured.outputs` that are part of the graph, in its order; the
@@ -48,24 +57,14 @@ def run_joint(captured: Capture, tensors: Sequence[Tensor], cotangents: Sequence
     """
     row = [tensor.detach() for tensor in captured.row(tensors)]
     laid = [
-        _laid_out(cotangent, node)
+        in_memory_order(cotangent, numbers_of(node.meta["val"].stride()))
         for cotangent, node in zip(cotangents, captured.joint.cotangents, strict=True)
     ]
     module = fx.GraphModule({}, captured.joint.graph)
     with torch.no_grad(), autocast_off():
         returned = module(*row, *laid)
     count = captured.joint.output_count
-    return Run(list(returned[:count]), list(returned[count:]))
-
-
-def _laid_out(cotangent: Tensor, node: fx.Node) -> Tensor:
-    """`cotangent` in the memory order of the placeholder that it is given to."""
-    strides = numbers_of(node.meta["val"].stride())
-    order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
-    empty = torch.empty_permuted(
-        cotangent.shape, order, dtype=cotangent.dtype, device=cotangent.device
-    )
-    return empty.copy_(cotangent)
+    return JointRun(list(returned[:count]), list(returned[count:]))
 
 
 # ---- verify ----
@@ -82,7 +81,7 @@ def verify(captured: Capture, program: Callable[..., Any], examples: Sequence[An
     leaves, _ = flatten(tuple(examples))
     own = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     check = _Check(captured, program)
-    if not check.compare([near(t, 1) for t in own], 1):
+    if not check.compare([moved_a_little(t, 1) for t in own], 1):
         check.compare(own, 1, must_run=True)
     others = list(_other_shapes(captured, own))
     least = min([_shapes(own), *others], key=_elements)
@@ -124,7 +123,7 @@ def _verify_in_double(
     if _shapes(tensors) != list(shapes):
         given = [_drawn(t, s, 1) for t, s in zip(tensors, shapes, strict=True)]
     else:
-        given = [near(t, 1) for t in tensors]
+        given = [moved_a_little(t, 1) for t in tensors]
     _Check(again, program).compare(given, 1)
 
 
@@ -155,7 +154,7 @@ class _Check:
             return False
         self.shapes = ", ".join(str(list(t.shape)) for t in tensors)
         self.tensors = tensors
-        with _unchanged(self.captured), _seeded(seed):
+        with _unchanged(self.captured), seeded(seed):
             try:
                 expected, cotangents = self._run_program(tensors, seed)
             except DifferingCaptureError:
@@ -164,12 +163,12 @@ class _Check:
                 if must_run:
                     raise
                 return False
-        with _seeded(seed):
+        with seeded(seed):
             got = run_joint(self.captured, list(map(strided_copy, tensors)), cotangents)
         self._require_same(expected, got)
         return True
 
-    def _run_program(self, tensors: Sequence[Tensor], seed: int) -> tuple[Run, list[Tensor]]:
+    def _run_program(self, tensors: Sequence[Tensor], seed: int) -> tuple[JointRun, list[Tensor]]:
         returned, own, given = self._call(tensors)
         leaves = self._leaves(returned, given)
         self._require_same_kinds(leaves)
@@ -198,7 +197,7 @@ class _Check:
 
     def _differentiated(
         self, leaves: list[Any], own: Sequence[Tensor], seed: int
-    ) -> tuple[Run, list[Tensor]]:
+    ) -> tuple[JointRun, list[Tensor]]:
         pairs = list(zip(leaves, self.captured.outputs, strict=True))
         used = [leaf for leaf, output in pairs if output.used]
         cotangents = [normal(leaf, seed + 100 * k) for k, leaf in enumerate(used)]
@@ -208,7 +207,7 @@ class _Check:
         if used and wanted:
             with autocast_off():
                 gradients = torch.autograd.grad(used, wanted, cotangents, allow_unused=True)
-        return Run([kept(leaf) for leaf in leaves], list(gradients)), cotangents
+        return JointRun([kept(leaf) for leaf in leaves], list(gradients)), cotangents
 
     # ---- what must be the same ----
 
@@ -217,7 +216,7 @@ class _Check:
     ) -> None:
         known = {place for place, _ in self.captured.mutated}
         for place, (old, new) in enumerate(zip(before, after, strict=True)):
-            if place in known or equal(old, new):
+            if place in known or equal_tensors(old, new):
                 continue
             if bool(unequal(old.detach(), new.detach()).any()):
                 name = self.captured.inputs[place].name
@@ -232,7 +231,7 @@ class _Check:
                     f"requires_grad is {output.differentiable}",
                 )
 
-    def _require_same(self, expected: Run, got: Run) -> None:
+    def _require_same(self, expected: JointRun, got: JointRun) -> None:
         for place, output in enumerate(self.captured.outputs):
             graphs = output.value if output.index is None else got.outputs[output.index]
             self._require_equal(self._where(place), expected.outputs[place], graphs)
@@ -248,10 +247,10 @@ class _Check:
 
     def _require_equal(self, where: str, expected: Any, got: Any) -> None:
         if isinstance(expected, Tensor) != isinstance(got, Tensor):
-            raise self._fault(where, kind_of(expected), kind_of(got))
-        if isinstance(expected, Tensor) and not equal(expected, got):
+            raise self._fault(where, value_text(expected), value_text(got))
+        if isinstance(expected, Tensor) and not equal_tensors(expected, got):
             self.is_exact = False
-        found = compared(where, got, expected, HalfTheDigits(is_strict=True))
+        found = value_difference(where, got, expected, HalfTheDigits(is_strict=True))
         if found is not None:
             place = f", index {found.at}" if found.at else ""
             some = f"; {found.count} of {found.size} elements differ" if found.at else ""
@@ -285,7 +284,7 @@ class _Check:
 
 def _drawn(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """A tensor of some shape, its elements drawn from those of `tensor` and moved a little."""
-    return near(in_order_of(tensor, like_given(tensor, shape, seed)), seed)
+    return moved_a_little(in_order_of(tensor, like_given(tensor, shape, seed)), seed)
 
 
 def _doubled(leaf: Any) -> Any:
@@ -311,7 +310,7 @@ def _other_shapes(captured: Capture, own: Sequence[Tensor]) -> Iterator[list[tup
         ways = ways[-1:] if pointing else ways
     found = 0
     for grow in ways:
-        shapes = resized(arguments, fixed, grow)
+        shapes = with_other_sizes(arguments, fixed, grow)
         if found == 2 or shapes == _shapes(own):
             continue
         drawn = [in_order_of(t, t.new_empty(s)) for t, s in zip(own, shapes, strict=True)]
@@ -331,17 +330,8 @@ def _few_of_many(size: int) -> int:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A random state of our own, on every device in use."""
-    cuda: Any = torch.cuda
-    with torch.random.fork_rng(range(cuda.device_count()) if cuda.is_initialized() else ()):
-        seed_torch(seed)
-        yield
-
-
-@contextmanager
 def _unchanged(captured: Capture) -> Iterator[None]:
-    """Put back what the program changes in tensors from around it."""
+    """Put back what the program changes in tensors from outside it."""
     tensors = [captured.inputs[place].tensor for place, _ in captured.mutated]
     before = [(t, t.detach().clone()) for t in tensors if t is not None]
     try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from pullback.capture.names import function_of
+from pullback.capture.names import function_class
 from pullback.errors import FunctionNameError
 
 
@@ -28,7 +28,7 @@ def class_name(program: Any, name: str | None = None) -> str:
     if name is not None:
         _require_name(name)
         return _capitalised(name)
-    cls = function_of(program)
+    cls = function_class(program)
     if cls is not None:
         return cls.__name__
     while isinstance(program, functools.partial):

@@ -46,7 +46,7 @@ class Allowance(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ValueDifference:
     """Where a value is seen to be another one than expected, and how far at the worst element."""
 
     value: str
@@ -62,7 +62,9 @@ class Difference:
         return f"{self.value}{place}: {self.got} instead of {self.expected}{some}"
 
 
-def compared(name: str, got: Any, expected: Any, allowed: Allowance) -> Difference | None:
+def value_difference(
+    name: str, got: Any, expected: Any, allowed: Allowance
+) -> ValueDifference | None:
     """How `got` differs from `expected`, in more than rounding; None if it does not.
 
     No gradient is as good as zeros.
@@ -162,7 +164,7 @@ class HalfTheDigits:
 
     def limits(self, got: Tensor, expected: Tensor) -> Limits:
         """One limit for all numbers."""
-        scale = max(largest(expected) or 1.0, self.floor)
+        scale = max(largest_number(expected) or 1.0, self.floor)
         limit = torch.full_like(_wide(expected).abs(), scale * _half(expected))
         if not self.is_strict:
             lost = ~expected.isfinite() & (self.is_ignored | ~got.isfinite())
@@ -185,7 +187,9 @@ def all_close(
 ) -> bool:
     """Whether two rows of values are equal but for rounding."""
     allowed = HalfTheDigits() if allowed is None else allowed
-    same = (compared("", a, b, allowed) is None for a, b in zip(got, expected, strict=False))
+    same = (
+        value_difference("", a, b, allowed) is None for a, b in zip(got, expected, strict=False)
+    )
     return len(got) == len(expected) and all(same)
 
 
@@ -197,7 +201,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def largest(value: Any) -> float:
+def largest_number(value: Any) -> float:
     """The largest finite number in a value, or 0."""
     if not is_number(value):
         return 0.0
@@ -223,25 +227,25 @@ def _is_same(got: Any, expected: Any) -> bool:
 # ---- in words ----
 
 
-def _described(name: str, got: Tensor, expected: Tensor, wrong: Tensor) -> Difference:
+def _described(name: str, got: Tensor, expected: Tensor, wrong: Tensor) -> ValueDifference:
     distance = torch.where(wrong, (_wide(got) - _wide(expected)).abs(), -1.0)
     worst = int(distance.nan_to_num(math.inf).argmax())
     index = [int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]
     mine, theirs = (_written(x.flatten()[worst].item(), 6) for x in (got, expected))
     if mine == theirs:  # they differ in later digits
         mine, theirs = (_written(x.flatten()[worst].item(), 17) for x in (got, expected))
-    return Difference(name, str(index), theirs, mine, int(wrong.sum()), got.numel())
+    return ValueDifference(name, str(index), theirs, mine, int(wrong.sum()), got.numel())
 
 
 def _written(number: Any, digits: int) -> str:
     return f"{number:.{digits}g}" if isinstance(number, (float, complex)) else f"{number}"
 
 
-def _whole(name: str, got: Any, expected: Any) -> Difference:
-    return Difference(name, "", kind_of(expected), kind_of(got))
+def _whole(name: str, got: Any, expected: Any) -> ValueDifference:
+    return ValueDifference(name, "", value_text(expected), value_text(got))
 
 
-def kind_of(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value for a message, as a whole."""
     if not isinstance(value, Tensor):
         return repr(value)

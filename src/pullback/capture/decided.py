@@ -1,4 +1,4 @@
-"""What the user's own code decided by sizes while it was captured.
+"""Decisions on sizes that the user's own code made while it was captured.
 
 Every decision on a symbolic size leaves a guard, and most are PyTorch's own, or of our rewrites:
 which kernel, which memory format, whether shapes fit. Those change how a value is computed, not

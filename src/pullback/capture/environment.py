@@ -1,4 +1,4 @@
-"""What a program reads from around it, as it is now: has anything changed since it was captured?
+"""The environment of a program: what it reads from outside, and whether that has changed.
 
 A capture holds the decisions and the numbers that the program took from its environment: closures,
 globals, defaults, attributes of objects and classes, a module's `eval`. `environment_of` writes
@@ -12,8 +12,8 @@ captured. Code of installed packages, and attributes that no code names, are loo
 `_DEPTH` and `_FAR_LIMIT` go; what a package in C keeps to itself is not seen. `is_whole` says that
 none of this was met.
 
-A look costs as much as several ops; whether it would see the same again is asked faster
-(`steady_state`).
+A walk costs as much as several ops; guards say faster whether it would find the same
+(`guarded_state`).
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from pullback.capture.found import (
     ATOMS,
     PURE,
     Same,
+    array_bytes,
+    array_digest,
     atom,
     buffer_of,
-    bytes_of,
+    class_module,
     contents,
+    dict_key,
     globals_in,
     home_of,
     is_elsewhere,
     is_pure,
     is_text,
     is_users_module,
-    key_of,
-    kind_of,
-    module_of,
-    named,
+    meaning_of,
     names_in,
-    slots_of,
-    values_of,
+    slot_names,
+    tensor_kind,
 )
+from pullback.capture.guards import Guards
 from pullback.capture.places import is_users_file
-from pullback.capture.steady import Places
 
-_LIMIT = 100_000  # things that the user's code names: some tenths of a second for a look
+_LIMIT = 100_000  # things that the user's code names: some tenths of a second for a walk
 _DEPTH, _FAR_LIMIT, _LENGTH = 5, 500, 200  # of the code and attributes that are farther away
 _NEAR = 1 << 30  # a depth that never ends
 _BYTES = 1 << 24  # of an array of another library, which counts by its values
@@ -81,10 +81,10 @@ _HIDDEN = ("eval", "exec", "globals")  # built-in functions that read what no co
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a program reads from around it, as a value to compare with a later one.
+    """What a program reads from outside, as a value to compare with a later one.
 
     `tensors` are those among it; `is_whole` says that nothing else could change it. `unseen` is
-    what the program's own code reads and no look can compare, in words; "" if there is none.
+    what the program's own code reads and no walk can compare, in words; "" if there is none.
     """
 
     entries: tuple[Any, ...]
@@ -94,45 +94,45 @@ class State:
 
 
 def environment_of(program: Any) -> State:
-    """What `program` reads from around it now."""
-    return _Look(program).state()
+    """What `program` reads from outside now."""
+    return _Walk(program).state()
 
 
-def steady_state(program: Any) -> tuple[State, Callable[[], bool]]:
-    """What `program` reads from around it now, and a way to ask whether that is still so.
+def guarded_state(program: Any) -> tuple[State, Callable[[], bool]]:
+    """What `program` reads from outside now, and a function that says whether that is still so.
 
-    Where the answer is no, only another look can tell. A program around which something is unseen
-    runs as written, which is right whatever changes: the answer is then always yes.
+    Where it says no, only another walk can decide. A program that reads something unseen runs as
+    written, which is right whatever changes: the answer is then always yes.
     """
-    look = _Look(program)
-    state = look.state()
-    return state, (lambda: True) if state.unseen else look.places.question()
+    walk = _Walk(program)
+    state = walk.state()
+    return state, (lambda: True) if state.unseen else walk.guards.check()
 
 
-class Surroundings:
-    """What a program reads from around it; looked at again only where something has changed."""
+class Environment:
+    """What a program reads from outside; walked through again only where a guard fails."""
 
     def __init__(self, program: Callable[..., Any]) -> None:
         self.program = program
         self._known: tuple[State, Callable[[], bool]] | None = None
 
-    def look(self) -> tuple[State, Callable[[], bool]]:
-        """What it reads now, and a way to ask whether that is still so (`steady_state`)."""
+    def state(self) -> tuple[State, Callable[[], bool]]:
+        """What it reads now, and a function that says whether that is still so."""
         known = self._known
         if known is None or not known[1]():
-            known = self._known = steady_state(self.program)
+            known = self._known = guarded_state(self.program)
         return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """A module whose parameters and buffers are given to the program: they are not around it."""
+    """A module whose parameters and buffers are given to the program, not read from outside."""
 
     module: nn.Module
 
 
-class _Look:
-    """One look around, nearest things first.
+class _Walk:
+    """One walk through all that a program reads, nearest things first.
 
     What is found at a depth above `_DEPTH` is *near*: the user's own code names it, and all of it
     counts. The rest is *far*, and comes afterwards.
@@ -145,7 +145,7 @@ class _Look:
         self.far: deque[tuple[Any, int]] = deque()
         self.left = _LIMIT  # how many more things may be looked at
         self.tensors: list[Any] = []
-        self.places = Places()
+        self.guards = Guards()
         self.is_whole = True
         self.unseen = ""
         # Names that the code which was met mentions, and those of code farther away.
@@ -183,14 +183,14 @@ class _Look:
         if isinstance(value, ATOMS):
             yield atom(value)
         elif isinstance(value, bytearray):
-            self.places.is_told = False  # changed in place, it is still the same thing
+            self.guards.is_complete = False  # changed in place, it is still the same thing
             yield bytearray, bytes(value)
         elif isinstance(value, Tensor):
-            self.tensors.append(kind_of(value))
-            self.places.tensor(value)
+            self.tensors.append(tensor_kind(value))
+            self.guards.tensor(value)
             yield self.tensors[-1]
             yield from self._of_attributes(value, depth)
-        elif isinstance(value, MethodType):  # made anew whenever it is read
+        elif isinstance(value, MethodType):  # a new one at every read
             self._add(depth + 1, value.__self__, value.__func__)
         elif id(value) in self.seen:
             yield Same(value)
@@ -229,7 +229,7 @@ class _Look:
             yield from self._of_values(value, list(value), depth)
             yield from self._of_attributes(value, depth)
         elif isinstance(value, dict):
-            yield tuple(map(key_of, list(value)[: self._length(depth)]))
+            yield tuple(map(dict_key, list(value)[: self._length(depth)]))
             yield from self._of_values(value, list(value.values()), depth)
             yield from self._of_attributes(value, depth)
         elif isinstance(value, (type, ModuleType)):
@@ -237,7 +237,7 @@ class _Look:
             self._note(value)
         elif isinstance(value, ContextVar):
             yield Same(value)
-            self.places.variable(value)
+            self.guards.variable(value)
             self._add(depth, value.get(None))
         else:
             yield from self._of_object(value, depth)
@@ -254,9 +254,9 @@ class _Look:
             self.left = 0 if depth > _DEPTH else self.left
             values = values[:length]
         if isinstance(container, dict):
-            self.places.items(container, length)
+            self.guards.items(container, length)
         else:
-            self.places.row(container, length)
+            self.guards.row(container, length)
         if all(isinstance(value, ATOMS) for value in values):
             self.left -= len(values) if depth > _DEPTH else 0
             yield tuple(map(atom, values))
@@ -271,7 +271,7 @@ class _Look:
     def _of_own(self, attributes: Any, depth: int) -> Iterator[Any]:
         """The attributes of one object."""
         yield tuple(attributes)
-        self.places.items(attributes)
+        self.guards.items(attributes)
         for name, value in list(attributes.items()):
             if isinstance(value, ATOMS):
                 yield atom(value)
@@ -290,18 +290,18 @@ class _Look:
         elif isinstance(value, functools.cached_property):
             self._add(depth + 1, value.func)
         elif isinstance(value, threading.local):  # each thread has attributes of its own
-            self.places.is_told = False
+            self.guards.is_complete = False
             yield from self._of_own(vars(value), depth)
-        elif (size := bytes_of(value)) is not None and size <= _BYTES:
-            self.places.array(value)
-            yield values_of(value)
+        elif (size := array_bytes(value)) is not None and size <= _BYTES:
+            self.guards.array(value)
+            yield array_digest(value)
         elif size is not None:
             self._miss(f"an array of {size >> 20} MiB (`{kind.__name__}`)", depth)
         elif isinstance(value, weakref.ReferenceType):
-            self.places.is_told = False  # what it refers to may be gone
+            self.guards.is_complete = False  # what it refers to may be gone
             self._add(depth + 1, value())
         elif (memory := buffer_of(value)) is not None and memory.nbytes <= _BYTES:
-            self.places.is_told = False
+            self.guards.is_complete = False
             yield memory.tobytes()
         elif memory is not None:
             self._miss(f"memory of {memory.nbytes >> 20} MiB (`{kind.__name__}`)", depth)
@@ -310,13 +310,13 @@ class _Look:
 
     def _of_plain_object(self, value: Any, depth: int) -> Iterator[Any]:
         kind = type(value)
-        is_python = all(is_text(module_of(base)) for base in kind.__mro__[:-1])
+        is_python = all(is_text(class_module(base)) for base in kind.__mro__[:-1])
         if not is_python and hasattr(kind, "__next__"):
             self._miss(f"an iterator, which every read changes (`{kind.__name__}`)", depth)
-        self.places.attribute(value, "__class__")
+        self.guards.attribute(value, "__class__")
         yield from self._of_own(getattr(value, "__dict__", {}), depth)
-        for name in slots_of(kind):
-            self.places.attribute(value, name)
+        for name in slot_names(kind):
+            self.guards.attribute(value, name)
             self._add_attribute(name, getattr(value, name, None), depth)
         self._note(kind)
         self.is_whole &= isinstance(value, _FIXED) or is_python
@@ -335,18 +335,18 @@ class _Look:
             self.seen.add(id(each))
             self._note(type(each))
             yield Same(each)
-            self.places.attribute(each, "__class__")
-            self.places.size(vars(each))
+            self.guards.attribute(each, "__class__")
+            self.guards.size(vars(each))
             for name, value in list(vars(each).items()):
                 if name.startswith("__"):
                     continue  # what a library (FSDP) notes down for itself
-                self.places.item(vars(each), name)
+                self.guards.item(vars(each), name)
                 if name in _TENSORS and not has_tensors:
-                    self.places.size(value)
+                    self.guards.size(value)
                     yield tuple(value)
                     continue
                 if name in (*_TENSORS, "_modules"):
-                    self.places.items(value)
+                    self.guards.items(value)
                 if name in _TENSORS:
                     for key, tensor in value.items():
                         yield key
@@ -355,7 +355,7 @@ class _Look:
                     yield name
                     self._add_attribute(name, value, depth)
                 elif isinstance(value, Sized):
-                    self.places.size(value)
+                    self.guards.size(value)
                 elif name != "_modules":
                     yield name
                     yield from self._entry(value, depth)
@@ -364,10 +364,10 @@ class _Look:
         """Remember a class of the user's; of other libraries, only some are known to be pure."""
         if isinstance(value, type):
             for base in value.__mro__:
-                if is_users_module(module_of(base)):
+                if is_users_module(class_module(base)):
                     self.classes.setdefault(base, set())
-            self.places.attribute(value, "__mro__")
-            name, module = value.__module__, module_of(value)
+            self.guards.attribute(value, "__mro__")
+            name, module = value.__module__, class_module(value)
         else:
             name, module = value.__name__, value
             if is_users_module(value):
@@ -377,15 +377,15 @@ class _Look:
     def _of_classes(self, queue: deque[tuple[Any, int]]) -> Iterator[Any]:
         """The attributes that the code mentions: of the user's classes and modules, and others."""
         for cls, met in list(self.classes.items()):
-            module = cls if isinstance(cls, ModuleType) else module_of(cls)
+            module = cls if isinstance(cls, ModuleType) else class_module(cls)
             file = getattr(module, "__file__", None) or ""
             name = getattr(module, "__name__", "")  # code that was run as text is of no module
             is_far = queue is self.far or is_elsewhere(name, file, self.home)
             found = [n for n in vars(cls) if n in self.names and n not in met]
             met.update(found)
-            self.places.size(vars(cls))
+            self.guards.size(vars(cls))
             for name in found:
-                self.places.item(vars(cls), name)
+                self.guards.item(vars(cls), name)
                 yield name
                 self._add(_DEPTH if is_far else _NEAR, vars(cls)[name])
         if queue is self.near:
@@ -396,20 +396,20 @@ class _Look:
     def _add_function(self, function: FunctionType, depth: int) -> None:
         wrapped = inspect.unwrap(function)
         for name in ("__code__", "__wrapped__", "__defaults__", "__kwdefaults__"):
-            self.places.attribute(function, name)
+            self.guards.attribute(function, name)
         if wrapped is not function:
             self._add(depth + 1, wrapped)
         if not is_users_file(function.__code__.co_filename):
             library = str(function.__globals__.get("__name__")).split(".")[0]
             self.is_whole &= library in PURE
-            if library == "pullback":  # around something of the user's
+            if library == "pullback":  # a wrapper of something that the user wrote
                 self._add_variables(function, depth + 1)
             return
         module = str(function.__globals__.get("__name__"))
         if is_elsewhere(module, function.__code__.co_filename, self.home):
             depth = min(depth, _DEPTH)
         self._add(depth, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        self.places.items(function.__kwdefaults__ or {})
+        self.guards.items(function.__kwdefaults__ or {})
         self._add_variables(function, depth)
         names = names_in(function.__code__)
         hidden = [name for name in _HIDDEN if name in globals_in(function.__code__)]
@@ -418,19 +418,19 @@ class _Look:
                 self._miss(f"whatever `{name}` reads", depth)
         (self.names if depth > _DEPTH else self.far_names).update(names)
         for name in names:
-            value = named(name, function.__globals__)
+            value = meaning_of(name, function.__globals__)
             if name in function.__globals__ or name in globals_in(function.__code__):
-                self.places.item(function.__globals__, name)
+                self.guards.item(function.__globals__, name)
             if name in sys.modules and value is sys.modules[name]:
-                self.places.item(sys.modules, name)
+                self.guards.item(sys.modules, name)
             self._add(depth, value)
             if isinstance(value, ModuleType) and not is_pure(value):
                 for inner in names:
-                    self.places.item(vars(value), inner)
+                    self.guards.item(vars(value), inner)
                 self._add(depth, *map(vars(value).get, names))
 
     def _add_variables(self, function: FunctionType, depth: int) -> None:
         """The variables of enclosing functions."""
         for cell in function.__closure__ or ():
-            self.places.cell(cell)
+            self.guards.cell(cell)
             self._add(depth, contents(cell))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def equal(one: Tensor, two: Tensor) -> bool:
+def equal_tensors(one: Tensor, two: Tensor) -> bool:
     """As `torch.equal`, which has no kernel for the complex numbers of half precision."""
     if one.dtype is torch.complex32 and two.dtype is torch.complex32:
         return one.shape == two.shape and bool((one == two).all())

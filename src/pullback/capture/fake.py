@@ -32,6 +32,9 @@ from pullback.capture.places import place_at
 from pullback.function.modes import DispatchMode
 from pullback.function.slots import no_torch_function
 
+HIDDEN = "is_hidden_from_captures"
+"""The attribute of a mode that sees nothing of what happens `apart`."""
+
 # What a fake tensor raises where a real one would have given a value.
 ValueNeeded = fake_tensor.DataDependentOutputException
 SizeNeeded = fake_tensor.DynamicOutputShapeException
@@ -166,7 +169,7 @@ class Stage:
 
     def conditions(self, inputs: Sequence[Any]) -> str:
         """The clauses of `inputs` as one expression, for `meets`."""
-        return joined(self.clauses(inputs))
+        return joined_clauses(self.clauses(inputs))
 
     def meets(self, conditions: str, tensors: Sequence[Any]) -> bool:
         """Whether real tensors meet what `conditions` gave."""
@@ -178,7 +181,7 @@ def _extent(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-def joined(clauses: Sequence[str]) -> str:
+def joined_clauses(clauses: Sequence[str]) -> str:
     """Clauses as one expression."""
     return " and ".join(f"({clause})" for clause in clauses) or "True"
 
@@ -255,7 +258,7 @@ def numbers_of(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(s.node.hint if isinstance(s, torch.SymInt) else int(s) for s in sizes)
 
 
-def resized(
+def with_other_sizes(
     shapes: Sequence[Sequence[Any]],
     fixed: Sequence[Sequence[Any]],
     grow: Callable[[int], int],
@@ -318,15 +321,15 @@ def untraced() -> Any:
 
 
 @contextmanager
-def apart(hidden: type) -> Iterator[None]:
+def apart() -> Iterator[None]:
     """Out of sight of every trace around: a capture may happen inside another.
 
-    Of the modes that act on torch functions, those of the class `hidden` are off; the others stay,
+    Of the modes that act on torch functions, those that are `HIDDEN` are off; the others stay,
     among them the default device. Hooks of saved tensors (those of `checkpoint` too) are off.
     """
     stack: Any = overrides
     modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())][::-1]
-    kept = [mode for mode in modes if not isinstance(mode, hidden)]
+    kept = [mode for mode in modes if not getattr(mode, HIDDEN, False)]
     for mode in kept:
         stack._push_mode(mode)
     try:
@@ -341,14 +344,14 @@ def apart(hidden: type) -> Iterator[None]:
 
 @contextmanager
 def _hooks_off() -> Iterator[None]:
-    """No hook of saved tensors that is around is called inside."""
+    """No hook of saved tensors from outside is called inside."""
     hooks: Any = torch._C._autograd
-    around = []
+    outer = []
     while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
-        around.append(top)
+        outer.append(top)
         hooks._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        for pack, unpack in reversed(around):
+        for pack, unpack in reversed(outer):
             hooks._push_saved_tensors_default_hooks(pack, unpack)

@@ -1,4 +1,4 @@
-"""What is found around a program: what names mean, whose things are, and values to compare."""
+"""What a program reads: what names mean, who wrote a thing, and values to compare."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.places import is_installed, is_users_file
+from pullback.function.generated import codes_in
 
 _NUMBERS = (float, complex, bool, int)
 ATOMS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -28,21 +29,17 @@ PURE |= {"builtins", "typing", "types", "enum", "abc", "dataclasses", "contextli
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[str, ...]:
     """The names that `code` mentions, those of the functions in it included."""
-    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    return tuple(dict.fromkeys((*code.co_names, *(n for c in inner for n in names_in(c)))))
+    return tuple(dict.fromkeys(name for each in codes_in(code) for name in each.co_names))
 
 
 @functools.lru_cache(maxsize=4096)
 def globals_in(code: CodeType) -> frozenset[str]:
     """The names that `code` reads as globals, those of the functions in it included."""
-    read = {
-        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    return frozenset(read).union(*map(globals_in, inner))
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return frozenset(s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
-def named(name: str, space: dict[str, Any]) -> Any:
+def meaning_of(name: str, space: dict[str, Any]) -> Any:
     """What a name means: a global, or a module that is imported on the spot; None for others."""
     if name in space or hasattr(builtins, name):
         return space.get(name)
@@ -87,19 +84,19 @@ def is_text(module: Any) -> bool:
     return str(getattr(module, "__file__", None)).endswith(".py")
 
 
-def module_of(cls: type) -> Any:
+def class_module(cls: type) -> Any:
     """The module of a class."""
     return sys.modules.get(cls.__module__)
 
 
-def slots_of(kind: type) -> list[str]:
+def slot_names(kind: type) -> list[str]:
     """The attributes of an object that are not in its `__dict__`."""
     rows = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for row in rows for name in ((row,) if isinstance(row, str) else row)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def bytes_of(value: Any) -> int | None:
+def array_bytes(value: Any) -> int | None:
     """How large an array of another library is; None for other things."""
     try:
         size = getattr(value, "nbytes", None)
@@ -116,7 +113,7 @@ def buffer_of(value: Any) -> memoryview | None:
         return None
 
 
-def values_of(value: Any) -> tuple[Any, bytes]:
+def array_digest(value: Any) -> tuple[Any, bytes]:
     """The shape of an array, and its values as a digest."""
     return getattr(value, "shape", None), hashlib.sha256(value.tobytes()).digest()
 
@@ -145,16 +142,16 @@ def atom(value: Any) -> tuple[type, Any]:
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
-def key_of(key: Any) -> Any:
+def dict_key(key: Any) -> Any:
     """A key of a dict."""
     if isinstance(key, tuple):
-        return tuple(map(key_of, key))
+        return tuple(map(dict_key, key))
     if isinstance(key, ATOMS):
         return type(key), repr(key)
     return id(key) if isinstance(key, Tensor) else Same(key)
 
 
-def kind_of(tensor: Tensor) -> tuple[Any, ...]:
+def tensor_kind(tensor: Tensor) -> tuple[Any, ...]:
     """What a tensor is; not its values, and nothing that would keep it alive."""
     if tensor.layout is not torch.strided:
         return id(tensor), tensor.dtype, tensor.device, tensor.requires_grad

@@ -1,4 +1,4 @@
-"""Indices on a GPU: one that is out of range ends all use of the GPU by this process.
+"""Indices on a GPU: after one that is out of range, this process cannot use the GPU any more.
 
 On a CPU it raises, and whoever drew it tries another. So indices that were drawn for a GPU, or for
 other sizes than they were given with, are tried on a CPU first.

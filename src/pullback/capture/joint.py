@@ -15,14 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import Stage, apart, joined
+from pullback.capture.fake import Stage, apart, joined_clauses
 from pullback.capture.modes import autocast_now
 from pullback.capture.offsets import counts_from_memory
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
-from pullback.capture.tracing import ARGUMENT, CLOSURE, Held, Result, Traced, Tracing, is_traced
+from pullback.capture.tracing import (
+    ARGUMENT,
+    CLOSURE,
+    Traced,
+    TracedInput,
+    TracedOutput,
+    Tracing,
+    is_traced,
+)
 from pullback.capture.trees import Spec, literal_of, unflatten
-from pullback.capture.watch import Watcher
 from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
 
@@ -31,11 +38,11 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class CaptureInput:
     """One input of a joint graph.
 
     `kind` is "argument" (then `position` counts the tensors among the arguments), "closure" (a
-    tensor from around the program: `tensor`) or "constant" (a tensor that the program makes from
+    tensor from outside the program: `tensor`) or "constant" (a tensor that the program makes from
     numbers: `tensor`). `needs` says whether it needs a gradient, and one can reach it; `free`,
     whether it is a leaf, which is alive anyway and costs nothing to save. `offset` says where it
     must begin in its memory, None if the program does not see that.
@@ -56,7 +63,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CaptureOutput:
     """One leaf of what the program returns, or an input that it changes in place.
 
     `kind` is "tensor", "number" (a symbolic size) or "constant" (`value`, which is no part of the
@@ -83,25 +90,25 @@ class Output:
 class Capture:
     """A program as one joint graph, with all that is needed to call it like the program.
 
-    Law: for every row of tensors that it `serves`, the graph computes what the program computes:
-    outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw the same
-    numbers from the same state. A cotangent is given with the strides of its placeholder.
+    Guarantee: for every row of tensors that it `serves`, the graph computes what the program
+    computes: outputs, gradients, which gradients are `None`, and changes of inputs. Random ops draw
+    the same numbers from the same state. A cotangent is given with the strides of its placeholder.
 
-    `leaves` are those of the arguments, an `Input` in the place of each tensor. `units` are the
-    names of the units, whose numbers the nodes carry, and `functions` the classes of those that are
-    Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then need
-    not be linear in the cotangents. `sees_offsets` says whether the graph holds only for arguments
-    that begin where those did in their memory, and `cuts_history` whether the program took numbers
-    out of their history (`detach`), which the graph does not tell. `local_names` gives the user's
-    name for what a node computes, by the name of the node. `conditions` is what was assumed of
-    sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are those that
-    it was captured under.
+    `leaves` are those of the arguments, a `CaptureInput` in the place of each tensor. `units` are
+    the names of the units, whose numbers the nodes carry, and `functions` the classes of those that
+    are Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then
+    need not be linear in the cotangents. `sees_offsets` says whether the graph holds only for
+    arguments that begin where those did in their memory, and `cuts_history` whether the program
+    took numbers out of their history (`detach`), which the graph does not tell. `local_names` gives
+    the user's name for what a node computes, by the name of the node. `conditions` is what was
+    assumed of sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are
+    those that it was captured under.
     """
 
     name: str
     joint: JointGraph
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
+    inputs: tuple[CaptureInput, ...]
+    outputs: tuple[CaptureOutput, ...]
     in_spec: Spec
     out_spec: Spec
     leaves: tuple[Any, ...]
@@ -124,14 +131,19 @@ class Capture:
         return tuple((o.changes, o.index) for o in changed)  # type: ignore[misc]
 
     @property
-    def closures(self) -> tuple[Input, ...]:
-        """The inputs from around the program."""
+    def argument_count(self) -> int:
+        """How many of the inputs are arguments, which come first."""
+        return sum(one.kind == ARGUMENT for one in self.inputs)
+
+    @property
+    def closures(self) -> tuple[CaptureInput, ...]:
+        """The inputs from outside the program."""
         return tuple(one for one in self.inputs if one.kind == CLOSURE)
 
     def fill(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The arguments that the program is called with, for these tensors in them."""
         rest = iter(tensors)
-        leaves = [next(rest) if isinstance(leaf, Input) else leaf for leaf in self.leaves]
+        leaves = [next(rest) if isinstance(leaf, CaptureInput) else leaf for leaf in self.leaves]
         return tuple(unflatten(leaves, self.in_spec))
 
     def give(self, values: Sequence[Any]) -> Any:
@@ -212,7 +224,7 @@ def capture(
         if sees_offsets and any(each.real.storage_offset() for each in traced.held):
             stage = Stage(dynamic=dynamic, keeps_offsets=True)
             traced, joint = trace(stage)
-        _settle_idle(traced, joint)
+        _drop_idle(traced, joint)
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
@@ -222,7 +234,7 @@ def capture(
 @contextmanager
 def _alone(program: Callable[..., Any], place: Callable[[], str]) -> Iterator[None]:
     """Out of sight of all modes around, nothing compiled; what stops a capture is worded."""
-    with apart(Watcher), uncompiled(), refusing(program, place), torch.inference_mode(False):
+    with apart(), uncompiled(), refusing(program, place), torch.inference_mode(False):
         yield
 
 
@@ -238,7 +250,7 @@ def source_of(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_pb_source", tensor)
 
 
-def _settle_idle(traced: Traced, joint: JointGraph) -> None:
+def _drop_idle(traced: Traced, joint: JointGraph) -> None:
     """Let an argument that no gradient reaches be one that needs none.
 
     A node would send it nothing, and PyTorch calls the hooks of a tensor with that. A hand-written
@@ -278,7 +290,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
         functions=tuple(traced.functions),
         is_handwritten=traced.is_handwritten,
         local_names=names,
-        conditions=joined(clauses),
+        conditions=joined_clauses(clauses),
         stage=stage,
         sees_offsets=sees_offsets,
         cuts_history=traced.cuts_history,
@@ -288,14 +300,14 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
     )
 
 
-def _input(held: Held, position: int, *, sees_offsets: bool) -> Input:
+def _input(held: TracedInput, position: int, *, sees_offsets: bool) -> CaptureInput:
     if held.kind == ARGUMENT:
         offset = int(held.real.storage_offset()) if sees_offsets else None
-        return Input(held.name, held.kind, position, None, held.needs, held.free, offset)
-    return Input(held.name, held.kind, None, held.real, held.needs, held.free)
+        return CaptureInput(held.name, held.kind, position, None, held.needs, held.free, offset)
+    return CaptureInput(held.name, held.kind, None, held.real, held.needs, held.free)
 
 
-def _outputs(traced: Traced) -> tuple[Output, ...]:
+def _outputs(traced: Traced) -> tuple[CaptureOutput, ...]:
     outputs, index = [], 0
     for place, result in enumerate(traced.results):
         inside = is_traced(result.value)
@@ -304,8 +316,10 @@ def _outputs(traced: Traced) -> tuple[Output, ...]:
     return tuple(outputs)
 
 
-def _output(result: Result, index: int | None, returned: bool) -> Output:
+def _output(result: TracedOutput, index: int | None, returned: bool) -> CaptureOutput:
     value = result.value if index is None else None
     kind = "constant" if index is None else "number"
     kind = "tensor" if isinstance(result.value, Tensor) else kind
-    return Output(kind, index, value, result.differentiable, result.used, result.changes, returned)
+    return CaptureOutput(
+        kind, index, value, result.differentiable, result.used, result.changes, returned
+    )

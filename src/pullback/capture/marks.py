@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 
@@ -28,20 +27,14 @@ _OF_GRADIENTS, _IN_BACKWARD = 100, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class NodeMark:
     """The unit and the place that nodes come from."""
 
     unit: int | None = None
     place: str = ""
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether `node` draws random numbers, so that every run gives others."""
-    tags = getattr(node.target, "tags", ())
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
-
-
-class Marks:
+class NodeMarks:
     """The marks of one growing graph.
 
     `graph()` gives the graph, `node_of(tensor)` the node in it that computes a tensor, or None.
@@ -53,10 +46,10 @@ class Marks:
         self.graph = graph
         self.node_of = node_of
         self.phase = FORWARD
-        self.now = Mark()
+        self.now = NodeMark()
         self.taken: set[str] = set()  # names of inputs, that no variable of a helper may take
         self._last: fx.Node | None = None
-        self._makers: dict[Any, Mark] = {}  # nodes of the autograd graph
+        self._makers: dict[Any, NodeMark] = {}  # nodes of the autograd graph
         self._names: dict[fx.Node, tuple[int, str]] = {}
         self._numbers: dict[fx.Node, int] = {}  # which value a name stands for
         self._frames: dict[FrameType, int] = {}
@@ -64,7 +57,7 @@ class Marks:
 
     # ---- units and places ----
 
-    def settle(self, mark: Mark) -> list[fx.Node]:
+    def mark_added(self, mark: NodeMark) -> list[fx.Node]:
         """Give `mark` to every call that was added since the last time; these, newest first."""
         added = []
         for node in reversed(self.graph().nodes):
@@ -77,7 +70,7 @@ class Marks:
             node.meta.update(unit=mark.unit, place=mark.place, phase=self.phase)
         return calls
 
-    def own(self, tensors: Iterable[Tensor], mark: Mark, *, is_op: bool = False) -> None:
+    def own(self, tensors: Iterable[Tensor], mark: NodeMark, *, is_op: bool = False) -> None:
         """Remember that the newest part of the history of `tensors` was made under `mark`.
 
         An ordinary op makes no node of a Function: one that shows up in its history was called
@@ -85,7 +78,7 @@ class Marks:
         """
         for maker in self._history(tensors, stop=self._makers):
             is_functions = is_op and isinstance(maker, BackwardCFunction)
-            self._makers[maker] = Mark() if is_functions else mark
+            self._makers[maker] = NodeMark() if is_functions else mark
 
     def leaves(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """The leaves that the history of `outputs` ends in."""
@@ -114,10 +107,10 @@ class Marks:
     def followed(self, outputs: Sequence[Tensor]) -> Iterator[None]:
         """While backward runs from `outputs`, know at each moment what it is differentiating."""
         with no_torch_function():
-            self.settle(self.now)
+            self.mark_added(self.now)
         self.phase = BACKWARD
         hooks = [
-            maker.register_prehook(self._make_hook(maker, self._makers.get(maker, Mark())))
+            maker.register_prehook(self._make_hook(maker, self._makers.get(maker, NodeMark())))
             for maker in self._history(outputs)
         ]
         try:
@@ -126,9 +119,9 @@ class Marks:
             for hook in hooks:
                 hook.remove()
 
-    def _make_hook(self, maker: Any, mark: Mark) -> Callable[[Any], None]:
+    def _make_hook(self, maker: Any, mark: NodeMark) -> Callable[[Any], None]:
         def hook(cotangents: Sequence[Tensor | None]) -> None:
-            self.settle(self.now)
+            self.mark_added(self.now)
             self.now = mark
             for position, cotangent in enumerate(cotangents):
                 head = self._heads.get((maker, position))

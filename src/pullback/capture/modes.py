@@ -18,17 +18,17 @@ class Modes:
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
     @contextmanager
-    def entered(self, around: Modes) -> Iterator[None]:
-        """Switch to these modes where they differ from `around`, those of the program's caller.
+    def entered(self, outside: Modes) -> Iterator[None]:
+        """Switch to these modes where they differ from `outside`, those of the program's caller.
 
         What the program did not switch stays as it is now.
         """
         with ExitStack() as stack:
-            if self.inference != around.inference:
+            if self.inference != outside.inference:
                 stack.enter_context(torch.inference_mode(self.inference))
-            if self.grad != around.grad:
+            if self.grad != outside.grad:
                 stack.enter_context(torch.set_grad_enabled(self.grad))
-            mine, theirs = dict(self.autocast), dict(around.autocast)
+            mine, theirs = dict(self.autocast), dict(outside.autocast)
             for device in sorted(mine.keys() | theirs.keys()):
                 if mine.get(device) != theirs.get(device):
                     on = device in mine

@@ -1,4 +1,4 @@
-"""The user's own names: of a program, of its arguments, and of tensors from around it."""
+"""The user's own names: of a program, of its arguments, and of tensors from outside it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import functools
 import inspect
 import keyword
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.capture.found import names_in
 from pullback.capture.trees import paths_of
-from pullback.function.signature import place_of, signature_of
+from pullback.function.signature import forward_signature, source_place
 
 # How far into containers, objects and helper functions names are looked for, and how long.
 _DEPTH, _LIMIT = 3, 10_000
@@ -24,7 +25,7 @@ _DEPTH, _LIMIT = 3, 10_000
 
 def program_name(program: Any) -> str:
     """What the user calls `program`: `Square.apply`, `loss`, `MyModule`."""
-    cls = function_of(program)
+    cls = function_class(program)
     if cls is not None:
         return f"{cls.__name__}.apply"
     inner = getattr(program, "func", program)  # functools.partial
@@ -33,11 +34,11 @@ def program_name(program: Any) -> str:
 
 def program_place(program: Any) -> str:
     """Where `program` was written, or ""."""
-    cls: Any = function_of(program)
+    cls: Any = function_class(program)
     if cls is not None:
-        return place_of(cls.forward)
+        return source_place(cls.forward)
     inner = getattr(program, "func", program)
-    return place_of(inner.forward if isinstance(inner, nn.Module) else inner)
+    return source_place(inner.forward if isinstance(inner, nn.Module) else inner)
 
 
 def late_bound(program: Any) -> Any:
@@ -47,11 +48,11 @@ def late_bound(program: Any) -> Any:
     """
     if isinstance(program, functools.partial):
         return functools.partial(late_bound(program.func), *program.args, **program.keywords)
-    cls: Any = function_of(program)
+    cls: Any = function_class(program)
     return program if cls is None else lambda *args, **kwargs: cls.apply(*args, **kwargs)
 
 
-def function_of(program: Any) -> type | None:
+def function_class(program: Any) -> type | None:
     """The Function class whose `apply` `program` is, or None."""
     owner = getattr(program, "__self__", None)
     is_apply = getattr(program, "__name__", "") == "apply"
@@ -72,9 +73,9 @@ def argument_names(program: Any, examples: Sequence[Any]) -> list[str]:
 
 def parameter_names(program: Any, count: int) -> list[str]:
     """The user's name of each of the first `count` positional arguments."""
-    cls = function_of(program)
+    cls = function_class(program)
     if cls is not None:
-        signature = signature_of(cls)
+        signature = forward_signature(cls)
         return [signature.name(i) for i in range(count)]
     call = program.forward if isinstance(program, nn.Module) else program
     try:
@@ -90,10 +91,10 @@ def parameter_names(program: Any, count: int) -> list[str]:
     return (names + [f"arg{i}" for i in range(len(names), count)])[:count]
 
 
-def names_around(program: Any) -> dict[int, str]:
+def closure_names(program: Any) -> dict[int, str]:
     """How `program` refers to the tensors that are not among its arguments, by their `id`."""
     names: dict[int, str] = {}
-    for name, value in islice(_surroundings(program, _DEPTH), _LIMIT):
+    for name, value in islice(_visible(program, _DEPTH), _LIMIT):
         if isinstance(value, Tensor):
             names.setdefault(id(value), name)
     return names
@@ -110,22 +111,10 @@ def identifier(name: str) -> str:
     return f"{plain}_" if keyword.iskeyword(plain) else plain
 
 
-def unused(wish: str, taken: Collection[str]) -> str:
-    """`wish`, with a number if it is taken.
-
-    >>> unused("constant", {"constant", "constant_1"})
-    'constant_2'
-    """
-    name, number = wish, 1
-    while name in taken:
-        name, number = f"{wish}_{number}", number + 1
-    return name
+# ---- what a function can see from outside ----
 
 
-# ---- what a function can see around it ----
-
-
-def _surroundings(program: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _visible(program: Any, depth: int) -> Iterator[tuple[str, Any]]:
     """Names and values that `program` sees, itself a function, method, module or partial."""
     if isinstance(program, nn.Module):
         yield from _inside("self", program, depth)
@@ -145,16 +134,9 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a variable that has no value yet
             yield name, cell.cell_contents
-    for name in _global_names(function.__code__):
+    for name in names_in(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)
 
 
 def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -165,7 +147,7 @@ def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     for path, inner in _members(value):
         yield from _inside(f"{name}{path}", inner, depth - 1)
     if isinstance(value, FunctionType) or inspect.ismethod(value):
-        yield from _surroundings(value, depth - 1)
+        yield from _visible(value, depth - 1)
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:

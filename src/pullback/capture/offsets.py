@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from pullback.graph.cost import base_of
+from pullback.graph.cost import argument_of, base_of
 from pullback.graph.parts import JointGraph, calls
 
 READS = ("storage_offset",)
@@ -17,25 +17,11 @@ READS = ("storage_offset",)
 
 
 def counts_from_memory(joint: JointGraph) -> bool:
-    """Whether an op of the graph counts from the beginning of the memory of an input."""
+    """Whether an op of the graph counts from the beginning of the memory of an input.
+
+    That is what `as_strided` and its like do where they are given an offset.
+    """
     inputs = set(joint.inputs)
-    return any(
-        _has_offset(node) and base_of(_source(node)) in inputs for node in calls(joint.graph)
-    )
-
-
-def _has_offset(node: fx.Node) -> bool:
-    """Whether `node` is told where to begin (`as_strided` and its like)."""
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    if "storage_offset" not in names or not isinstance(node.args[0], fx.Node):
-        return False
-    place = names.index("storage_offset")
-    given = node.args[place] if place < len(node.args) else node.kwargs.get("storage_offset")
-    return given is not None
-
-
-def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
+    strided = [n for n in calls(joint.graph) if argument_of(n, "storage_offset") is not None]
+    sources = [node.args[0] for node in strided]
+    return any(isinstance(source, fx.Node) and base_of(source) in inputs for source in sources)

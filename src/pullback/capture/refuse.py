@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator
 from pullback.capture.fake import NoFakeKernel, SizeNeeded, ValueNeeded, is_fake
 from pullback.capture.names import program_name, program_place
 from pullback.capture.places import is_users, is_users_error, place_of_error, runs_inside
-from pullback.capture.watch import CUSTOM, Call
+from pullback.capture.watch import CUSTOM, WatchedCall
 from pullback.errors import CaptureError, PullbackError
 from pullback.function.slots import transforms_active
 
@@ -140,7 +140,7 @@ def _needs(name: str, place: str, got: str, fix: str) -> CaptureError:
     return CaptureError(rule, at=place, got=got, fix=fix)
 
 
-def _call_of(error: BaseException) -> Call | None:
+def _call_of(error: BaseException) -> WatchedCall | None:
     """The call that raised `error`: the outermost one below the deepest of the user's frames."""
     found = None
     entry = error.__traceback__
@@ -148,7 +148,7 @@ def _call_of(error: BaseException) -> Call | None:
         call = entry.tb_frame.f_locals.get("call")
         if is_users(entry.tb_frame):
             found = None
-        elif found is None and isinstance(call, Call):
+        elif found is None and isinstance(call, WatchedCall):
             found = call
         entry = entry.tb_next
     return found
@@ -232,7 +232,7 @@ def require_strided(name: str, argument: str, tensor: Tensor) -> None:
         )
 
 
-def require_own_generator_free(name: str, call: Call) -> None:
+def require_own_generator_free(name: str, call: WatchedCall) -> None:
     """Raise when random numbers are drawn from a generator of the program's own."""
     if any(isinstance(value, torch.Generator) for value in (*call.args, *call.kwargs.values())):
         raise CaptureError(
@@ -243,7 +243,7 @@ def require_own_generator_free(name: str, call: Call) -> None:
         )
 
 
-def require_drawn_once(name: str, call: Call) -> None:
+def require_drawn_once(name: str, call: WatchedCall) -> None:
     """Raise when `checkpoint` draws again, from a restored state, what forward has drawn."""
     if runs_inside(call.frame, "torch.utils.checkpoint"):
         raise CaptureError(
@@ -254,7 +254,7 @@ def require_drawn_once(name: str, call: Call) -> None:
         )
 
 
-def require_backward_free(name: str, call: Call) -> None:
+def require_backward_free(name: str, call: WatchedCall) -> None:
     """Raise when a program runs backward by itself."""
     if call.name == "backward":
         raise CaptureError(
@@ -265,7 +265,7 @@ def require_backward_free(name: str, call: Call) -> None:
         )
 
 
-def require_hook_free(name: str, call: Call) -> None:
+def require_hook_free(name: str, call: WatchedCall) -> None:
     """Raise when a program hangs hooks on its tensors."""
     if call.name in ("register_hook", "register_post_accumulate_grad_hook"):
         raise CaptureError(
@@ -276,7 +276,7 @@ def require_hook_free(name: str, call: Call) -> None:
         )
 
 
-def require_transform_free(name: str, call: Call) -> None:
+def require_transform_free(name: str, call: WatchedCall) -> None:
     """Raise when a call is made inside a `torch.func` transform."""
     if transforms_active():
         raise CaptureError(
@@ -336,9 +336,9 @@ def require_memory_apart(
 
 
 def changed_late(name: str, place: str) -> CaptureError:
-    """The error for an input, or a tensor around the program, that backward changes."""
+    """The error for an input, or a tensor outside the program, that backward changes."""
     return CaptureError(
-        f"`{name}` must not change its inputs or tensors from around it in backward",
+        f"`{name}` must not change its inputs or tensors from outside it in backward",
         at=place,
         got="a change in place, made by backward",
         fix="let backward work on a clone, and return what it finds as a gradient",

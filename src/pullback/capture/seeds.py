@@ -1,4 +1,4 @@
-"""Tensors like a given one, their numbers drawn by a seed: PyTorch's own generators stand still.
+"""Tensors like a given one, with numbers from a seed: PyTorch's own generators do not move.
 
 Integers are never invented. An index, a length or an offset means something in another tensor, and
 a kernel that trusts it reads and writes where it points: integers stay as they were given, and what
@@ -30,7 +30,7 @@ def normal(like: Tensor, seed: int) -> Tensor:
     return drawn.to(like.dtype)
 
 
-def uniform(like: Tensor, seed: int, low: float, high: float) -> Tensor:
+def uniform_like(like: Tensor, seed: int, low: float, high: float) -> Tensor:
     """Numbers between `low` and `high` in the shape of `like`, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     shape = (*like.shape, 2) if like.is_complex() else like.shape
@@ -39,7 +39,7 @@ def uniform(like: Tensor, seed: int, low: float, high: float) -> Tensor:
     return row.to(device=like.device, dtype=like.dtype)
 
 
-def near(tensor: Tensor, seed: int) -> Tensor:
+def moved_a_little(tensor: Tensor, seed: int) -> Tensor:
     """`tensor` with each element moved by up to a tenth of itself: what was valid stays valid."""
     if not tensor.is_floating_point() and not tensor.is_complex():
         return tensor
@@ -98,6 +98,17 @@ def strided_copy(tensor: Tensor) -> Tensor:
         if stride == 0 and tensor.shape[dim] > 1:
             once = once.narrow(dim, 0, 1)
     return in_order_of(once, once).expand(tensor.shape)
+
+
+def memory_order(strides: Sequence[int]) -> list[int]:
+    """Dimensions as they lie in memory, the outermost first; of equal strides, the first first."""
+    return sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+
+
+def in_memory_order(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A copy without gaps, its dimensions in the order of `strides` in memory."""
+    order, kind = memory_order(strides), {"dtype": tensor.dtype, "device": tensor.device}
+    return torch.empty_permuted(tensor.shape, order, **kind).copy_(tensor)  # type: ignore[arg-type]
 
 
 def order_of(strides: Sequence[int]) -> list[int]:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage
-from pullback.capture.marks import Mark, Marks, is_random
-from pullback.capture.names import identifier, unused
+from pullback.capture.marks import NodeMark, NodeMarks
+from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
-from pullback.capture.tracing import CLOSURE, CONSTANT, Held, Result, Traced, is_traced
+from pullback.capture.tracing import CLOSURE, CONSTANT, Traced, TracedInput, TracedOutput, is_traced
+from pullback.graph.cost import is_mutating, is_random
+from pullback.graph.names import unused
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
 aten = torch.ops.aten
@@ -37,7 +39,7 @@ _KEPT = ("val", *_MARKS, "local")
 def tidy(stage: Stage, traced: Traced) -> JointGraph:
     """The joint graph of a trace. What turns out to be an input is added to `traced.held`."""
     graph = _Forming(stage, traced).run()
-    mutable = [node for node in calls(graph) if is_mutable(node)]
+    mutable = [node for node in calls(graph) if is_mutating(node)]
     for node in mutable:
         if getattr(node.target, "namespace", "") != "aten":
             raise unwritable(traced.name, node)
@@ -48,7 +50,7 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
     graph = _bare(graph)
     _compute_numbers(graph)
     for node in calls(graph):
-        if is_mutable(node) or _is_higher(node):
+        if is_mutating(node) or _is_higher(node):
             raise unwritable(traced.name, node)
         _complete(node)
     joint = JointGraph(graph, len(traced.held), _count(traced))
@@ -58,12 +60,6 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
 
 def _count(traced: Traced) -> int:
     return sum(is_traced(result.value) for result in traced.results)
-
-
-def is_mutable(node: fx.Node) -> bool:
-    """Whether `node` changes one of its arguments in place."""
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
 def _is_higher(node: fx.Node) -> bool:
@@ -111,14 +107,14 @@ class _Forming:
         placeholder.meta = dict(node.meta)
         self.copies[node] = placeholder
 
-    def _loose_tensors(self) -> dict[fx.Node, Held]:
+    def _loose_tensors(self) -> dict[fx.Node, TracedInput]:
         """New inputs for the tensors that the raw graph holds itself."""
-        found: dict[int, Held] = {}
-        loose: dict[fx.Node, Held] = {}
+        found: dict[int, TracedInput] = {}
+        loose: dict[fx.Node, TracedInput] = {}
         for node in self.old.nodes:
             if node.op != "get_attr" or not isinstance(tensor := self._value(node), Tensor):
                 continue
-            known = [held for held in self.traced.held if held.is_around(tensor)]
+            known = [held for held in self.traced.held if held.is_closure(tensor)]
             if known or id(tensor) in found or _is_number(node, tensor):
                 continue
             held = found[id(tensor)] = self._held(node, tensor)
@@ -126,13 +122,13 @@ class _Forming:
             loose[node] = held
         return loose
 
-    def _held(self, node: fx.Node, tensor: Tensor) -> Held:
+    def _held(self, node: fx.Node, tensor: Tensor) -> TracedInput:
         if _is_fresh(node):
             name, kind = self._unused("constant"), CONSTANT
         else:
-            name, kind = self.traced.name_around(tensor) or self._unused("closure"), CLOSURE
+            name, kind = self.traced.closure_name(tensor) or self._unused("closure"), CLOSURE
         leaf = self.stage.stand_in(tensor)
-        return Held(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
+        return TracedInput(name, kind, tensor, False, tensor.is_leaf, leaf, leaf)
 
     def _unused(self, wish: str) -> str:
         """`wish`, with a number if an input is called so."""
@@ -147,7 +143,7 @@ class _Forming:
             raise unwritable(self.traced.name, node)
         if not _is_number(node, tensor):
             for held, copy in zip(self.traced.held, self.graph.nodes, strict=False):
-                if held.is_around(tensor):
+                if held.is_closure(tensor):
                     return cast(fx.Node, copy)
         kwargs: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         kwargs["pin_memory"] = False
@@ -185,14 +181,14 @@ class _Carrying(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, stage: Stage) -> None:
         fx.Interpreter.__init__(self, module, garbage_collect_values=False)
-        self.marks = Marks(lambda: stage.graph, stage.node_of)
+        self.marks = NodeMarks(lambda: stage.graph, stage.node_of)
 
     def run_node(self, n: fx.Node) -> Any:
         """The value of `n`; the nodes that it took are marked."""
-        self.marks.settle(Mark())
+        self.marks.mark_added(NodeMark())
         value = fx.Interpreter.run_node(self, n)
         self.marks.phase = phase_of(n)
-        added = self.marks.settle(Mark(n.meta.get("unit"), n.meta.get("place", "")))
+        added = self.marks.mark_added(NodeMark(n.meta.get("unit"), n.meta.get("place", "")))
         for node in added[:1]:
             node.meta.update({key: n.meta[key] for key in ("local", "given") if key in n.meta})
         return value
@@ -233,7 +229,7 @@ def _report_changes(traced: Traced, graph: fx.Graph) -> None:
         returned, new = list(end.args[0]), node.args[1]  # type: ignore[arg-type]
         returned.insert(_count(traced), new)
         end.args = (tuple(returned),)
-        traced.results.append(Result(new.meta["val"], changes=position))  # type: ignore[union-attr]
+        traced.results.append(TracedOutput(new.meta["val"], changes=position))  # type: ignore[union-attr]
 
 
 def _keep_checks(graph: fx.Graph) -> None:
@@ -308,16 +304,14 @@ def _is_written_back(node: fx.Node) -> bool:
 
 
 def _complete(node: fx.Node) -> None:
-    """Give `node` the marks of its arguments, where it has none of its own, and say if it draws."""
-    if "phase" not in node.meta:
-        before = [n for n in node.all_input_nodes if n.op == "call_function"]
-        late = [n for n in before if phase_of(n) == BACKWARD]
-        like = (late or before or [node])[-1]
-        node.meta.update({key: like.meta.get(key) for key in _MARKS[:1]})
-        node.meta["place"] = like.meta.get("place", "")
-        node.meta["phase"] = BACKWARD if late else FORWARD
-    if is_random(node):
-        node.meta["random"] = True
+    """Give `node` the marks of its arguments, where it has none of its own."""
+    if "phase" in node.meta:
+        return
+    before = [n for n in node.all_input_nodes if n.op == "call_function"]
+    late = [n for n in before if phase_of(n) == BACKWARD]
+    like = (late or before or [node])[-1]
+    node.meta["unit"], node.meta["place"] = like.meta.get("unit"), like.meta.get("place", "")
+    node.meta["phase"] = BACKWARD if late else FORWARD
 
 
 def _move_forward(traced: Traced, joint: JointGraph) -> None:

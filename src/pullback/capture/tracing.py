@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, fx
 
 from pullback.capture.fake import Stage, is_dense, run_backward
-from pullback.capture.marks import Mark, Marks, is_random
+from pullback.capture.marks import NodeMark, NodeMarks
 from pullback.capture.modes import autocast_off
 from pullback.capture.names import (
     argument_names,
+    closure_names,
     identifier,
     late_bound,
-    names_around,
     program_name,
 )
 from pullback.capture.offsets import READS
@@ -35,9 +35,10 @@ from pullback.capture.refuse import (
     require_own_generator_free,
     require_strided,
 )
-from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import FUNCTION, OP, Call, is_unit, versions_of, watched
+from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensor_leaves, unflatten
+from pullback.capture.watch import FUNCTION, OP, WatchedCall, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
+from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD
 
 ARGUMENT, CLOSURE, CONSTANT = "argument", "closure", "constant"
@@ -45,7 +46,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(slots=True)
-class Held:
+class TracedInput:
     """An input of the trace: the real tensor, and the fake ones that stand in for it."""
 
     name: str
@@ -58,13 +59,13 @@ class Held:
     node: fx.Node | None = None
     version: int = 0
 
-    def is_around(self, tensor: Tensor) -> bool:
-        """Whether it stands for `tensor` from around the program; an argument may be any other."""
+    def is_closure(self, tensor: Tensor) -> bool:
+        """Whether it stands for `tensor` from outside the program; an argument may be any other."""
         return self.real is tensor and self.kind != ARGUMENT
 
 
 @dataclass(slots=True)
-class Result:
+class TracedOutput:
     """One output of the trace: a leaf of what the program returned, or a changed input."""
 
     value: Any
@@ -79,10 +80,10 @@ class Traced:
     """What came of one run."""
 
     name: str
-    name_around: Callable[[Tensor], str]
+    closure_name: Callable[[Tensor], str]
     module: fx.GraphModule
-    held: list[Held]
-    results: list[Result]
+    held: list[TracedInput]
+    results: list[TracedOutput]
     returned: int  # how many of the results the program returned
     units: list[str]
     functions: list[type]  # the Functions among the units
@@ -101,8 +102,8 @@ class Tracing:
     program: Callable[..., Any]
     examples: tuple[Any, ...]
     stage: Stage
-    held: list[Held] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
+    held: list[TracedInput] = field(default_factory=list)
+    results: list[TracedOutput] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
     functions: list[type] = field(default_factory=list)
     is_handwritten: bool = False
@@ -111,9 +112,9 @@ class Tracing:
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
-        self.marks = Marks(lambda: self.stage.graph, self.stage.node_of)
+        self.marks = NodeMarks(lambda: self.stage.graph, self.stage.node_of)
         self.leaves, self.in_spec = flatten(self.examples)
-        self.around: dict[int, str] | None = None
+        self._closure_names: dict[int, str] | None = None
         self.used: Sequence[bool] | None = None
         self.out_spec: Spec | None = None
 
@@ -132,7 +133,7 @@ class Tracing:
         assert self.out_spec is not None
         return Traced(
             self.name,
-            self.name_around,
+            self.closure_name,
             module,
             self.held,
             self.results,
@@ -149,15 +150,15 @@ class Tracing:
 
     # ---- inputs ----
 
-    def _hold(self, name: str, kind: str, tensor: Tensor, needs: bool) -> Held:
+    def _hold(self, name: str, kind: str, tensor: Tensor, needs: bool) -> TracedInput:
         require_strided(self.name, name, tensor)
         leaf = self.stage.stand_in(tensor).requires_grad_(needs)
-        held = Held(name, kind, tensor, needs, tensor.is_leaf, leaf, leaf)
+        held = TracedInput(name, kind, tensor, needs, tensor.is_leaf, leaf, leaf)
         self.held.append(held)
         self.marks.taken |= {identifier(name), f"grad_{identifier(name)}"}
         return held
 
-    def _give(self, held: Held) -> Tensor:
+    def _give(self, held: TracedInput) -> Tensor:
         """What the program gets for an input.
 
         A leaf that needs a gradient cannot be changed in place. A tensor that is no leaf can, so
@@ -174,23 +175,23 @@ class Tracing:
         return held.given
 
     def _ours(self, value: Any) -> Any:
-        """`value`, or what stands in for it when it is a tensor from around the program."""
+        """`value`, or what stands in for it when it is a tensor from outside the program."""
         if not is_tensor(value) or not self.stage.is_foreign(value):
             return value
         for held in self.held:
-            if held.is_around(value):
+            if held.is_closure(value):
                 return held.given
-        name = self.name_around(value) or f"closure_{len(self.held)}"
+        name = self.closure_name(value) or f"closure_{len(self.held)}"
         held = self._hold(name, CLOSURE, value, value.requires_grad)
         held.node = self.stage.add_placeholder(held.leaf)
         with torch.set_grad_enabled(self.marks.phase == FORWARD):
             return self._give(held)
 
-    def name_around(self, tensor: Tensor) -> str:
-        """The user's name of a tensor from around the program, or ""."""
-        if self.around is None:
-            self.around = names_around(self.program)
-        return self.around.get(id(tensor), "")
+    def closure_name(self, tensor: Tensor) -> str:
+        """The user's name of a tensor from outside the program, or ""."""
+        if self._closure_names is None:
+            self._closure_names = closure_names(self.program)
+        return self._closure_names.get(id(tensor), "")
 
     # ---- the run ----
 
@@ -199,30 +200,30 @@ class Tracing:
             with watched(self._listen):
                 self._forward()
                 gradients = self._backward()
-        self.marks.settle(self.marks.now)
+        self.marks.mark_added(self.marks.now)
         return [*(r.value for r in self.results if is_traced(r.value)), *gradients]
 
-    def _listen(self, call: Call) -> Any:
+    def _listen(self, call: WatchedCall) -> Any:
         if not self.stage.is_recording:
             return call.make(*call.args, **call.kwargs)
-        marks, around = self.marks, self.marks.now
+        marks, outer = self.marks, self.marks.now
         outermost = marks.phase == FORWARD and not call.inner
         with no_torch_function():
-            marks.settle(around)
+            marks.mark_added(outer)
             marks.read(call.frame)
             require_own_generator_free(self.name, call)
             if outermost:
                 require_backward_free(self.name, call)
-            unit = len(self.units) if outermost else around.unit
-            marks.now = mark = Mark(unit, call.place or around.place)
+            unit = len(self.units) if outermost else outer.unit
+            marks.now = mark = NodeMark(unit, call.place or outer.place)
             args, kwargs = self._replaced(call)
-            touched = tensors_in((args, kwargs))
+            touched = tensor_leaves((args, kwargs))
             before = versions_of(touched)
         try:
             result = call.make(*args, **kwargs)
         finally:
-            added = marks.settle(mark)
-            marks.now = around
+            added = marks.mark_added(mark)
+            marks.now = outer
         with no_torch_function():
             if marks.phase == BACKWARD and any(is_random(node) for node in added):
                 require_drawn_once(self.name, call)
@@ -233,13 +234,13 @@ class Tracing:
             if outermost and is_unit(result, before, versions_of(touched)):
                 self.units.append(call.name)
                 self.functions += [call.owner] if call.kind == FUNCTION else []
-                marks.own([*tensors_in(result), *touched], mark, is_op=call.kind == OP)
+                marks.own([*tensor_leaves(result), *touched], mark, is_op=call.kind == OP)
         return result
 
-    def _replaced(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What `call` is made with: tensors from around the program replaced."""
+    def _replaced(self, call: WatchedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What `call` is made with: tensors from outside the program replaced."""
         given = (call.args, call.kwargs)
-        if any(self.stage.is_foreign(tensor) for tensor in tensors_in(given)):
+        if any(self.stage.is_foreign(tensor) for tensor in tensor_leaves(given)):
             args, kwargs = map_leaves(self._ours, given)
             return args, kwargs
         return given
@@ -257,12 +258,12 @@ class Tracing:
         require_no_graphs(self.name, self.stage.graph)
         self.used = require_mask(self.name, sum(r.differentiable for r in self.results), self.used)
 
-    def _result(self, leaf: Any) -> Result:
+    def _result(self, leaf: Any) -> TracedOutput:
         if not is_tensor(leaf):
             require_kept(self.name, leaf)
-            return Result(leaf)
+            return TracedOutput(leaf)
         leaf = self._ours(leaf)
-        return Result(leaf, differentiable=leaf.requires_grad)
+        return TracedOutput(leaf, differentiable=leaf.requires_grad)
 
     def _add_changed(self) -> None:
         """Make each input that was changed in place an output, if it is none yet."""
@@ -296,10 +297,10 @@ class Tracing:
                 gradients[id(held)] = _sum(gradients[id(held)], next(found))
             return [self._gradient(held, gradients.get(id(held))) for held in self._needing()]
 
-    def _needing(self) -> list[Held]:
+    def _needing(self) -> list[TracedInput]:
         return [held for held in self.held if held.needs]
 
-    def _gradient(self, held: Held, gradient: Tensor | None) -> Tensor | None:
+    def _gradient(self, held: TracedInput, gradient: Tensor | None) -> Tensor | None:
         if gradient is not None:
             self.marks.name(gradient, f"grad_{identifier(held.name)}")
         return gradient
@@ -348,5 +349,5 @@ def _cuts(name: str, given: Sequence[Tensor], result: Any) -> bool:
         return False
     return any(
         (tensor.is_floating_point() or tensor.is_complex()) and not tensor.requires_grad
-        for tensor in tensors_in(result)
+        for tensor in tensor_leaves(result)
     )

@@ -37,7 +37,7 @@ def kept(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad) if is_tensor(leaf) else leaf
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
+def tensor_leaves(tree: Any) -> list[Tensor]:
     """The leaves of `tree` that are tensors."""
     return [leaf for leaf in pytree.tree_leaves(tree) if is_tensor(leaf)]
 
@@ -45,6 +45,11 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with `function` applied to each leaf."""
     return pytree.tree_map(function, tree)
+
+
+def is_row(spec: Spec) -> bool:
+    """Whether a form is a container of leaves, one level deep."""
+    return not spec.is_leaf() and all(child.is_leaf() for child in spec.children())
 
 
 def paths_of(tree: Any) -> list[str]:

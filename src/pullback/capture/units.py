@@ -1,6 +1,6 @@
 """A program as units: what it calls, in which order, and what flows from one call to the next.
 
-A *unit* is one call that a plain Python function makes: `apply` of a Function (of ours or of
+A *unit* is one call that a plain Python function makes: `apply` of a Function (pullback's or
 PyTorch's), an ordinary torch op, or a custom op. Values are numbered: the inputs first, then each
 tensor as it appears. A Function that calls Functions inside is one unit, and so is an op.
 
@@ -11,7 +11,7 @@ arguments are made as for the examples; decisions on values are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import CodeType
@@ -22,7 +22,7 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.fake import Overhearing, apart
 from pullback.capture.modes import Modes, modes_now
-from pullback.capture.names import argument_names, late_bound, names_around, program_name
+from pullback.capture.names import argument_names, closure_names, late_bound, program_name
 from pullback.capture.places import call_user, frames_above
 from pullback.capture.refuse import (
     hidden_call,
@@ -35,8 +35,8 @@ from pullback.capture.refuse import (
     unreadable,
     unseen_apply,
 )
-from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensors_in, unflatten
-from pullback.capture.watch import FUNCTION, Call, Watcher, is_unit, versions_of, watched
+from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensor_leaves, unflatten
+from pullback.capture.watch import FUNCTION, WatchedCall, is_unit, versions_of, watched
 from pullback.function.slots import no_torch_function
 
 
@@ -45,6 +45,16 @@ class Ref:
     """A value of the program, by its number, in the arguments of a unit."""
 
     number: int
+
+
+def refs_in(tree: Any) -> list[int]:
+    """The numbers of the values in the arguments of a unit, in order."""
+    return [leaf.number for leaf in flatten(tree)[0] if isinstance(leaf, Ref)]
+
+
+def with_values(tree: Any, values: Mapping[int, Any]) -> Any:
+    """The arguments of a unit, with `values` by their numbers in them."""
+    return map_leaves(lambda leaf: values[leaf.number] if isinstance(leaf, Ref) else leaf, tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +92,10 @@ class Unit:
 
     def run(self, values: dict[int, Tensor]) -> None:
         """Make the call on `values`, and put what comes out of it there."""
-
-        def value(leaf: Any) -> Any:
-            return values[leaf.number] if isinstance(leaf, Ref) else leaf
-
-        args, kwargs = map_leaves(value, (self.args, self.kwargs))
+        args, kwargs = with_values((self.args, self.kwargs), values)
         call = self.target.apply if self.kind == FUNCTION else self.target
         with nullcontext() if self.modes is None else self.modes[0].entered(self.modes[1]):
-            result = tensors_in(call(*args, **kwargs))
+            result = tensor_leaves(call(*args, **kwargs))
         fresh = self.outputs[: len(result)]
         values.update(zip(fresh, result, strict=True))
         values.update({new: values[old] for old, new in self.changed})
@@ -97,7 +103,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """A tensor from around the program, that it uses without being given it."""
+    """A tensor from outside the program, that it uses without being given it."""
 
     number: int
     name: str
@@ -120,14 +126,14 @@ class Program:
     out_spec: Spec
 
     def run(self, *args: Any) -> Any:
-        """Make every call again. Law: it gives what the program gave on the same arguments."""
+        """Make every call again: it gives what the program gave on the same arguments."""
         values = self.values(*args)
         leaves = [values[o.number] if isinstance(o, Ref) else o for o in self.outputs]
         return unflatten(leaves, self.out_spec)
 
     def values(self, *args: Any) -> dict[int, Tensor]:
         """Every value, for these arguments."""
-        values = dict(zip((n for n, _ in self.inputs), tensors_in(args), strict=True))
+        values = dict(zip((n for n, _ in self.inputs), tensor_leaves(args), strict=True))
         values |= {closure.number: closure.tensor for closure in self.closures}
         for unit in self.units:
             unit.run(values)
@@ -172,7 +178,7 @@ def record(program: Callable[..., Any], *examples: Any) -> Program:
     The program really runs, once: what it changes outside itself is changed. Other threads are not
     recorded.
     """
-    with apart(Watcher), refusing(program):
+    with apart(), refusing(program):
         return _Recording(program, examples).run()
 
 
@@ -187,13 +193,13 @@ class _Recording:
 
     def __post_init__(self) -> None:
         self.name = program_name(self.program)
-        self.around: dict[int, str] | None = None
+        self._closure_names: dict[int, str] | None = None
         # Tensors by number; a tensor that was changed stands under several.
         self.tensors: list[Tensor] = []
         self.versions: list[int] = []
         self.numbers: dict[int, int] = {}
         self.forwards = dict(_forwards(TorchFunction))
-        self.devices = frozenset({"cpu"} | {t.device.type for t in tensors_in(self.examples)})
+        self.devices = frozenset({"cpu"} | {t.device.type for t in tensor_leaves(self.examples)})
         self.modes = modes_now(self.devices)
         self.is_busy = False
 
@@ -217,14 +223,14 @@ class _Recording:
 
     # ---- calls ----
 
-    def _listen(self, call: Call) -> Any:
+    def _listen(self, call: WatchedCall) -> Any:
         if call.inner or call.name == "_set_grad_enabled":
             return call.make(*call.args, **call.kwargs)
         with no_torch_function():
             self._require_visible(call)
             _require_plain_slices(self.name, call)
             args, kwargs = map_leaves(self._ref, (call.args, call.kwargs))
-            given = tensors_in((call.args, call.kwargs))
+            given = tensor_leaves((call.args, call.kwargs))
             before = versions_of(given)
         self.is_busy = True
         try:
@@ -239,11 +245,11 @@ class _Recording:
         return result
 
     def _add_unit(
-        self, call: Call, args: Any, kwargs: Any, given: list[Tensor], result: Any
+        self, call: WatchedCall, args: Any, kwargs: Any, given: list[Tensor], result: Any
     ) -> None:
         inputs = tuple(dict.fromkeys(self.numbers[id(tensor)] for tensor in given))
         changed = tuple(self._changed())
-        made = tuple(self._made(tensor) for tensor in tensors_in(result))
+        made = tuple(self._made(tensor) for tensor in tensor_leaves(result))
         outputs = (*made, *(new for _, new in changed if new not in made))
         modes = modes_now(self.devices)
         self.units.append(
@@ -262,7 +268,7 @@ class _Recording:
             )
         )
 
-    def _require_visible(self, call: Call) -> None:
+    def _require_visible(self, call: WatchedCall) -> None:
         """Raise for a call that a list of units could not repeat."""
         require_transform_free(self.name, call)
         require_backward_free(self.name, call)
@@ -282,12 +288,12 @@ class _Recording:
         return Ref(self._number(leaf)) if is_tensor(leaf) else leaf
 
     def _number(self, tensor: Tensor) -> int:
-        """The number of `tensor`; one that was never seen comes from around the program."""
+        """The number of `tensor`; one that was never seen comes from outside the program."""
         if id(tensor) not in self.numbers:
             number = self._add(tensor)
-            if self.around is None:
-                self.around = names_around(self.program)
-            name = self.around.get(id(tensor)) or f"closure_{len(self.closures)}"
+            if self._closure_names is None:
+                self._closure_names = closure_names(self.program)
+            name = self._closure_names.get(id(tensor)) or f"closure_{len(self.closures)}"
             self.closures.append(Closure(number, name, tensor))
         return self.numbers[id(tensor)]
 
@@ -310,7 +316,7 @@ class _Recording:
                 yield old, self._add(tensor)
 
 
-def _require_plain_slices(name: str, call: Call) -> None:
+def _require_plain_slices(name: str, call: WatchedCall) -> None:
     """Raise for a tensor as the bound of a slice: it is read, and nothing else tells of it."""
     leaves, _ = flatten((call.args, call.kwargs))
     for leaf in leaves:

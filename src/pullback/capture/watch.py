@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pullback.capture.fake import apart
 from pullback.capture.patch import watching
 from pullback.capture.places import place_at
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 
 FUNCTION, OP, CUSTOM = "function", "op", "custom"
 
@@ -30,7 +31,7 @@ _BUILT_IN = ("aten", "prim", "prims")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WatchedCall:
     """One call that a program makes, not yet made.
 
     `owner` is what the user called: the op, or the class of the Function. `make(*args, **kwargs)`
@@ -52,7 +53,7 @@ class Call:
         return place_at(self.frame)
 
 
-Listener = Callable[[Call], Any]
+Listener = Callable[[WatchedCall], Any]
 
 
 @contextmanager
@@ -64,7 +65,9 @@ def watched(listener: Listener) -> Iterator[None]:
 
 
 class Watcher(TorchFunctionMode):
-    """Turns what PyTorch tells of calls into `Call`s."""
+    """Turns what PyTorch shows of calls into `WatchedCall`s."""
+
+    is_hidden_from_captures = True  # as `fake.apart` asks
 
     def __init__(self, listener: Listener) -> None:
         TorchFunctionMode.__init__(self)
@@ -76,21 +79,32 @@ class Watcher(TorchFunctionMode):
     ) -> Any:
         """One `apply` of the Function `cls`."""
         name = cls.__name__
-        seen = Call(FUNCTION, name, cls, call, args, kwargs, sys._getframe(1), self.is_inside)
+        seen = WatchedCall(
+            FUNCTION, name, cls, call, args, kwargs, sys._getframe(1), self.is_inside
+        )
         return self._inside(seen)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind, name, frame = _kind_of(func), _name_of(func), sys._getframe(1)
-        return self._inside(Call(kind, name, func, func, args, kwargs or {}, frame, self.is_inside))
+        return self._inside(
+            WatchedCall(kind, name, func, func, args, kwargs or {}, frame, self.is_inside)
+        )
 
-    def _inside(self, call: Call) -> Any:
+    def _inside(self, call: WatchedCall) -> Any:
         before, self.is_inside = self.is_inside, True
         try:
             return self.listener(call)
         finally:
             self.is_inside = before
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Whoever watches or hooks is not told of what happens inside; gradients are recorded."""
+    with apart(), watching(None), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 # ---- what makes a call a unit ----
@@ -103,7 +117,7 @@ def versions_of(tensors: list[Tensor]) -> list[int]:
 
 def is_unit(result: Any, before: list[int], after: list[int]) -> bool:
     """Whether a call made or changed tensors: reading a shape or a dtype does neither."""
-    return before != after or bool(tensors_in(result))
+    return before != after or bool(tensor_leaves(result))
 
 
 # ---- names of ops ----

@@ -22,7 +22,7 @@ from pullback.check.isolate import Died, Watch
 from pullback.check.spelling import UnspeakableError, imported, spelled
 from pullback.check.target import Target
 from pullback.check.work import Job, try_rule, work
-from pullback.judge.example import can_differ, words_of
+from pullback.judge.example import can_differ, describe_value
 
 SECONDS = 5.0  # of work that the second death may take, and of rest
 
@@ -110,7 +110,7 @@ def _alone(program: str, target: Target, pipe: Connection) -> None:
 
 
 def _words(names: tuple[str, ...], args: tuple[Any, ...]) -> str:
-    return ", ".join(f"{n}: {words_of(arg)}" for n, arg in zip(names, args, strict=False))
+    return ", ".join(f"{n}: {describe_value(arg)}" for n, arg in zip(names, args, strict=False))
 
 
 def _code(arg: Any) -> str:

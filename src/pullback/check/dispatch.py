@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pullback.function.modes import DispatchMode
-from pullback.judge.example import copy_of, mapped, tensors_in
+from pullback.judge.example import exact_copy, mapped, tensors_in
 
 # Operators that give another view of memory which is there already.
 _VIEWS_OF_NOTHING = ("detach", "alias", "lift_fresh")
@@ -95,7 +95,7 @@ class _Calls(DispatchMode):
         kwargs = kwargs or {}
         if func.namespace in _OWN or func in self.seen:
             return func(*args, **kwargs)
-        copies = mapped(args, copy_of), mapped(kwargs, copy_of)
+        copies = mapped(args, exact_copy), mapped(kwargs, exact_copy)
         result = func(*args, **kwargs)
         self.seen[func] = Foreign(func, *copies, _written(func, args, copies[0]))
         return result

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pullback.capture.seeds import normal, uniform
+from pullback.capture.seeds import normal, uniform_like
+from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, is_finite, trials
 from pullback.judge.example import Example, can_differ, wide_of
@@ -78,7 +79,7 @@ def _trial(
         grads = called.pull(copies_of(cotangents))
     except BackwardFailedError as failure:
         is_singular = type(failure.error).__name__ == SINGULAR
-        is_served = not is_singular and is_finite(called)
+        is_served = not (is_singular or is_meant(failure.error)) and is_finite(called)
         is_served = is_served and _is_served(subject, example, cotangents)
         return Trial(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):
@@ -328,5 +329,5 @@ def _uneven(called: Run, cotangents: Cotangents) -> list[Tensor | None]:
         if cotangent is None:
             found.append(None)
             continue
-        found.append(cotangent * uniform(cotangent.detach().abs(), 77 + number, 0.5, 1.5))
+        found.append(cotangent * uniform_like(cotangent.detach().abs(), 77 + number, 0.5, 1.5))
     return found

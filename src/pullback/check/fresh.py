@@ -143,7 +143,7 @@ def _stop_idle() -> None:
 def serve(fd: int, path: str) -> None:
     """Do one job after the other, until nobody sends any more."""
     pipe: Any = Connection(fd)
-    progress.shared(Path(path))
+    progress.shared_progress(Path(path))
     while True:
         try:
             sys.path[:], first = pickle.loads(pipe.recv_bytes())

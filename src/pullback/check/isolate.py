@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pullback.check.work import SECONDS, Job, Message, work
-from pullback.judge.progress import Progress, shared
+from pullback.judge.progress import Progress, shared_progress
 
 # A rule is asked to end after `work.SECONDS`. It is ended after so many seconds of work more, and
 # after the time of so many calls more; or when it has done nothing for so many seconds.
@@ -72,7 +72,7 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
     """
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    seen = Seen(shared(), max(example.size for example in job.examples))
+    seen = Seen(shared_progress(), max(example.size for example in job.examples))
     sys.stdout.flush()
     sys.stderr.flush()
     process = context.Process(target=_worker, args=(job, theirs, first), daemon=False)

@@ -63,8 +63,8 @@ def _is_against(finding: Finding) -> bool:
 
 def _searched(job: Job, seconds: float) -> Proved | None:
     """What is proved within the time; None where numbers refute it, which is for rules to tell."""
-    from pullback.prove.judge import PROVED, REFUTED
-    from pullback.prove.proof import prove  # heavy: sympy
+    from pullback.prove import prove  # heavy: sympy
+    from pullback.prove.verdicts import PROVED, REFUTED
 
     try:
         with drawing_from(SEED):

@@ -20,7 +20,7 @@ import torch
 
 from pullback.check.isolate import Died, answer_of, can_fork, refusal_here
 from pullback.check.subject import Subject
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 
 if TYPE_CHECKING:
     from pullback.diagnose.fault import Fault
@@ -60,7 +60,7 @@ def diagnose(*args: Any, **options: Any) -> Any:
 
 def derive(*args: Any) -> Any:
     """`derive.backward.derive`, imported when it is needed."""
-    from pullback.derive.backward import derive as make
+    from pullback.derive.backward import derive_function as make
 
     return make(*args)
 
@@ -159,7 +159,7 @@ def _baked(subject: Subject) -> list[str]:
 
 def _named(subject: Subject) -> Callable[..., Any]:
     """Forward as a program whose parameters have the user's names."""
-    program = program_of(subject.target.function)
+    program = plain_program(subject.target.function)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     names = [name for name in subject.names if name.isidentifier()]
     if len(names) == len(subject.names):

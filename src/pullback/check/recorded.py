@@ -4,18 +4,23 @@
         train_one_step()
     print(rec.check())
 
-What is seen are the outermost calls of `apply` in the thread that records: not those inside another
-Function's forward, in other threads, or in compiled code. Functions of PyTorch itself and of this
-library are left out. What is kept is small: a few calls of each class that differ in shapes,
-dtypes, layouts or plain arguments, with detached copies of their tensors, up to a limit in bytes.
+What is seen are the outermost calls of `apply`, and of custom ops with an input that requires grad,
+in the thread that records: not those inside another Function's forward, in other threads, or in
+compiled code. Functions and ops of PyTorch itself and of this library are left out. What is kept is
+small: a few calls of each that differ in shapes, dtypes, layouts or plain arguments, with detached
+copies of their tensors, up to a limit in bytes.
 
-A saved recording holds tensors and plain values, is loaded with `weights_only=True`, and names the
-classes (`module:Name`): loading one runs no code.
+A saved recording holds tensors, plain values and descriptions of other arguments (see `stored`), is
+loaded with `weights_only=True`, and names the classes and ops (`module:Name`): loading one runs no
+code, and checking one imports Functions and ops, and refuses anything else that it names.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,28 +31,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.patch import watching
 from pullback.check.naming import load as load_target
+from pullback.check.registration import body_of, schema_of
 from pullback.check.report import Report, Reports
-from pullback.check.target import Target, target_of
+from pullback.check.stored import PLAIN, CannotStoreError, built, described, is_tied
+from pullback.check.target import OPS, Target, target_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.function.slots import transforms_active
-from pullback.judge.example import copy_of, mapped, tensors_in, words_of
+from pullback.judge.example import (
+    Tie,
+    describe_value,
+    exact_copy,
+    mapped,
+    tensors_in,
+    ties_of,
+)
 
-SCHEMA = "pullback.recording/1"
+SCHEMA = "pullback.recording/2"
 KINDS = 3  # calls of one class that are kept
 BYTES = 64 << 20  # of one recording
 FOREIGN = ("torch.", "pullback.")
 
-PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
-
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call: the Function by name, its arguments, and which of them required grad.
+class RecordedCall:
+    """One call: the Function or op by name, its arguments, and which of them required grad.
 
-    `function` is the class itself; None in a recording that was loaded.
+    `function` is the class or op itself; None in a recording that was loaded, whose arguments are
+    descriptions that `inputs` builds anew. `ties` are arguments that are parameters of a module
+    among them.
     """
 
     target: str
@@ -55,34 +70,61 @@ class Call:
     needs: frozenset[int]
     file: str = ""
     function: Any = field(default=None, compare=False, repr=False)
+    ties: tuple[Tie, ...] = ()
 
     @property
     def inputs(self) -> tuple[Any, ...]:
         """The arguments to call with again, requiring grad where they did."""
-        args = tuple(mapped(arg, lambda t: copy_of(t)) for arg in self.args)
+        if self.function is None:
+            args = list(built(self.args, self.target, self._load))
+        else:
+            args = [mapped(arg, lambda t: exact_copy(t)) for arg in self.args]
+            for tie in self.ties:
+                args[tie.position] = _owned(self.args[tie.module])[tie.name]
         for i in self.needs:
             args[i].requires_grad_()
-        return args
+        return tuple(args)
+
+    def _load(self, path: str) -> Any:
+        return load_target(_found(path, self.file))
+
+    def stored(self) -> dict[str, Any]:
+        """What is written of it; raises `CannotStoreError`."""
+        args = self.args
+        if self.function is not None:
+            args = described(args, self.ties, self.target)
+        needs = sorted(self.needs)
+        return {"target": self.target, "file": self.file, "args": args, "needs": needs}
 
     @property
     def size(self) -> int:
-        """How many bytes the tensors have."""
+        """How many bytes its tensors have."""
         return sum(t.untyped_storage().nbytes() for t in tensors_in(self.args))
 
     def __str__(self) -> str:
-        return f"{self.target}({', '.join(words_of(arg) for arg in self.args)})"
+        return f"{self.target}({', '.join(describe_value(arg) for arg in self.args)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file holds of a recording, and which calls it does not hold and why."""
+
+    calls: int = 0
+    functions: int = 0
+    lost: tuple[str, ...] = ()
 
 
 class Recording:
     """The calls that were seen, and what was left out and why."""
 
     def __init__(self, *, kinds: int = KINDS, limit: int = BYTES) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.seen: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self._kinds = kinds
         self._limit = limit
-        self._known: dict[Any, set[Any]] = {}
+        self.on_call: Callable[[], None] | None = None  # called when a call was kept
+        self._known: dict[Any, tuple[str, set[Any]]] = {}
         self._size = 0
 
     # ---- while it runs ----
@@ -90,27 +132,31 @@ class Recording:
     @contextmanager
     def watching(self) -> Iterator[Recording]:
         """Record what this thread calls in this block; several blocks add up."""
-        with watching(self._handle):
+        with watching(self._handle, ops=True):
             yield self
 
     def _handle(
-        self, cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, function: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not f"{cls.__module__}.".startswith(FOREIGN):
+        if _is_users(function):
             try:
-                self._take(cls, args, kwargs)
+                self._take(function, args, kwargs)
             except Exception as error:  # the program under record must not notice
-                self.left_out[f"{name_of(cls)}: {type(error).__name__}"] += 1
+                self.left_out[f"{function_name(function)}: {type(error).__name__}"] += 1
         return call(*args, **kwargs)
 
-    def _take(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = name_of(cls)
-        self.seen[name] += 1
-        known = self._known.setdefault(cls, set())
+    def _take(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if function not in self._known:
+            self._known[function] = function_name(function), set()
+        name, known = self._known[function]
         if len(known) >= self._kinds:
+            self.seen[name] += 1
             return
-        args = _positional(cls, args, kwargs)
+        args = _positional(function, args, kwargs)
         tensors = tensors_in(args)
+        if is_op(function) and not any(t.requires_grad for t in tensors):
+            return
+        self.seen[name] += 1
         if transforms_active() or any(not _is_plain(t) for t in tensors):
             self.left_out[f"{name}: called under a transform, or with tensor subclasses"] += 1
             return
@@ -125,15 +171,19 @@ class Recording:
         self._size += size
         needs = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         seen: dict[int, Tensor] = {}
-        kept = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in args)
-        self.calls.append(Call(name, kept, frozenset(needs), _file_of(cls), cls))
+        kept = tuple(mapped(arg, lambda t: exact_copy(t, seen)) for arg in args)
+        ties = tuple(ties_of(args))
+        file = _file_of(function)
+        self.calls.append(RecordedCall(name, kept, frozenset(needs), file, function, ties))
+        if self.on_call is not None:
+            self.on_call()
 
     # ---- afterwards ----
 
     @property
-    def targets(self) -> dict[str, list[Call]]:
+    def targets(self) -> dict[str, list[RecordedCall]]:
         """The calls of each Function, by its name."""
-        found: dict[str, list[Call]] = {}
+        found: dict[str, list[RecordedCall]] = {}
         for call in self.calls:
             found.setdefault(call.target, []).append(call)
         return found
@@ -145,43 +195,83 @@ class Recording:
 
     def inputs_of(self, target: Target) -> list[tuple[Any, ...]]:
         """The recorded inputs of a Function: that of the same name, in the same module or file."""
-        if not target.is_function:
+        if not (target.is_function or target.is_op):
             return []
-        cls = target.function
+        own = target.function if target.is_function else target.thing
+        name, file = function_name(own), _file_of(own)
         return [
             call.inputs
             for call in self.calls
-            if call.target == name_of(cls)
-            or (call.target.partition(":")[2] == cls.__qualname__ and _is_file(cls, call.file))
+            if call.target == name
+            or (
+                call.target.partition(":")[2] == name.partition(":")[2]
+                and bool(file and call.file)
+                and Path(call.file).resolve() == Path(file).resolve()
+            )
         ]
 
-    def check(self, **options: Any) -> Reports:
-        """Check every Function with the inputs it was called with; options as for `pb.check`."""
+    def target_called(self, name: str) -> Target:
+        """The Function or op of that name; raises for what is neither, and never calls it."""
+        call = self.targets[name][0]
+        return target_of(call.function or load_function(_found(name, call.file)))
+
+    def check(
+        self,
+        *,
+        seconds: float | None = None,
+        on_report: Callable[[Report], None] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        **options: Any,
+    ) -> Reports:
+        """Check every Function with the inputs it was called with; options as for `pb.check`.
+
+        Arguments:
+            seconds: how long all of it may take; what is not done by then is named in `errors`.
+            on_report: called with each report as soon as it is there.
+            progress: called with the name of each rule, its number and how many there are.
+        """
         from pullback.check.runner import check  # it imports every rule
 
+        until = _Until(seconds, progress)
         reports: list[Report] = []
         errors: list[str] = []
+        left: list[str] = []
         for name, calls in self.targets.items():
+            if until.is_over:
+                left.append(name)
+                continue
             try:
-                target = target_of(calls[0].function or load_target(_found(name, calls[0].file)))
-                reports.append(check(target, [call.inputs for call in calls], **options))
+                target = self.target_called(name)
+                inputs = [call.inputs for call in calls]
+                report = check(target, inputs, progress=until, **options)
             except PullbackError as error:
                 errors.append(str(error))
+                continue
+            reports.append(report)
+            if on_report is not None:
+                on_report(report)
+            if report.interrupted:
+                until.is_over = True
+                left.append(name)
+        if left:
+            why = f"the time of {seconds:g} s was over" if until.is_late else "interrupted"
+            errors.append(f"{len(left)} not checked to the end, {why}: {', '.join(left)}")
         return Reports(tuple(reports), tuple(errors))
 
-    def save(self, path: str | Path) -> None:
-        """Write the calls whose arguments are tensors and plain values."""
-        calls = [
-            {
-                "target": call.target,
-                "file": call.file,
-                "args": call.args,
-                "needs": sorted(call.needs),
-            }
-            for call in self.calls
-            if _is_savable(call.args)
-        ]
-        torch.save({"schema": SCHEMA, "calls": calls}, path)
+    def save(self, path: str | Path) -> Saved:
+        """Write the calls whose arguments can be described: whole, or not at all.
+
+        Says how many these are, and which calls are not in the file and why.
+        """
+        stored, lost = [], []
+        for call in self.calls:
+            try:
+                stored.append(call.stored())
+            except CannotStoreError as why:
+                lost.append(f"{call}: {why}")
+        if stored:
+            _write(Path(path), {"schema": SCHEMA, "calls": stored})
+        return Saved(len(stored), len({one["target"] for one in stored}), tuple(lost))
 
     def __str__(self) -> str:
         lines = [f"{len(self.calls)} calls of {len(self.targets)} Functions"]
@@ -211,10 +301,8 @@ def load_recording(path: str | Path) -> Recording:
             raise ValueError(f"schema {whole['schema']!r}")
         recorded = Recording()
         for call in whole["calls"]:
-            needs = frozenset(int(i) for i in call["needs"])
-            args, file = tuple(call["args"]), str(call["file"])
-            recorded.calls.append(Call(str(call["target"]), args, needs, file))
-            recorded.seen[str(call["target"])] += 1
+            recorded.calls.append(read_call(call))
+            recorded.seen[recorded.calls[-1].target] += 1
     except Exception as error:
         raise RecordingError(
             f"`{path}` must be a recording",
@@ -235,24 +323,98 @@ def _wrong_with(path: str | Path, error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def name_of(cls: Any) -> str:
-    """`module:Name` of a class."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+def read_call(call: dict[str, Any]) -> RecordedCall:
+    """A call as it stands in a file; raises `ValueError` where it cannot be one."""
+    args = tuple(call["args"])
+    needs = frozenset(int(i) for i in call["needs"])
+    for i in needs:
+        if not (0 <= i < len(args) and (isinstance(args[i], Tensor) or is_tied(args[i]))):
+            raise ValueError(f"argument {i} requires grad, and is no tensor")
+    return RecordedCall(str(call["target"]), args, needs, str(call["file"]))
 
 
-def _file_of(cls: Any) -> str:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+def _write(path: Path, whole: dict[str, Any]) -> None:
+    """Write a file in one step: whoever reads it finds all of it, or what was there before."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(whole, file)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class _Until:
+    """The progress of a check that ends when its time is over, as if by Ctrl-C."""
+
+    def __init__(
+        self, seconds: float | None, progress: Callable[[str, int, int], None] | None
+    ) -> None:
+        self.end = float("inf") if seconds is None else time.monotonic() + seconds
+        self.progress = progress
+        self.is_over = False
+        self.is_late = False
+
+    def __call__(self, rule: str, number: int, total: int) -> None:
+        if time.monotonic() > self.end:
+            self.is_over = self.is_late = True
+            raise KeyboardInterrupt  # `pb.check` then reports what it has
+        if self.progress is not None:
+            self.progress(rule, number, total)
+
+
+def load_function(name: str) -> Any:
+    """The Function or op that a recording names; raises for anything else, and calls nothing."""
+    thing = load_target(name)
+    if is_op(thing) or (isinstance(thing, type) and issubclass(thing, TorchFunction)):
+        return thing
+    raise RecordingError(
+        f"`{name}`, which the recording names, must be a Function or a custom op",
+        expected="a subclass of torch.autograd.Function, or an op of the dispatcher",
+        got=type(thing).__name__,
+        fix="record the program again",
+    )
+
+
+def is_op(function: Any) -> bool:
+    """Whether it is an op of the dispatcher, not a Function."""
+    return type(function).__name__ in OPS
+
+
+def function_name(function: Any) -> str:
+    """`module:Name` of a Function, or of an op made in Python; `torch.ops.space.op` of another."""
+    if not is_op(function):
+        return f"{function.__module__}:{function.__qualname__}"
+    body = body_of(function)
+    found: Any = sys.modules.get(getattr(body, "__module__", ""))
+    for part in getattr(body, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    if is_op(found):
+        return f"{body.__module__}:{body.__qualname__}"
+    return f"torch.ops.{schema_of(function).name.replace('::', '.')}"
+
+
+def _is_users(function: Any) -> bool:
+    """Whether it is neither PyTorch's nor ours; of ops only others are announced."""
+    return is_op(function) or not f"{function.__module__}.".startswith(FOREIGN)
+
+
+def _file_of(function: Any) -> str:
+    owner = body_of(function) if is_op(function) else function
+    file = getattr(sys.modules.get(getattr(owner, "__module__", "")), "__file__", None)
     return str(Path(file).resolve()) if file else ""
 
 
-def _is_file(cls: Any, file: str) -> bool:
-    own = _file_of(cls)
-    return bool(file and own) and Path(file).resolve() == Path(own).resolve()
+def _owned(module: torch.nn.Module) -> dict[str, Tensor]:
+    return dict([*module.named_parameters(), *module.named_buffers()])
 
 
 def _found(name: str, file: str) -> str:
     """The name by which a recorded class can be loaded: the program itself by its file."""
     module, _, qualname = name.partition(":")
+    if not qualname:
+        return name  # torch.ops.space.op
     return f"{file}:{qualname}" if module == "__main__" and file else f"{module}:{qualname}"
 
 
@@ -278,11 +440,3 @@ def _kind(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((repr(key), _kind(item)) for key, item in value.items())
     return repr(value) if isinstance(value, PLAIN) else type(value)
-
-
-def _is_savable(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return all(_is_savable(item) for item in value)
-    if type(value) is dict:
-        return all(isinstance(key, str) and _is_savable(item) for key, item in value.items())
-    return isinstance(value, (Tensor, *PLAIN))

@@ -18,6 +18,7 @@ from pullback.check.crash_diagnosis import Cause, cause_of
 from pullback.check.finding import Finding, Skip
 from pullback.check.fresh import CannotSendError
 from pullback.check.inputs.stated import stated
+from pullback.check.inside import functions_inside, joined
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
 from pullback.check.proving import Proved, proved_of
 from pullback.check.report import Report
@@ -73,9 +74,12 @@ def check(
             collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
         collected.prove()
+        options = {"select": select, "allow": allow, "profile": profile, "progress": progress}
+        parts, missing = collected.look_inside(options)
     except KeyboardInterrupt:
         collected.interrupted = True
-    return collected.report(start)
+        parts, missing = (), collected.inside
+    return joined(collected.report(start), parts, missing)
 
 
 def assert_sound(target: Any, inputs: Any = None, **options: Any) -> None:
@@ -99,6 +103,7 @@ class _Collected:
         self.tried: dict[str, int] = {}
         self.notes: list[str] = []
         self.current = -1
+        self.inside: tuple[str, ...] = ()  # the Functions that a program calls
         self.seconds = 0.0  # that one call takes
         self.interrupted = False
         self.is_here = False  # whether rules ran in this process
@@ -178,11 +183,26 @@ class _Collected:
         if not self.is_fresh and not self.surrogates:
             self.proved = proved_of(self.job, self.results, is_here=self.is_here)
 
+    def look_inside(self, options: dict[str, Any]) -> tuple[Sequence[Report], Sequence[str]]:
+        """Reports on the Functions that a program calls, and the names of those without one."""
+        if not self.inside or self.is_here or self.is_fresh:
+            return (), self.inside
+        found, missing = functions_inside(self.job.target, self.job.examples)
+        meant = {"surrogate": True} if self.job.target.intent.has_surrogate else None
+        reports = []
+        for one in found:
+            try:
+                reports.append(check(one.target, list(one.inputs), declares=meant, **options))
+            except ExamplesError:  # it refuses leaves, say, where the program passes others
+                missing = (*missing, one.target.name)
+        return reports, missing
+
     def take(self, message: Message) -> None:
         """Note what a worker said; raises `ExamplesError` where forward refuses the examples."""
         if message.kind == "accepted":
             self.seconds = message.seconds
-            self.notes += _notes(self.job.target, message.inside)
+            self.inside = message.inside
+            self.notes += _notes(self.job.target)
         if message.surrogates and not self.surrogates:
             self.surrogates = message.surrogates
             self.notes.append(_surrogate_note(self.job.target, message.surrogates))
@@ -262,11 +282,8 @@ class _Collected:
         )
 
 
-def _notes(target: Target, inside: Sequence[str]) -> Iterator[str]:
+def _notes(target: Target) -> Iterator[str]:
     """What a check of a program cannot see, and that of something else can."""
-    if inside:
-        names = ", ".join(f"`{name}`" for name in inside)
-        yield f"it calls {names}: some rules look into a Function only when that is checked itself"
     if isinstance(target.thing, torch.nn.Module) and any(True for _ in target.thing.parameters()):
         yield "the gradients of its parameters are not checked, only those of its inputs"
 

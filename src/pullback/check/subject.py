@@ -27,9 +27,9 @@ from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
 from pullback.check.repro.writing import with_repro
 from pullback.check.target import Intent, Target
-from pullback.judge.example import Example, tensors_in, wide_of, words_of
+from pullback.judge.example import Example, describe_value, tensors_in, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
-from pullback.judge.patterns import Pattern, factor_of, pattern_of
+from pullback.judge.patterns import Pattern, error_pattern, factor_of
 from pullback.judge.run import (
     BackwardFailedError as BackwardFailedError,
 )
@@ -272,11 +272,11 @@ class Subject:
         """By what pattern each gradient is wrong at the examples, by the name of the input."""
         wrong = self.base_mismatches
         called = self.run()
-        found = {mismatch.name: pattern_of(mismatch, wrong, called) for mismatch in wrong}
+        found = {mismatch.name: error_pattern(mismatch, wrong, called) for mismatch in wrong}
         for mismatch in wrong:
             size = found[mismatch.name].size
             if size and self._keeps_factor(mismatch, size):
-                found[mismatch.name] = pattern_of(mismatch, wrong, called, may_be_mean=False)
+                found[mismatch.name] = error_pattern(mismatch, wrong, called, may_be_mean=False)
         return found
 
     def _keeps_factor(self, mismatch: Mismatch, size: int) -> bool:
@@ -385,7 +385,7 @@ __all__ = [
     "Skip",
     "Subject",
     "describe",
+    "describe_value",
     "each",
-    "words_of",
     "worst_of",
 ]

@@ -21,11 +21,11 @@ from typing import Any
 
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.names import function_of
+from pullback.capture.names import function_class
 from pullback.check.inputs.relations import Relation
 from pullback.check.naming import load
 from pullback.check.registration import has_vmap_rule, near, place_of_op, schema_of
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.derive.returned import is_derived
 from pullback.errors import DeclarationError, TargetError
 from pullback.function.function import Function
@@ -95,7 +95,7 @@ class Target:
 
     def reference(self) -> Reference:
         """What its gradients are compared with."""
-        plain = program_of(self.function) if self.is_function else None
+        plain = plain_program(self.function) if self.is_function else None
         return Reference(self.call, plain, is_op=self.is_op)
 
     def method(self, name: str) -> Any:
@@ -168,8 +168,8 @@ def target_of(thing: Any, name: str = "") -> Target:
     call = thing
     if isinstance(thing, type) and issubclass(thing, TorchFunction):
         function, call = thing, thing.apply
-    elif function_of(thing) is not None:
-        function = function_of(thing)
+    elif function_class(thing) is not None:
+        function = function_class(thing)
     elif not callable(thing):
         raise TargetError(
             f"`{name or thing!r}` must be something that can be called",

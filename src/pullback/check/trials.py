@@ -17,6 +17,7 @@ import torch
 
 from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
+from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch
@@ -28,7 +29,7 @@ from pullback.judge.run import (
     Run,
     copies_of,
 )
-from pullback.judge.tolerances import is_close, largest
+from pullback.judge.tolerances import is_close, largest_entry
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
 SLOW = 0.1  # seconds
@@ -107,6 +108,8 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
     try:
         grads = called.pull(copies_of(cotangents))
     except BackwardFailedError as failure:
+        if is_meant(failure.error):
+            return None
         wanted = tuple(sorted(example.needs))
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
@@ -158,7 +161,7 @@ def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str
         at = at_worst(mismatch).then(f": `{own}` is for backward alone")
         return {"severity": Severity.FRAGILE, "at": at}
     x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
-    is_remote = largest(x) > REMOTE * max(largest(usual), 1.0)
+    is_remote = largest_entry(x) > REMOTE * max(largest_entry(usual), 1.0)
     if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
         return {}
     at = at_worst(mismatch).then(", if inputs may be as large as this")

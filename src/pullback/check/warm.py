@@ -14,7 +14,7 @@ import torch
 
 from pullback.check.reasons import prepare
 from pullback.check.rules import Registered
-from pullback.judge.reference import Precision
+from pullback.judge.reference import PrecisionWatcher
 
 
 def warm_up(rules: Iterable[Registered], profile: str) -> None:
@@ -30,5 +30,5 @@ def warm_up(rules: Iterable[Registered], profile: str) -> None:
 def _run_once() -> None:
     """Run one backward under a dispatch mode, once in a process."""
     x = torch.ones(2, requires_grad=True)
-    with Precision():
+    with PrecisionWatcher():
         torch.autograd.grad((x * x).sum(), x)

@@ -20,7 +20,8 @@ from pullback.check.finding import PROFILES
 from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
 from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of, ops_of
-from pullback.check.recorded import Recording, load_recording
+from pullback.check.recorded import Recording, is_op, load_recording
+from pullback.check.registration import body_of
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.runner import check
@@ -120,7 +121,8 @@ def command(
     recorded = load_recording(recording) if recording else None
     if not targets and recorded is None:
         raise click.UsageError("Name a TARGET, or a recording with --inputs.")
-    targets = targets or _recorded(recording, recorded)
+    if not targets:
+        _require_calls(recording, recorded)
     given = tuple(value_of(expression) for expression in expressions) or None
     options = Options(select, allow, profile, given, recorded)
     for library in libraries:
@@ -132,8 +134,9 @@ def command(
     try:
         selected(profile=profile, select=select, allow=allow)
     except PullbackError as mistake:  # told once, and not for each target
-        errors, targets = [("", mistake)], ()
-    for name, target in _found(targets, errors):
+        errors, targets, recorded = [("", mistake)], (), None
+    found = _found(targets, errors) if targets or recorded is None else _of(recorded, errors)
+    for name, target in found:
         report = _checked(name, target, options, errors)
         if report is not None:
             reports.append(report)
@@ -172,16 +175,23 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
 # ---- targets ----
 
 
-def _recorded(path: str | None, recorded: Recording | None) -> tuple[str, ...]:
-    """The Functions of a recording, by their names."""
-    names = tuple(recorded.names if recorded else ())
-    if not names:
+def _require_calls(path: str | None, recorded: Recording | None) -> None:
+    """Raise unless a recording holds the calls of a Function."""
+    if recorded is None or not recorded.calls:
         raise RecordingError(
             f"`{path}` must hold the calls of a Function",
             got="none",
             fix="record a program that calls one: pullback record -- python train.py",
         )
-    return names
+
+
+def _of(recorded: Recording, errors: list[Failure]) -> Iterator[tuple[str, Target]]:
+    """The Functions and ops of a recording; what is neither goes to `errors`."""
+    for name in recorded.targets:
+        try:
+            yield name, recorded.target_called(name)
+        except PullbackError as error:
+            errors.append((name, error))
 
 
 def _load(library: str) -> None:
@@ -220,17 +230,23 @@ def _of_name(name: str) -> Iterator[tuple[str, Target]]:
     if not functions:
         raise TargetError(
             f"`{name}` must define a Function to check",
-            expected="a subclass of torch.autograd.Function, at the top of the module",
+            expected="a subclass of torch.autograd.Function, or a custom op, at its top",
             got="none",
             fix=f"name what to check: {name}:name",
         )
-    for cls in functions:
-        yield f"{name}:{cls.__name__}", target_of(cls)
+    for function in functions:
+        target = target_of(function)
+        yield f"{name}:{function.__name__ if target.is_function else target.name}", target
 
 
 def functions_in(module: ModuleType) -> Iterator[Any]:
-    """The Function classes that a module defines, in the order of its lines."""
+    """The Function classes and custom ops that a module defines, in the order of its lines."""
+    ops = set[str]()
     for value in list(vars(module).values()):
+        if is_op(value) and getattr(body_of(value), "__module__", "") == module.__name__:
+            if target_of(value).name not in ops:  # one op may have two names
+                yield value
+            ops.add(target_of(value).name)
         if not (isinstance(value, type) and issubclass(value, TorchFunction)):
             continue
         if value.__module__ == module.__name__ and target_of(value).method("forward") is not None:

@@ -10,10 +10,10 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.cli.mistakes import of_users_code, require_call
 from pullback.cli.target import example_option, examples_of, load
 from pullback.cli.waiting import waiting
-from pullback.derive.backward import derive
+from pullback.derive.backward import derive_function
 from pullback.errors import PullbackError, TargetError
-from pullback.prove.judge import PROVED, REFUTED
-from pullback.prove.proof import prove
+from pullback.prove import prove
+from pullback.prove.verdicts import PROVED, REFUTED
 
 _UNDECIDED = 2
 
@@ -67,7 +67,7 @@ def command(
         _prove(program, arguments, seconds)
         return
     with waiting(f"deriving {target}"):
-        derived = derive(program, *arguments, save=int(save) if save.isdigit() else save)
+        derived = derive_function(program, *arguments, save=int(save) if save.isdigit() else save)
         source = derived.source()
     click.echo(source, nl=False)
 

@@ -13,8 +13,7 @@ import click
 from pullback.cli.mistakes import require_call
 from pullback.cli.target import examples_of, load, value_of
 from pullback.errors import TargetError
-from pullback.plan import figure, store
-from pullback.plan.planning import plan
+from pullback.plan import figure, plan, store
 
 
 @click.command("plan")

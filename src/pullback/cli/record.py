@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -39,8 +42,9 @@ def command(output: str, program: tuple[str, ...]) -> None:
     """Run a Python PROGRAM, and write the inputs of every custom Function that it calls.
 
     PROGRAM is `python train.py` with its options, `python -m train`, or the file alone. A few calls
-    of each Function are kept, those that differ in shape, dtype or plain arguments. What runs in
-    other threads or processes, or compiled, is not seen. The exit code is the program's.
+    of each Function and custom op are kept, those that differ in shape, dtype or plain arguments;
+    they are in the file even if the program is ended or crashes. What runs in other threads or
+    processes, or compiled, is not seen. The exit code is the program's.
 
     \b
     Examples:
@@ -124,8 +128,9 @@ def _require_python(python: str, flags: list[str]) -> None:
 
 
 def run(out: str, program: list[str]) -> None:
-    """Run a program as Python would, and write what was recorded when it ends in any way."""
+    """Run a program as Python would, and write what was recorded while and after it runs."""
     recorded = Recording()
+    recorded.on_call = _Journal(recorded, out).update
     try:
         with recorded.watching():
             _run(program)
@@ -146,16 +151,53 @@ def _own_part(error: BaseException) -> TracebackType | None:
     return entry or error.__traceback__
 
 
+def _terminate(*_: object) -> None:
+    """End as `sys.exit` does, so that the recording is written."""
+    sys.exit(128 + signal.SIGTERM)
+
+
+class _Journal:
+    """Keeps the file up to date while the program runs: it may be killed, or crash.
+
+    Writing takes at most a tenth of the time: after one, the next waits ten times as long as it
+    took.
+    """
+
+    def __init__(self, recorded: Recording, out: str) -> None:
+        self.recorded = recorded
+        self.out = out
+        self.next = 0.0
+
+    def update(self) -> None:
+        """Write what there is, unless the last time was just now."""
+        start = time.monotonic()
+        if start < self.next:
+            return
+        with contextlib.suppress(OSError):  # said at the end; the program must not notice
+            self.recorded.save(self.out)
+        end = time.monotonic()
+        self.next = end + 10 * (end - start)
+
+
 def _written(recorded: Recording, out: str) -> str:
     """Write a recording, unless it is empty; what to say of it."""
-    calls, functions = len(recorded.calls), len(recorded.targets)
-    if not calls:
-        reasons = "".join(f"\n  left out: {why}" for why in recorded.left_out)
-        return f"no call of a custom Function was seen, and nothing is written{reasons}"
-    recorded.save(out)
+    try:
+        saved = recorded.save(out)
+    except OSError as error:
+        return f"nothing is written: {error}"
+    lost = [f"\n  not in the file: {why}" for why in saved.lost]
+    lost += [f"\n  left out, {times} times: {why}" for why, times in recorded.left_out.items()]
+    if not saved.calls:
+        seen = "no call of a custom Function was seen" if not saved.lost else "no call can be kept"
+        return f"{seen}, and nothing is written{''.join(lost)}"
     name = os.path.relpath(out)
-    counted = f"{calls} call{'s' * (calls != 1)} of {functions} Function{'s' * (functions != 1)}"
-    return f"{counted} written to {name}; next: pullback check --inputs {shlex.quote(name)}"
+    counted = f"{_counted(saved.calls, 'call')} of {_counted(saved.functions, 'Function')}"
+    then = f"next: pullback check --inputs {shlex.quote(name)}"
+    return f"{counted} written to {name}; {then}{''.join(lost)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _run(program: list[str]) -> None:
@@ -175,4 +217,5 @@ def _run(program: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)
     run(sys.argv[1], sys.argv[2:])

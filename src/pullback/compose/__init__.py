@@ -1,7 +1,7 @@
 """Compose: one program of Functions and ops as one node, as it is written, or in groups.
 
-The law of every composition: the same outputs and the same gradients, first and second order, as
-the program as written. The public functions stand here and import what they need when called.
+What every composition guarantees: the same outputs and the same gradients, first and second order,
+as the program as written. The public functions stand here and import what they need when called.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pullback.capture.names import program_name
 from pullback.compose.fast_path import with_nodes
 from pullback.compose.nested import as_written, callable_of
-from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_of
+from pullback.compose.reasons import Reasons, call_text, is_refusal, reason_text
 from pullback.derive.backward import make_derived
 from pullback.derive.returned import record_of
 from pullback.derive.traced import traceable
@@ -21,7 +22,7 @@ from pullback.errors import CaptureError
 from pullback.function.slots import transforms_active
 from pullback.graph.cut import require_policy
 from pullback.run import backends_of
-from pullback.run.paths import Paths, Reason
+from pullback.run.paths import Paths, UncompiledReason
 
 
 def combine(
@@ -49,9 +50,9 @@ def combine(
     What cannot be captured runs as written, and `explain()` says why: the whole program if its
     examples cannot, otherwise the calls that cannot.
 
-    Law: the same outputs and the same gradients, first and second order, as the program as written.
-    A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch gets
-    wrong; here it is right, as if it were a `pb.Function`.
+    Guarantee: the same outputs and the same gradients, first and second order, as the program as
+    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
+    gets wrong; here it is right, as if it were a `pb.Function`.
 
     >>> import torch
     >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
@@ -70,8 +71,10 @@ def combine(
     except Exception as error:
         if not is_refusal(error):
             raise
-        reason = reason_of(error)
-        Paths(name_of(program), is_told=compiles(backend)).tell(Reason(reason, AS_WRITTEN))
+        reason = reason_text(error)
+        Paths(program_name(program), warns=compiles(backend)).warn(
+            UncompiledReason(reason, AS_WRITTEN)
+        )
         return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
@@ -82,11 +85,6 @@ AS_WRITTEN = "change that, or compose it by `pb.nest`, which says that it runs a
 def compiles(backend: str) -> bool:
     """Whether a choice of backends asks for compiled code."""
     return list(backends_of(backend)) != ["eager"]
-
-
-def name_of(program: Any) -> str:
-    """What a program is called in messages."""
-    return str(getattr(program, "__name__", type(program).__name__))
 
 
 def policy_of(save: str | int | None, backend: str) -> str | int:
@@ -101,7 +99,7 @@ def require_examples(program: Any, examples: tuple[Any, ...]) -> None:
     """Raise unless there are examples to capture a program with."""
     if not examples:
         raise CaptureError(
-            f"`{name_of(program)}` must be composed with examples of its arguments",
+            f"`{program_name(program)}` must be composed with examples of its arguments",
             got="no example",
             fix="pass tensors like those it will be called with, and its other arguments",
         )
@@ -125,8 +123,8 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
 
     def refuse(args: Any, kwargs: Any, error: Exception) -> None:
         key = _key(known.recipes, args, kwargs)
-        reasons.add(key, call_text((args, kwargs)), reason_of(error))
-        nodes.paths.tell(Reason(reason_of(error), AS_WRITTEN))
+        reasons.add(key, call_text((args, kwargs)), reason_text(error))
+        nodes.paths.warn(UncompiledReason(reason_text(error), AS_WRITTEN))
 
     def refused(args: Any, error: Exception) -> bool:
         if is_refusal(error):  # others are raised by the general way

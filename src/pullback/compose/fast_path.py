@@ -1,7 +1,7 @@
 """What runs a call of a composition: the node that its backend made, found in a table of calls.
 
 The table is that of `derive.call_table`, with nodes in it. How often each path was taken is
-counted, and what goes another way than compiled code is told.
+counted, and what does not run compiled code is reported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pullback.capture.environment import Surroundings
+from pullback.capture.environment import Environment
 from pullback.capture.modes import autocast_off
 from pullback.derive.call_table import CallEntry, CallTable, Unlisted, called_with
 from pullback.derive.returned import record_of
@@ -28,14 +28,14 @@ _REASONS = {
 
 
 def table_of(
-    around: Surroundings,
+    environment: Environment,
     make: Callable[[tuple[Any, ...]], tuple[Callable[..., Any], str]],
     general: Callable[..., Any],
     paths: Paths,
 ) -> CallTable:
     """A table of calls whose entries `make` gives with the path that they take, in words.
 
-    `around` is what the program reads from around it.
+    `environment` is what the program reads from outside.
     """
 
     def entry(args: tuple[Any, ...]) -> CallEntry:
@@ -43,10 +43,10 @@ def table_of(
         return CallEntry(run, paths.tally(path))
 
     def unlisted(why: Unlisted) -> None:
-        if paths.is_told:
+        if paths.warns:
             paths.uncompiled(_REASONS[why])
 
-    return CallTable(around, entry, general, unlisted)
+    return CallTable(environment, entry, general, unlisted)
 
 
 def with_nodes(
@@ -82,7 +82,7 @@ def with_nodes(
         run = called_with(found.node, captured, args, held, general)
         return _without_casts(run) if has_autocast() else run, found.path
 
-    table = table_of(known.recipes.around, make, general, nodes.paths)
+    table = table_of(known.recipes.environment, make, general, nodes.paths)
     nodes.await_backends(table.forget)
     return table.make_call(), nodes
 

@@ -19,12 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import apart
 from pullback.capture.names import identifier
-from pullback.capture.patch import watching
-from pullback.capture.trees import flatten, map_leaves, tensors_in, unflatten
+from pullback.capture.trees import flatten, map_leaves, tensor_leaves, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
-from pullback.capture.watch import Watcher
+from pullback.capture.watch import shielded
 from pullback.compose.fast_path import with_nodes
 from pullback.compose.grouping import (
     Groups,
@@ -32,8 +30,8 @@ from pullback.compose.grouping import (
     is_in_order,
     unfit,
 )
-from pullback.compose.reasons import REFUSALS, reason_of
-from pullback.compose.text import Node, function_of
+from pullback.compose.reasons import REFUSALS, reason_text
+from pullback.compose.text import NodeCall, units_function
 from pullback.derive.backward import make_derived
 from pullback.derive.returned import record_of
 from pullback.derive.traced import traceable
@@ -73,7 +71,7 @@ class Flow:
         return self.program.out_spec.is_leaf() and isinstance(self.program.outputs[0], Ref)
 
     def is_as_it_was(self) -> bool:
-        """Whether the tensors from around the program need gradients as when it was recorded."""
+        """Whether the tensors from outside the program need gradients as when it was recorded."""
         return self.needs == _needs(self.program)
 
 
@@ -89,24 +87,26 @@ def skeleton(program: Program) -> tuple[Any, ...]:
 # ---- recording ----
 
 
-def recorded(program: Callable[..., Any], args: Sequence[Any]) -> Program:
+def recorded_units(program: Callable[..., Any], args: Sequence[Any]) -> Program:
     """`program` as units, run on copies of `args`; tensors and random states stay as they are.
 
     Raises `CaptureError` for what cannot be repeated unit by unit.
     """
     with _alone(args):
         try:
-            program(*copies_of(args))  # a recording is real: what it would change, is seen here
+            program(
+                *changeable_copies(args)
+            )  # a recording is real: what it would change, is seen here
         except ChangeInPlaceError:
             raise CaptureError(
-                f"`{getattr(program, '__name__', 'program')}` must leave tensors from around it as "
-                "they are",
+                f"`{getattr(program, '__name__', 'program')}` must leave tensors from outside it "
+                "as they are",
                 got="a change in place",
             ) from None
-        return record(program, *copies_of(args))
+        return record(program, *changeable_copies(args))
 
 
-def copies_of(args: Sequence[Any]) -> tuple[Any, ...]:
+def changeable_copies(args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments, with tensors of their own that may be changed in place."""
 
     def copied(leaf: Any) -> Any:
@@ -122,9 +122,8 @@ def copies_of(args: Sequence[Any]) -> tuple[Any, ...]:
 @contextmanager
 def _alone(args: Sequence[Any]) -> Iterator[None]:
     """Whoever watches or hooks around a call is not told; random numbers stay undrawn."""
-    with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
-        with isolated(tuple(args), 0):
-            yield
+    with shielded(), isolated(tuple(args), 0):
+        yield
 
 
 # ---- making ----
@@ -149,7 +148,7 @@ def flow_of(
     if not is_in_order(ordered):
         ordered = groups_of(program, groups, _drawing(program, args))
     with _alone(args):
-        values = program.values(*copies_of(args))
+        values = program.values(*changeable_copies(args))
         wanted = {tuple(sorted(group)) for group in groups}
         reasons = unfit(program, ordered, wanted)
         nodes, parts = dict[Any, Any](), dict[Any, Part]()
@@ -162,25 +161,25 @@ def flow_of(
                     part, values, save=save, backend=backend, module=module, verify=verify
                 )
             except REFUSALS as error:
-                reasons[group] = reason_of(error)
+                reasons[group] = reason_text(error)
             except RuntimeError as error:  # the program has run, but its backward does not
                 line = str(error).splitlines()[0]
                 reasons[group] = f"PyTorch cannot differentiate it by itself: {line}"
-    steps: list[Unit | Node] = []
+    steps: list[Unit | NodeCall] = []
     for group in ordered:
         if group in nodes:
-            steps.append(Node(nodes[group].apply, parts[group].inputs, parts[group].outputs))
+            steps.append(NodeCall(nodes[group].apply, parts[group].inputs, parts[group].outputs))
         else:
             steps += part_of(program, group).units
     function = _function(program, steps)
     return Flow(program, ordered, nodes, parts, reasons, function, _needs(program))
 
 
-def _function(program: Program, steps: Sequence[Unit | Node]) -> Callable[..., Any]:
+def _function(program: Program, steps: Sequence[Unit | NodeCall]) -> Callable[..., Any]:
     closures = {closure.number: closure.tensor for closure in program.closures}
     outputs = [output.number for output in program.outputs if isinstance(output, Ref)]
     inputs = [number for number, _ in program.inputs]
-    return function_of("run", steps, inputs, outputs, closures)  # type: ignore[no-any-return]
+    return units_function("run", steps, inputs, outputs, closures)  # type: ignore[no-any-return]
 
 
 def _live(program: Program, part: Part, args: Sequence[Any]) -> Part:
@@ -205,7 +204,7 @@ def _drawing(program: Program, args: Sequence[Any]) -> list[int]:
     """The units that draw random numbers."""
     found = []
     with _alone(args):
-        given = tensors_in(copies_of(args))
+        given = tensor_leaves(changeable_copies(args))
         values = dict(zip((number for number, _ in program.inputs), given, strict=True))
         values |= {closure.number: closure.tensor for closure in program.closures}
         for unit in program.units:
@@ -237,7 +236,7 @@ def node_of(
         known = _nodes.get(key)
         if known is None:
             name, numbers = _name(part.units), (part.inputs, part.outputs)
-            program = function_of(name, part.units, *numbers, module=module)
+            program = units_function(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
             known = make_derived(program, examples, save, keeps_inputs=True)
             general = partial(record_of(known).call, known)

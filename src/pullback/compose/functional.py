@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from pullback.capture.environment import Given
+from pullback.capture.guards import Guards
 from pullback.capture.names import identifier
-from pullback.capture.steady import Places
 from pullback.capture.trees import kept, map_leaves
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated
-from pullback.function.signature import place_of
+from pullback.function.signature import source_place
 
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -55,7 +55,7 @@ def _distinct(module: nn.Module) -> list[tuple[str, str, Slot]]:
     return list(found.values())
 
 
-class Layout:
+class ModuleLayout:
     """Where a module holds its tensors, as long as modules and names in it stay the same.
 
     `buffers` are the places of those that carry no gradient, which `forward` may change. `reason`
@@ -104,20 +104,20 @@ def _ties(module: nn.Module) -> list[tuple[Slot, Slot]]:
 
 def _question(module: nn.Module) -> Callable[[], bool]:
     """A function that says whether a module is still built, and hooked, as it is now."""
-    places = Places()
+    guards = Guards()
     for each in module.modules():
         state = vars(each)
-        places.items(state[MODULES])
+        guards.items(state[MODULES])
         for kind in (PARAMETERS, BUFFERS):
-            places.size(state[kind])
+            guards.size(state[kind])
             for key, tensor in state[kind].items():
                 if tensor is None:
-                    places.item(state[kind], key)
+                    guards.item(state[kind], key)
         for name in _HOOKS if each is not module else ():
-            places.size(state[name])
+            guards.size(state[name])
         if each is module:
-            places.item(state, "forward")
-    return places.question()
+            guards.item(state, "forward")
+    return guards.check()
 
 
 def _reason(module: nn.Module) -> str:
@@ -132,7 +132,7 @@ def _reason(module: nn.Module) -> str:
     return ""
 
 
-def odd_tensor(layout: Layout, row: Sequence[Tensor]) -> str:
+def odd_tensor(layout: ModuleLayout, row: Sequence[Tensor]) -> str:
     """The first tensor of a module that is not a plain one, in words; "" if there is none."""
     for name, tensor in zip(layout.names, row, strict=True):
         if type(tensor) not in (Tensor, nn.Parameter):
@@ -161,7 +161,7 @@ class _Serving(threading.local):
 _serving = _Serving()
 
 
-def serve(call: Callable[..., Any], row: Sequence[Any], args: Any, kwargs: Any) -> Any:
+def with_own_tensors(call: Callable[..., Any], row: Sequence[Any], args: Any, kwargs: Any) -> Any:
     """Call a composition of a program with the module's own tensors.
 
     Where it comes down to the program as written, that is the module itself.
@@ -173,7 +173,7 @@ def serve(call: Callable[..., Any], row: Sequence[Any], args: Any, kwargs: Any) 
         _serving.row = before
 
 
-def program_of(layout: Layout, changing: frozenset[str]) -> Callable[..., Any]:
+def module_program(layout: ModuleLayout, changing: frozenset[str]) -> Callable[..., Any]:
     """`forward` as a function of the module's tensors and its arguments.
 
     Where there are buffers that it is known to be `changing`, it returns what `forward` returns
@@ -215,7 +215,9 @@ def _signature(names: Sequence[str], forward: Any) -> inspect.Signature:
     return inspect.Signature([*first, *own])
 
 
-def changed_by(layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any) -> frozenset[str]:
+def changed_by(
+    layout: ModuleLayout, row: Sequence[Tensor], args: Any, kwargs: Any
+) -> frozenset[str]:
     """The buffers that a call of `forward` changes, found out on copies."""
     copies, given, named = map_leaves(kept, (list(row), tuple(args), dict(kwargs)))
     with isolated(args, 0), torch.enable_grad():
@@ -311,7 +313,7 @@ def _place_of_setting(cls: type[nn.Module], name: str) -> str:
             if is_set and node.attr == name:  # type: ignore[attr-defined]
                 file = os.path.basename(method.__code__.co_filename)
                 return f"{file}:{first + node.lineno - 1}"  # type: ignore[attr-defined]
-    return place_of(cls.forward)
+    return source_place(cls.forward)
 
 
 def has_global_hooks() -> bool:

@@ -1,7 +1,7 @@
 """`hybrid`: a program with some of its units combined into nodes, and the rest as written.
 
 The program is recorded as units on its examples. A call of a kind or of sizes that were not seen
-is recorded anew: if it makes the same calls, the same grouping serves it, otherwise it runs as
+is recorded again: if it makes the same calls, the same grouping serves it, otherwise it runs as
 written.
 """
 
@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_odd
-from pullback.capture.trees import map_leaves, tensors_in
+from pullback.capture.names import program_name
+from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.compose.combined import (
     AS_WRITTEN,
     compiles,
-    name_of,
     policy_of,
     require_examples,
 )
 from pullback.compose.fast_path import table_of
-from pullback.compose.flow import Flow, flow_of, recorded, skeleton
+from pullback.compose.flow import Flow, flow_of, recorded_units, skeleton
 from pullback.compose.nested import as_written, callable_of, composition
-from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_of
+from pullback.compose.reasons import REFUSALS, Reasons, call_text, reason_text
 from pullback.derive.recipes import Recipes
 from pullback.derive.tensor_specs import tensor_spec_of_leaf
 from pullback.function.slots import has_tangent, transforms_active
-from pullback.run import text_of
-from pullback.run.paths import Paths, Reason
+from pullback.run import describe_backend
+from pullback.run.paths import Paths, UncompiledReason
 
 FLOWS = 256  # how many calls of other kinds and sizes are kept
 
@@ -62,9 +62,9 @@ def hybrid(
     program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
     gradient recording and inside a capture the program itself runs.
 
-    Law: the same outputs and the same gradients, first and second order, as the program as written.
-    A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch gets
-    wrong; inside a node it is right, as if it were a `pb.Function`.
+    Guarantee: the same outputs and the same gradients, first and second order, as the program as
+    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
+    gets wrong; inside a node it is right, as if it were a `pb.Function`.
 
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)
@@ -80,19 +80,19 @@ def hybrid(
     save = policy_of(save, backend)
     require_examples(program, examples)
     chosen = tuple(tuple(group) for group in groups)
-    paths = Paths(name_of(program), is_told=compiles(backend))
+    paths = Paths(program_name(program), warns=compiles(backend))
     flows = _Flows(program, chosen, save, backend, paths, verify=verify)
     try:
         flows.begin(examples)
     except REFUSALS as error:
-        paths.tell(Reason(reason_of(error), AS_WRITTEN))
-        return as_written(program, reason_of(error), name)
-    table = table_of(flows.kinds.around, flows.entry, flows.run, paths)
+        paths.warn(UncompiledReason(reason_text(error), AS_WRITTEN))
+        return as_written(program, reason_text(error), name)
+    table = table_of(flows.kinds.environment, flows.entry, flows.run, paths)
     made = composition(program, "hybrid", table.make_call(), name)
     made.is_wrong = staticmethod(flows.is_wrong)
     made.explain = staticmethod(lambda: "\n".join(flows.lines()))
     made.groups = flows.first.groups
-    made.flow, made.likes = flows.first, map_leaves(tensor_spec_of_leaf, examples)
+    made.flow, made.specs = flows.first, map_leaves(tensor_spec_of_leaf, examples)
     return made
 
 
@@ -128,7 +128,7 @@ class _Flows:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One call."""
-        tensors = tensors_in((args, kwargs))
+        tensors = tensor_leaves((args, kwargs))
         if (
             not torch.is_grad_enabled()
             or transforms_active()
@@ -170,7 +170,7 @@ class _Flows:
             try:
                 flow = self._flows[key] = self._make((args, kwargs))
             except REFUSALS as error:
-                self._refuse(key, (args, kwargs), reason_of(error))
+                self._refuse(key, (args, kwargs), reason_text(error))
                 return None
             if skeleton(flow.program) != skeleton(self.first.program):
                 del self._flows[key]
@@ -182,7 +182,7 @@ class _Flows:
 
     def _refuse(self, key: Any, call: tuple[Any, Any], reason: str) -> None:
         self.reasons.add(key, call_text(call), reason)
-        self.paths.tell(Reason(reason, AS_WRITTEN))
+        self.paths.warn(UncompiledReason(reason, AS_WRITTEN))
 
     def _make(self, call: tuple[Any, Any]) -> Flow:
         program = self.program
@@ -192,7 +192,7 @@ class _Flows:
             return program(*args, **kwargs)
 
         whole.__name__ = getattr(program, "__name__", type(program).__name__)
-        units = recorded(whole, call)
+        units = recorded_units(whole, call)
         module = getattr(program, "__module__", None) or "__main__"
         return flow_of(
             units,
@@ -212,7 +212,7 @@ class _Flows:
         nodes = len(flow.nodes)
         alone = sum(len(group) for group in flow.groups if group not in flow.nodes)
         first = f"hybrid: {_count(nodes, 'node')} and {_count(alone, 'unit')} as written"
-        rows = [f"{first}, {text_of(self.backend)}"]
+        rows = [f"{first}, {describe_backend(self.backend)}"]
         for group in flow.groups:
             names = ", ".join(f"{n} {flow.program.units[n].name}" for n in group)
             how = "one node" if group in flow.nodes else "as written"

@@ -32,24 +32,24 @@ from pullback.compose.combined import (
     require_examples,
 )
 from pullback.compose.functional import (
-    Layout,
+    ModuleLayout,
     changed_by,
     has_global_hooks,
+    module_program,
     odd_tensor,
-    program_of,
     require_values,
-    serve,
+    with_own_tensors,
 )
-from pullback.compose.reasons import is_refusal, reason_of
+from pullback.compose.reasons import is_refusal, reason_text
 from pullback.function.slots import in_forward_mode, transforms_active
-from pullback.run.paths import Paths, Reason
+from pullback.run.paths import Paths, UncompiledReason
 
 Make = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ComposeOptions:
     """How a module is combined."""
 
     backend: str
@@ -78,8 +78,8 @@ def combine_module(
         examples: arguments of `forward` to capture it with.
         backend, save, name, verify: as for a program.
 
-    Law: the same outputs and gradients as the module as written, the same changes of its buffers,
-    and the same random numbers.
+    Guarantee: the same outputs and gradients as the module as written, the same changes of its
+    buffers, and the same random numbers.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
@@ -87,21 +87,21 @@ def combine_module(
     >>> fast(torch.ones(2, 3)).grad_fn.name(), fast[0].weight is layer[0].weight
     ('SequentialBackward', True)
     """
-    policy_of(save, backend)  # raises for one that there is not
+    policy_of(save, backend)  # raises for an unknown one
     require_examples(module, examples)
     require_values(module)
-    made = _recombined(plain_of(module), Options(backend, save, name, verify))
-    nodes_of(made).prepare(examples)
+    made = _recombined(plain_of(module), ComposeOptions(backend, save, name, verify))
+    module_nodes(made).prepare(examples)
     return made
 
 
-def _recombined(module: nn.Module, options: Options) -> Any:
+def _recombined(module: nn.Module, options: ComposeOptions) -> Any:
     """A combined module that captures at its first call: how one is copied and unpickled."""
-    paths = Paths(type(module).__name__, is_told=compiles(options.backend))
+    paths = Paths(type(module).__name__, warns=compiles(options.backend))
     return served(module, ModuleNodes(module, options.make, paths), options)
 
 
-def served(module: nn.Module, nodes: ModuleNodes, options: Options | None) -> Any:
+def served(module: nn.Module, nodes: ModuleNodes, options: ComposeOptions | None) -> Any:
     """A module that shares everything with `module`, and whose `forward` is that of `nodes`."""
     cls: Any = type(module)
     space = {
@@ -118,7 +118,7 @@ def served(module: nn.Module, nodes: ModuleNodes, options: Options | None) -> An
 
 def plain_of(module: nn.Module) -> nn.Module:
     """The module as written; for one that is combined, that which it was made of."""
-    nodes = nodes_of(module)
+    nodes = module_nodes(module)
     if nodes is None or vars(nodes.module) is vars(module):
         return module if nodes is None else nodes.module
     cls = type(nodes.module)
@@ -127,7 +127,7 @@ def plain_of(module: nn.Module) -> nn.Module:
     return plain
 
 
-def nodes_of(module: nn.Module) -> Any:
+def module_nodes(module: nn.Module) -> Any:
     """What serves the calls of a combined module; None for another."""
     return getattr(type(module), "_pb_nodes", None)
 
@@ -136,7 +136,7 @@ class Combined:
     """What a combined module has of its own, in front of the class that it was made of."""
 
     _pb_nodes: ModuleNodes
-    _pb_options: Options | None
+    _pb_options: ComposeOptions | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module as written returns, in one node where that can be."""
@@ -165,17 +165,17 @@ class Combined:
 class ModuleNodes:
     """The compositions that serve the calls of one module; safe to use from several threads.
 
-    `make` gives one for a program and its arguments; `paths` is told what runs as written.
+    `make` gives one for a program and its arguments; `paths` reports what runs as written.
     """
 
     def __init__(self, module: nn.Module, make: Make, paths: Paths | None = None) -> None:
         self.module = module
         self.make = make
-        self.paths = paths or Paths(type(module).__name__, is_told=False)
+        self.paths = paths or Paths(type(module).__name__, warns=False)
         self.written: Any = type(module).forward
         self.reasons: dict[Any, str] = {}
         self._signature = inspect.signature(module.forward)
-        self._layout: Layout | None = None
+        self._layout: ModuleLayout | None = None
         self._changing: dict[Any, frozenset[str]] = {}
         self._made: dict[Any, Any] = {}
         self._lock = threading.RLock()
@@ -188,7 +188,7 @@ class ModuleNodes:
             if not self._is_odd(layout, row):
                 self._function(layout, row, examples, {})
 
-    def know(self, layout: Layout, changing: frozenset[str], function: Any) -> None:
+    def know(self, layout: ModuleLayout, changing: frozenset[str], function: Any) -> None:
         """Let `function` serve the calls that change the buffers `changing`."""
         self._made[layout.names, changing] = function
 
@@ -205,29 +205,29 @@ class ModuleNodes:
         if function is None:
             return self.module.forward(*args, **kwargs)
         if not changing:
-            return serve(function, row, args, kwargs)
+            return with_own_tensors(function, row, args, kwargs)
         # The node keeps its inputs: those that are changed afterwards are copies.
         places = [place for place in layout.buffers if layout.names[place] in changing]
         given = list(row)
         for place in places:
             given[place] = row[place].clone()
-        output, values = serve(function, given, args, kwargs)
+        output, values = with_own_tensors(function, given, args, kwargs)
         by_name = dict(zip(sorted(changing), values, strict=False))
         with torch.no_grad():
             for place in places if values else ():
                 row[place].copy_(by_name[layout.names[place]])
         return output
 
-    def _now(self) -> Layout:
+    def _now(self) -> ModuleLayout:
         """Where the tensors are."""
         layout = self._layout
         if layout is None or not layout.holds():
             with self._lock:
-                layout = self._layout = Layout(self.module)
+                layout = self._layout = ModuleLayout(self.module)
                 self._changing.clear()
         return layout
 
-    def _is_odd(self, layout: Layout, row: Sequence[Tensor]) -> bool:
+    def _is_odd(self, layout: ModuleLayout, row: Sequence[Tensor]) -> bool:
         """Whether calls run as written because of what the module is now."""
         if all(type(one) in _PLAIN for one in row) and not has_global_hooks() and not layout.reason:
             return False
@@ -237,10 +237,10 @@ class ModuleNodes:
 
     def _refuse(self, key: Any, reason: str) -> None:
         self.reasons[key] = reason
-        self.paths.tell(Reason(reason, AS_WRITTEN))
+        self.paths.warn(UncompiledReason(reason, AS_WRITTEN))
 
     def _function(
-        self, layout: Layout, row: Sequence[Tensor], args: Any, kwargs: Any
+        self, layout: ModuleLayout, row: Sequence[Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, frozenset[str]]:
         """What serves a call, or None, and the buffers that the call changes."""
         modes = layout.modes()
@@ -254,7 +254,7 @@ class ModuleNodes:
             return self._made_for(layout, modes, row, args, kwargs)
 
     def _made_for(
-        self, layout: Layout, modes: Any, row: Sequence[Tensor], args: Any, kwargs: Any
+        self, layout: ModuleLayout, modes: Any, row: Sequence[Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, frozenset[str]]:
         changing: frozenset[str] = frozenset()
         if layout.buffers:
@@ -262,12 +262,12 @@ class ModuleNodes:
                 changing = changed_by(layout, row, args, kwargs)
             except Exception as error:
                 if is_refusal(error):
-                    self._refuse((layout.names, modes), reason_of(error))
+                    self._refuse((layout.names, modes), reason_text(error))
                 return None, frozenset()  # what else is wrong with the call, the module says itself
         key = layout.names, changing
         if key not in self._made:
             with torch.enable_grad():
-                self._made[key] = self.make(program_of(layout, changing), *row, *args)
+                self._made[key] = self.make(module_program(layout, changing), *row, *args)
         self._changing[modes] = changing
         return self._made[key], changing
 

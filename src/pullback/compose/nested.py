@@ -1,4 +1,4 @@
-"""`nest`: a program as it is written, behind the same info as the other compositions."""
+"""`nest`: a program as it is written, with the interface of the other compositions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nest(program: Callable[..., Any], *, name: str | None = None) -> Any:
     captures a program that calls it, it is transparent: its units are units of that program. It is
     called after the program, or `name`.
 
-    Law: `apply` is `program`: the same outputs, gradients and errors, first and second order.
+    Guarantee: `apply` is `program`: the same outputs, gradients and errors, first and second order.
 
     >>> import torch
     >>> F = nest(lambda x: x.sin() ** 2)

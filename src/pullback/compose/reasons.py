@@ -61,7 +61,7 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, REFUSALS) or (isinstance(error, RuntimeError) and _LEAF in str(error))
 
 
-def reason_of(error: BaseException) -> str:
+def reason_text(error: BaseException) -> str:
     """An error in one line: the rule, what there was instead, and where."""
     if not isinstance(error, PullbackError):
         return "an input is changed in place"  # the one refusal that PyTorch makes

@@ -1,4 +1,4 @@
-"""Units as a Python function: one line for each call, values let go when nobody needs them."""
+"""Units as a Python function: one line for each call, values released after their last use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.capture.trees import map_leaves, tensors_in
-from pullback.capture.units import Ref, Unit
+from pullback.capture.trees import tensor_leaves
+from pullback.capture.units import Ref, Unit, refs_in, with_values
 from pullback.capture.watch import FUNCTION
 from pullback.function.generated import run_text
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeCall:
     """A call of `function` with the values numbered `inputs`; it gives those of `outputs`."""
 
     function: Callable[..., Any]
@@ -24,11 +24,11 @@ class Node:
 
 
 @dataclass
-class Writer:
+class UnitWriter:
     """The text of one function, growing, and the things that it calls by name."""
 
     lines: list[str] = field(default_factory=list)
-    space: dict[str, Any] = field(default_factory=lambda: {"_one": _one, "_all": tensors_in})
+    space: dict[str, Any] = field(default_factory=lambda: {"_one": _one, "_all": tensor_leaves})
 
     def name(self, thing: Any) -> str:
         """A name for a constant of the text."""
@@ -38,17 +38,17 @@ class Writer:
 
     # ---- calls ----
 
-    def add(self, step: Unit | Node) -> None:
+    def add(self, step: Unit | NodeCall) -> None:
         """One call."""
-        if isinstance(step, Node):
+        if isinstance(step, NodeCall):
             given = ", ".join(_row(step.inputs))
             line = f"{self.name(step.function)}({given})"
             self.lines.append(f"{''.join(f'{v}, ' for v in _row(step.outputs))}= {line}")
             return
         indent = ""
         if step.modes is not None:
-            inside, around = map(self.name, step.modes)
-            self.lines.append(f"with {inside}.entered({around}):")
+            inside, outside = map(self.name, step.modes)
+            self.lines.append(f"with {inside}.entered({outside}):")
             indent = "    "
         if step.changed:
             self.lines.append(indent + self._changing(step))
@@ -70,17 +70,15 @@ class Writer:
     def _value(self, value: Any) -> str:
         if isinstance(value, Ref):
             return f"v{value.number}"
-        if type(value) in (list, tuple) and _has_ref(value):
+        refs = refs_in(value)
+        if type(value) in (list, tuple) and refs:
             inside = "".join(f"{self._value(item)}, " for item in value)
             return f"[{inside}]" if type(value) is list else f"({inside})"
-        if not _has_ref(value):
+        if not refs:
             return self.name(value)
-        refs: list[int] = []
-        map_leaves(lambda leaf: refs.append(leaf.number) if isinstance(leaf, Ref) else None, value)
 
         def filled(*tensors: Tensor) -> Any:
-            rest = iter(tensors)
-            return map_leaves(lambda x: next(rest) if isinstance(x, Ref) else x, value)
+            return with_values(value, dict(zip(refs, tensors, strict=True)))
 
         return f"{self.name(filled)}({', '.join(_row(refs))})"
 
@@ -107,9 +105,9 @@ class Writer:
         return self.space[name]
 
 
-def function_of(
+def units_function(
     name: str,
-    steps: Sequence[Unit | Node],
+    steps: Sequence[Unit | NodeCall],
     inputs: Sequence[int],
     outputs: Sequence[int],
     constants: dict[int, Tensor] | None = None,
@@ -119,7 +117,7 @@ def function_of(
 
     `constants` are values that it has by itself; `module` is where it is said to be written.
     """
-    writer = Writer()
+    writer = UnitWriter()
     writer.space["__name__"] = module
     writer.space |= {f"v{number}": tensor for number, tensor in (constants or {}).items()}
     kept = {*outputs, *(constants or {})}
@@ -132,7 +130,7 @@ def function_of(
     return writer.function(name, inputs, outputs)
 
 
-def _touched(step: Unit | Node) -> list[int]:
+def _touched(step: Unit | NodeCall) -> list[int]:
     needs = step.needs if isinstance(step, Unit) else step.inputs
     return list(dict.fromkeys((*needs, *step.outputs)))
 
@@ -141,11 +139,5 @@ def _row(numbers: Sequence[int]) -> Iterator[str]:
     return (f"v{number}" for number in numbers)
 
 
-def _has_ref(value: Any) -> bool:
-    found: list[Any] = []
-    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, value)
-    return bool(found)
-
-
 def _one(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else tensors_in(result)[0]
+    return result if isinstance(result, Tensor) else tensor_leaves(result)[0]

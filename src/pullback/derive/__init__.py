@@ -44,7 +44,7 @@ def derive(
     name: str | None = None,
 ) -> DerivedFunction[..., Any]:
     """A `Function` that computes `program`, with a derived backward: see `derive.backward`."""
-    from pullback.derive.backward import derive as make  # heavy
+    from pullback.derive.backward import derive_function as make  # heavy
 
     return make(program, *examples, save=save, name=name)  # type: ignore[no-any-return]
 

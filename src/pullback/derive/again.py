@@ -1,4 +1,4 @@
-"""A printed backward that is differentiated again: what it saved on the way is computed anew.
+"""A printed backward that is differentiated again: what it saved on the way is recomputed.
 
 PyTorch keeps the history of inputs and outputs that are saved, and loses that of everything between
 them. `once_differentiable` refuses only where the cotangent itself has a history, and elsewhere
@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.derive.recipe import Parts
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import graph_returning
 from pullback.graph.cost import is_opaque, is_random
 from pullback.graph.cut_problem import ancestors
-from pullback.graph.text import text_of
-from pullback.graph.values import is_smooth
+from pullback.graph.text import graph_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +33,16 @@ class Again:
 
 def again_of(parts: Parts, name: str) -> Again:
     """What the Function `name` needs to be differentiated again."""
-    places = between(parts)
+    places = parts.between
     if not places:
         return Again()
-    graph, _ = copy_of(parts.forward)
     count = parts.joint.output_count
-    returned: Any = graph.output_node().args[0]
-    wanted = tuple(returned[count + place] for place in places)
+    graph = graph_returning(parts.forward, lambda row: [row[count + place] for place in places])
+    wanted: Any = graph.output_node().args[0]
     taken = ancestors(wanted)
     if any(is_random(node) or is_opaque(node) for node in taken if node.op == "call_function"):
-        return refusing(name, "it keeps what it drew or what others computed")
-    graph.output_node().args = (wanted,)
-    text = text_of(graph, parts.names)
+        return refused_again(name, "it keeps what it drew or what others computed")
+    text = graph_text(graph, parts.names)
     inputs = zip(graph.find_nodes(op="placeholder"), text.parameters, strict=True)
     needed = [parameter for node, parameter in inputs if node in taken]
     saved = {parts.names[node] for node in parts.cut.saved}
@@ -60,17 +57,10 @@ def again_of(parts: Parts, name: str) -> Again:
     )
 
 
-def refusing(name: str, why: str) -> Again:
+def refused_again(name: str, why: str) -> Again:
     """The lines with which the Function `name` refuses to be differentiated again."""
     said = f"`{name}` is differentiable once: {why}"
     raised = f'    raise RuntimeError("{said}")'
     long = ("    raise RuntimeError(", f'        "{said}"', "    )")
     lines = ("if torch.is_grad_enabled():", *([raised] if len(raised) <= 80 else long))
     return Again(lines=lines, is_refusing=True)
-
-
-def between(parts: Parts) -> list[int]:
-    """The places of what is saved and is neither input nor output: PyTorch loses its history."""
-    known = (*parts.joint.inputs, *parts.joint.outputs)
-    saved = enumerate(parts.cut.saved)
-    return [place for place, node in saved if node not in known and is_smooth(node)]

@@ -33,8 +33,8 @@ from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_off
 from pullback.capture.names import program_name
 from pullback.capture.patch import announce
-from pullback.capture.trees import tensors_in
-from pullback.derive.call import Call, Inputs, pull
+from pullback.capture.trees import tensor_leaves
+from pullback.derive.call import DerivedCall, Inputs, pulled_gradients
 from pullback.derive.call_table import CallEntry, CallTable, called_with, signature_if_known
 from pullback.derive.lifted import is_kept_out, run_lifted
 from pullback.derive.plain import forward_of
@@ -55,10 +55,10 @@ from pullback.function.slots import (
     new_class,
     transforms_active,
 )
-from pullback.graph.cut import Point, require_policy
+from pullback.graph.cut import TradePoint, require_policy
 
 
-def derive(
+def derive_function(
     program: Callable[..., Any],
     *examples: Any,
     save: str | int = "auto",
@@ -77,11 +77,11 @@ def derive(
 
     Returns a subclass of `Function` that is called like the program, with `source()`, the text of a
     module that needs only torch, and `frontier(*args)`, what other amounts of saved bytes would
-    cost.
-    Law: `apply` gives what `program` gives, and every derivative that autograd gives through it.
+    cost. Guarantee: `apply` gives what `program` gives, and every derivative that autograd gives
+    through it.
 
     >>> import torch
-    >>> D = derive(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
+    >>> D = derive_function(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
     >>> x = torch.tensor([0.5], requires_grad=True)
     >>> D(x).backward()
     >>> bool(torch.allclose(x.grad, (2 * x).sin()))
@@ -134,7 +134,7 @@ def make_derived(
         "__module__": getattr(program, "__module__", __name__),
     }
     cls = new_class(called, Function, space)
-    table = CallTable(recipes.around, derived.make_entry(cls), partial(derived.call, cls))
+    table = CallTable(recipes.environment, derived.make_entry(cls), partial(derived.call, cls))
     recipes.when_forgotten(table.forget)
     return traceable(cls, table.make_call())
 
@@ -154,19 +154,19 @@ class DerivedRecord:
         self.signature = signature_if_known(program)
         self.recipes = recipes
         self.keeps_inputs = keeps_inputs
-        self.likes = tensor_specs_of(examples)
+        self.specs = tensor_specs_of(examples)
         self.general = recipes.general(examples)
 
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
         captured = self.general.captured
         held = [tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None]
-        likes = [*self.likes, *held]
-        return module_source(captured, self.recipes.save, name, self.program, likes)
+        specs = [*self.specs, *held]
+        return module_source(captured, self.recipes.save, name, self.program, specs)
 
-    def frontier(self, *args: Any) -> tuple[Point, ...]:
+    def frontier(self, *args: Any) -> tuple[TradePoint, ...]:
         """The best trades of memory against work for a call with `args`: see `derive.trade`."""
-        return trade_of(self.recipes.fresh(args).captured, tensors_in(args))
+        return trade_of(self.recipes.fresh(args).captured, tensor_leaves(args))
 
     def explain(self) -> str:
         """What it is, in a line."""
@@ -182,27 +182,27 @@ class DerivedRecord:
         def make(args: tuple[Any, ...]) -> CallEntry:
             if not torch.is_grad_enabled():
                 return CallEntry(self.program, [0])
-            if any(map(is_odd, tensors_in(args))):
+            if any(map(is_odd, tensor_leaves(args))):
                 return CallEntry(general, [0])
             recipe, _ = self.recipes.find(args)
             # Where tensors begin, and whether they are leaves, the table does not look at.
             if recipe.captured.sees_offsets or isinstance(self.recipes.save, int):
                 return CallEntry(general, [0])
             run = partial(node, recipe)
-            return CallEntry(called_with(run, recipe.captured, args, recipe.around, general), [0])
+            return CallEntry(called_with(run, recipe.captured, args, recipe.closures, general), [0])
 
         return make
 
     def call(self, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Any call, without the table: the tensors are inputs, and behind them those from around.
+        """Any call, without the table: the tensors are inputs, and behind them those from outside.
 
         One that is watched is announced.
         """
         placed, keywords = _placed(self.signature, args, kwargs)
-        tensors = tensors_in(placed)
+        tensors = tensor_leaves(placed)
         if transforms_active() or in_forward_mode():
-            around = [one.tensor for one in self.general.captured.closures]
-            tangents = has_tangent([*tensors, *around])
+            closures = [one.tensor for one in self.general.captured.closures]
+            tangents = has_tangent([*tensors, *closures])
             return self.transformed(placed, keywords, tangents=tangents)
         program = self.recipes.program_with(keywords, len(placed))
         if not torch.is_grad_enabled():
@@ -213,7 +213,7 @@ class DerivedRecord:
         def node(*args: Any, **kwargs: Any) -> Any:
             recipe, tensors = self.recipes.find(*_placed(self.signature, args, kwargs))
             row = recipe.captured.linked(tensors)
-            outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *recipe.around)
+            outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *recipe.closures)
             is_single = recipe.captured.joint.output_count == 1
             return recipe.captured.give((outputs,) if is_single else outputs)
 
@@ -224,8 +224,8 @@ class DerivedRecord:
         program = self.recipes.program_with(keywords, len(args))
         if not is_kept_out(self.general.captured.functions, tangents=tangents):
             return program(*args)
-        around = [one.tensor for one in self.general.captured.closures if one.needs]
-        return run_lifted(program, args, [tensor for tensor in around if tensor is not None])
+        closures = [one.tensor for one in self.general.captured.closures if one.needs]
+        return run_lifted(program, args, [tensor for tensor in closures if tensor is not None])
 
     def make_forward(self) -> Any:
         """`forward`: the text, and what it saves."""
@@ -243,7 +243,7 @@ class DerivedRecord:
             ctx.save_for_backward(*saved)
             kinds = [(outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in recipe.live]
             found = Inputs.of(inputs, saved)
-            ctx.call = Call(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
+            ctx.call = DerivedCall(recipe, numbers, found, lambda: kinds, recipe.autocast, draws)
             ctx.mark_non_differentiable(*(outputs[place] for place in recipe.silent))
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -274,11 +274,11 @@ class DerivedRecord:
         return backward
 
     def pull(
-        self, call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+        self, call: DerivedCall, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """One gradient per input of the capture, for what a call saved and its cotangents."""
         can_repeat = partial(self.recipes.is_current, call.recipe)
-        return pull(call, saved, given, wanted, can_repeat=can_repeat)
+        return pulled_gradients(call, saved, given, wanted, can_repeat=can_repeat)
 
 
 def _placed(

@@ -19,8 +19,8 @@ def vmap_of(
     """`target` over a batch: each tensor argument has one more dimension, and so have the outputs.
 
     `target` is a Function class or any callable on tensors. Its own batching rules are used where
-    it has them; otherwise the samples are run one after the other and stacked. Law: equal to a
-    loop over the samples, derivatives included.
+    it has them; otherwise the samples are run one after the other and stacked. Guarantee: equal to
+    a loop over the samples, derivatives included.
 
     Arguments:
         in_dims: where the batch dimension of each argument is; None for one that all samples share.

@@ -51,7 +51,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class DerivedCall:
     """One call of a derived Function, as its backward sees it.
 
     `numbers` are those that were saved; `kinds` gives shape, dtype and device of each output that
@@ -71,8 +71,8 @@ class Call:
 # ---- gradients ----
 
 
-def pull(
-    call: Call,
+def pulled_gradients(
+    call: DerivedCall,
     saved: Sequence[Any],
     given: Sequence[Any],
     wanted: Sequence[bool],
@@ -93,7 +93,7 @@ def pull(
 
 
 def _pulled_again(
-    call: Call,
+    call: DerivedCall,
     saved: Sequence[Any],
     given: Sequence[Any],
     wanted: Sequence[bool],
@@ -124,7 +124,7 @@ def _pulled_again(
 
 
 def _pulled(
-    call: Call, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
+    call: DerivedCall, saved: Sequence[Any], given: Sequence[Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients by the text; None for an input that only outputs without cotangent reach."""
     recipe = call.recipe
@@ -142,7 +142,7 @@ def _pulled(
     return pulled
 
 
-def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
+def _with_history(call: DerivedCall, saved: Sequence[Any]) -> Sequence[Any]:
     """What was saved, computed again from the inputs, to be differentiated.
 
     The text knows no hand-written rule of a second derivative: only the program does.
@@ -151,19 +151,18 @@ def _with_history(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
     if row is None or captured.is_handwritten:
         raise CaptureError(
             f"`{captured.name}`, which holds hand-written backwards, must be differentiated twice "
-            "while all that it reads from around it is as it was",
-            got="something around it that has changed since forward",
+            "while all that it reads from outside it is as it was",
+            got="something outside it that has changed since forward",
             fix="call it again, or pass what changes as an argument",
         )
-    count = sum(one.kind == "argument" for one in captured.inputs)
-    return call.recipe.run(row[:count])[1]
+    return call.recipe.run(row[: captured.argument_count])[1]
 
 
 def _gone(captured: Capture) -> DoubleBackwardError:
     return DoubleBackwardError(
         f"`{captured.name}`, which detaches, must be run again to be differentiated twice: its ops "
         "do not tell what was detached",
-        got="an argument, or something that it reads from around it, that is gone or changed",
+        got="an argument, or something that it reads from outside it, that is gone or changed",
         fix="hold its arguments until then, or derive it with save='everything'",
     )
 
@@ -173,7 +172,7 @@ def _partial(captured: Capture) -> CaptureError:
         f"`{captured.name}`, which holds hand-written backwards, must have a gradient for each of "
         "its outputs",
         got="an output that nobody uses, and no way to run it again: an input, or what it reads "
-        "from around it, has changed",
+        "from outside it, has changed",
         fix="add the unused output, times zero, to what is differentiated",
     )
 
@@ -182,10 +181,9 @@ def _on_row(
     captured: Capture, program: Callable[..., Any]
 ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """The program on the row of a capture's inputs, giving its differentiable outputs."""
-    own = [i for i, one in enumerate(captured.inputs) if one.kind == "argument"]
 
     def run(row: Sequence[Tensor]) -> list[Tensor]:
-        leaves = flatten(program(*captured.fill([row[i] for i in own])))[0]
+        leaves = flatten(program(*captured.fill(row[: captured.argument_count])))[0]
         returned = [output for output in captured.outputs if output.returned]
         return [leaf for leaf, o in zip(leaves, returned, strict=True) if o.differentiable]
 

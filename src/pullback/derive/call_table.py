@@ -2,8 +2,9 @@
 
 What a call is (the layouts of its tensors, its plain values, whether gradients are recorded,
 autocast, the default dtype) is one key. The table says what runs such a call, and holds as long as
-all around the program is as it was, which is asked in a microsecond. What is not in the table is
-made: `derive` makes a call of its node, compositions make a node for the backend that they choose.
+all that the program reads from outside is as it was, which is asked in a microsecond. What is not
+in the table is made: `derive` makes a call of its node, compositions make a node for the backend
+that they choose.
 
 Every moment that is not ordinary (transforms, forward mode, modes, someone who watches), and every
 call that has no key, takes the general way, which is always right.
@@ -21,11 +22,11 @@ import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, nn, strided
 from torch.compiler import is_dynamo_compiling
 
-from pullback.capture.environment import State, Surroundings
+from pullback.capture.environment import Environment, State
 from pullback.capture.joint import ONE_AT_A_TIME, Capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.patch import is_watched
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import is_row, tensor_leaves
 from pullback.function.slots import has_autocast, is_ordinary_moment
 
 CALLS = 1024  # how many are kept in the table
@@ -40,7 +41,7 @@ _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device)
 # ---- the key ----
 
 
-def key_of(args: tuple[Any, ...]) -> Any:
+def call_key(args: tuple[Any, ...]) -> Any:
     """What a call is, as something to look it up by; None if it is nothing simple."""
     key: list[Any] = [get_default_dtype(), is_grad_enabled(), has_autocast() and autocast_now()]
     return tuple(key) if _extend(key, args) else None
@@ -101,7 +102,7 @@ class CallTable:
     """What runs each call of one program.
 
     Arguments:
-        around: what the program reads from around it; Dynamo reads the program itself.
+        environment: what the program reads from outside; Dynamo reads the program itself.
         make: gives the entry for a call that is not in the table.
         general: makes any call.
         unlisted: is told why a call goes the general way without being looked up.
@@ -109,16 +110,16 @@ class CallTable:
 
     def __init__(
         self,
-        around: Surroundings,
+        environment: Environment,
         make: Callable[[tuple[Any, ...]], CallEntry],
         general: Callable[..., Any],
         unlisted: Callable[[Unlisted], None] = lambda why: None,
     ) -> None:
-        self.around = around
+        self.environment = environment
         self.make = make
         self.general = general
         self.unlisted = unlisted
-        self._signature = signature_if_known(around.program)
+        self._signature = signature_if_known(environment.program)
         self._state: State | None = None
         # What asks whether all is as it was, and the entries that hold while it is.
         self._now: tuple[Callable[[], bool], dict[Any, CallEntry]] = _NOTHING
@@ -129,7 +130,7 @@ class CallTable:
 
     def make_call(self) -> Callable[..., Any]:
         """A function that makes a call."""
-        program, general = self.around.program, self.general
+        program, general = self.environment.program, self.general
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
@@ -152,7 +153,7 @@ class CallTable:
             if not is_ordinary_moment():
                 self.unlisted(Unlisted.MOMENT)
                 return general(*args)
-            key = key_of(args)
+            key = call_key(args)
             if key is None:
                 self.unlisted(Unlisted.VALUE)
                 return general(*args)
@@ -169,7 +170,7 @@ class CallTable:
         return call
 
     def forget(self) -> None:
-        """Make every entry anew."""
+        """Drop every entry."""
         with self._lock:
             self._now, self._last = _NOTHING, None
 
@@ -182,10 +183,10 @@ class CallTable:
         return None if bound is None or bound.kwargs else bound.args
 
     def _look(self, key: Any, args: tuple[Any, ...]) -> CallEntry:
-        """The entry for a call that is not in the table, or after a change around the program."""
+        """The entry for a call that is not in the table, or after a guard failed."""
         with self._lock:
             if not self._now[0]():
-                state, holds = self.around.look()
+                state, holds = self.environment.state()
                 table = self._now[1] if state == self._state else {}
                 self._state, self._now = state, (holds, table)
             holds, table = self._now
@@ -225,20 +226,20 @@ def called_with(
 
     The node gives the outputs of the capture: one as it is, several as a tuple.
     """
-    around: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
+    closures: list[tuple[Any, bool]] = [(one.tensor, one.needs) for one in captured.closures]
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     is_nested = any(isinstance(arg, (list, tuple, dict)) for arg in args)
     give = _giving(captured)
-    given = tensors_in(args)
+    given = tensor_leaves(args)
     is_idle = any(a is not b for a, b in zip(given, captured.linked(given), strict=True))
-    if not (held or around or give or is_idle) and len(places) == len(args):
+    if not (held or closures or give or is_idle) and len(places) == len(args):
         return node
 
     def run(*args: Any) -> Any:
-        for tensor, needs in around:
+        for tensor, needs in closures:
             if tensor.requires_grad is not needs:
                 return general(*args)
-        given = tensors_in(args) if is_nested else [args[place] for place in places]
+        given = tensor_leaves(args) if is_nested else [args[place] for place in places]
         outputs = node(*(captured.linked(given) if is_idle else given), *held)
         return outputs if give is None or outputs is MISS else give(outputs)
 
@@ -250,12 +251,8 @@ def _giving(captured: Capture) -> Callable[[Any], Any] | None:
     spec, outputs = captured.out_spec, captured.outputs
     is_single = captured.joint.output_count == 1
     in_order = [o.index for o in outputs if o.returned] == list(range(len(outputs)))
-    if in_order and (spec.is_leaf() if is_single else spec.type is tuple and _is_flat(spec)):
+    if in_order and (spec.is_leaf() if is_single else spec.type is tuple and is_row(spec)):
         return None
     if is_single:
         return lambda output: captured.give((output,))
     return captured.give
-
-
-def _is_flat(spec: Any) -> bool:
-    return all(child.is_leaf() for child in spec.children())

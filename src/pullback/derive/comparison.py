@@ -1,4 +1,4 @@
-"""What pullback wrote beside the program that it was written from: whether both compute the same.
+"""Whether a text that pullback wrote computes what the program computes.
 
 Outputs, which of them require grad, the gradients for each cotangent alone and for all together,
 and second derivatives (`observed`), on rows of inputs (`trial_rows`). Every text is compared by
@@ -19,15 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.closeness import SMALL, HalfTheDigits, all_close, largest
-from pullback.capture.fake import apart
+from pullback.capture.closeness import SMALL, HalfTheDigits, all_close, largest_number
 from pullback.capture.indices import try_indices
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_as, autocast_off
-from pullback.capture.patch import watching
 from pullback.capture.trees import flatten
-from pullback.capture.watch import Watcher
-from pullback.derive.difference import Difference, difference
+from pullback.capture.watch import shielded
+from pullback.derive.difference import TextDifference, first_difference
 from pullback.derive.observed import (
     SEED,
     Call,
@@ -35,40 +33,40 @@ from pullback.derive.observed import (
     Wanted,
     live_alone,
     observed,
-    second_order,
+    second_derivatives,
 )
 from pullback.derive.tensor_specs import TensorSpec
-from pullback.derive.trial_rows import Row, size_rows, value_rows
-from pullback.function.isolation import RandomState, seed_torch
+from pullback.derive.trial_rows import TrialRow, size_rows, value_rows
+from pullback.function.isolation import drawing_from, seed_torch
 
 
 class Comparison:
     """A program with rows of inputs, to compare others with it.
 
-    Law: a comparison that finds nothing has run the program and the other side on every row on
-    which the program itself runs.
+    Guarantee: a comparison that finds nothing has run the program and the other side on every row
+    on which the program itself runs.
     """
 
     def __init__(
-        self, captured: Capture, program: Callable[..., Any], likes: Sequence[TensorSpec]
+        self, captured: Capture, program: Callable[..., Any], specs: Sequence[TensorSpec]
     ) -> None:
-        self.captured, self.program, self.likes = captured, program, likes
+        self.captured, self.program, self.specs = captured, program, specs
         self.wanted = Wanted(
             needs=tuple(one.needs for one in captured.inputs),
             changed=tuple(place for place, _ in captured.mutated),
             held=tuple(i for i, one in enumerate(captured.inputs) if one.tensor is not None),
         )
-        self._expected: dict[tuple[Row, bool, Wanted], Observed] = {}
+        self._expected: dict[tuple[TrialRow, bool, Wanted], Observed] = {}
 
     @functools.cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrialRow]:
         """The values that are tried, at the sizes of the example."""
-        return value_rows(self.captured, self.likes)
+        return value_rows(self.captured, self.specs)
 
     @functools.cached_property
-    def sizes(self) -> list[Row]:
+    def sizes(self) -> list[TrialRow]:
         """The other sizes that are tried."""
-        return size_rows(self.captured, self.likes)
+        return size_rows(self.captured, self.specs)
 
     # ---- both sides ----
 
@@ -97,8 +95,7 @@ class Comparison:
         captured = self.captured
 
         def call(row: Sequence[Tensor]) -> list[Any]:
-            own = [t for t, one in zip(row, captured.inputs, strict=True) if one.tensor is None]
-            arguments = list(captured.fill(own))
+            arguments = list(captured.fill(row[: captured.argument_count]))
             for place, value in (numbers or {}).items():
                 arguments[place] = value
             seed_torch(SEED)
@@ -113,7 +110,7 @@ class Comparison:
         return call
 
     def expected(
-        self, row: Row, *, is_wide: bool = False, wanted: Wanted | None = None
+        self, row: TrialRow, *, is_wide: bool = False, wanted: Wanted | None = None
     ) -> Observed | None:
         """What the program gives for a row, in double precision if `is_wide`; None if it raises."""
         key = row, is_wide, wanted or self.wanted
@@ -123,7 +120,7 @@ class Comparison:
         found = self._expected[key]
         return None if found.error else found
 
-    def repeated(self, row: Row, wanted: Wanted) -> Observed | None:
+    def repeated(self, row: TrialRow, wanted: Wanted) -> Observed | None:
         """What the program gives where that is the same twice.
 
         Without second derivatives, where it has none.
@@ -134,31 +131,30 @@ class Comparison:
             return self.repeated(row, once) if wanted.is_twice else None
         return None if self.apart(found, self._program(row, wanted), row) else found
 
-    def _program(self, row: Row, wanted: Wanted) -> Observed:
+    def _program(self, row: TrialRow, wanted: Wanted) -> Observed:
         call = self.of_arguments(self.program, row.numbers)
 
         def tried(given: list[Tensor]) -> Sequence[Any]:
             if row.is_resized:
-                pairs = zip(given, self.captured.inputs, strict=True)
-                own = [t for t, one in pairs if one.tensor is None]
+                own = given[: self.captured.argument_count]
                 try_indices(self.program, self.captured.fill(own))
             return call(given)
 
         return self.observe(tried, row, wanted)
 
-    def observe(self, call: Call, row: Row, wanted: Wanted | None = None) -> Observed:
+    def observe(self, call: Call, row: TrialRow, wanted: Wanted | None = None) -> Observed:
         """What another side gives for a row."""
         with aside():
             return observed(call, row.tensors, wanted or self.wanted)
 
-    def apart(self, expected: Observed, found: Observed, row: Row) -> Difference | None:
+    def apart(self, expected: Observed, found: Observed, row: TrialRow) -> TextDifference | None:
         """The first difference of what two sides gave for a row."""
         names = [one.name for one in self.captured.inputs if one.needs]
-        return difference(expected, found, row, names)
+        return first_difference(expected, found, row, names)
 
     # ---- first order ----
 
-    def difference(self, call: Call) -> Difference | None:
+    def difference(self, call: Call) -> TextDifference | None:
         """The first thing in which `call` differs from the program, or None.
 
         In double precision, where rounding hides less, if the program takes that. A program may
@@ -167,13 +163,17 @@ class Comparison:
         """
         rows = [*self.rows, *(row for row in self.sizes if row.is_served)]
         if all(self.expected(row) is None for row in rows):
-            return Difference("the program", "inputs like the examples", "a result", "errors alone")
+            return TextDifference(
+                "the program", "inputs like the examples", "a result", "errors alone"
+            )
         found = self._first(call, self.rows[:1] if self.is_wide else rows, is_wide=False)
         if found is None and self.is_wide and self._first(call, rows, is_wide=True) is not None:
             found = self._first(call, rows, is_wide=False)
         return found
 
-    def _first(self, call: Call, rows: Sequence[Row], *, is_wide: bool) -> Difference | None:
+    def _first(
+        self, call: Call, rows: Sequence[TrialRow], *, is_wide: bool
+    ) -> TextDifference | None:
         for row in rows:
             expected = self.expected(row, is_wide=is_wide)
             if expected is not None:
@@ -183,18 +183,18 @@ class Comparison:
                     return found
         return None
 
-    def agrees(self, call: Call, row: Row) -> bool:
+    def agrees(self, call: Call, row: TrialRow) -> bool:
         """Whether the program runs on a row, and `call` gives the same."""
         expected = self.expected(row)
         return expected is not None and not self.apart(expected, self.observe(call, row), row)
 
-    def misled(self, call: Call) -> tuple[list[Row], list[Row]]:
+    def misled(self, call: Call) -> tuple[list[TrialRow], list[TrialRow]]:
         """Rows of sizes that the capture does not serve: where `call` is wrong, and right.
 
         Wrong is another result than the program's, and for sizes that somebody may mean also an
         error where the program has none.
         """
-        wrong, right = list[Row](), list[Row]()
+        wrong, right = list[TrialRow](), list[TrialRow]()
         for row in self.sizes:
             expected = None if row.is_served else self.expected(row)
             if expected is None:
@@ -207,7 +207,7 @@ class Comparison:
         return wrong, right
 
     @functools.cached_property
-    def _turned(self) -> Row:
+    def _turned(self) -> TrialRow:
         """The example with its dimensions in the other order in memory."""
         tensors = tuple(
             t if one.tensor is not None else _turned_round(t)
@@ -224,7 +224,7 @@ class Comparison:
         """For each output, the places of the inputs that give it a history, each by itself.
 
         By running the program with one input at a time that requires grad: ops alone do not tell,
-        since a capture drops `detach`. Empty where a tensor from around brings a history along.
+        since a capture drops `detach`. Empty where a tensor from outside brings a history along.
         """
         places = [place for place, need in enumerate(self.wanted.needs) if need]
         rows = [self.live_alone(place) for place in places]
@@ -267,7 +267,7 @@ class Comparison:
         known = [row for row in served if self.expected(row, is_wide=self.is_wide) is not None]
         return all(self._is_same_twice(call, row, may_raise) for row in known)
 
-    def _is_same_twice(self, call: Call, row: Row, may_raise: bool) -> bool:
+    def _is_same_twice(self, call: Call, row: TrialRow, may_raise: bool) -> bool:
         given = row.widened(self.captured) if self.is_wide else row
         mine = self.twice(call, given)
         if mine is None and not may_raise:
@@ -275,14 +275,14 @@ class Comparison:
         theirs = self.twice(self.of_arguments(self.program), given)
         if mine is None or theirs is None:
             return theirs is None and (mine is None or not self.captured.is_handwritten)
-        floor = SMALL * max([1.0, *map(largest, theirs)])
+        floor = SMALL * max([1.0, *map(largest_number, theirs)])
         return all_close(mine, theirs, HalfTheDigits(floor, is_ignored=True))
 
-    def twice(self, call: Call, row: Row) -> list[Tensor | None] | None:
+    def twice(self, call: Call, row: TrialRow) -> list[Tensor | None] | None:
         """The second derivatives of one side, or None if it raises."""
         with aside():
             try:
-                return second_order(call, row.tensors, self.wanted)
+                return second_derivatives(call, row.tensors, self.wanted)
             except Exception:  # of any kind: there is no second derivative
                 return None
 
@@ -299,15 +299,9 @@ def _turned_round(tensor: Tensor) -> Tensor:
 @contextmanager
 def aside() -> Iterator[None]:
     """Gradients are recorded; nobody around sees it, is warned, or finds other random numbers."""
-    before = RandomState(())
-    try:
-        with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
-            with autocast_off(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                before.seed(SEED)
-                yield
-    finally:
-        before.restore()
+    with drawing_from(SEED), shielded(), autocast_off(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

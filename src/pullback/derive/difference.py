@@ -1,4 +1,4 @@
-"""The first thing in which what two calls gave differs."""
+"""The first difference between the results of two calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pullback.capture.closeness import SMALL, HalfTheDigits, compared, is_number, largest
+from pullback.capture.closeness import (
+    SMALL,
+    HalfTheDigits,
+    is_number,
+    largest_number,
+    value_difference,
+)
 from pullback.derive.observed import TOGETHER, Observed
-from pullback.derive.trial_rows import Row
+from pullback.derive.trial_rows import TrialRow
 
 Kind = Literal[
     "the program",
@@ -26,7 +32,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TextDifference:
     """The first thing that is not the same: what, for which row, and both sides of it.
 
     `at` is the index of the worst element. `place` counts outputs, inputs or derivatives. `name` is
@@ -44,42 +50,44 @@ class Difference:
     by: str = ""
 
 
-def difference(
-    expected: Observed, found: Observed, row: Row, names: Sequence[str]
-) -> Difference | None:
+def first_difference(
+    expected: Observed, found: Observed, row: TrialRow, names: Sequence[str]
+) -> TextDifference | None:
     """What differs first, if anything; `names` are those of the inputs that need a gradient."""
     if found.error:
-        return Difference("the call", row.what, "a result", found.error, name=found.error_type)
+        return TextDifference("the call", row.what, "a result", found.error, name=found.error_type)
     theirs, mine = len(expected.outputs), len(found.outputs)
     if theirs != mine:
-        return Difference("what is returned", row.what, f"{theirs} outputs", f"{mine} outputs")
+        return TextDifference("what is returned", row.what, f"{theirs} outputs", f"{mine} outputs")
     for place, pair in enumerate(zip(expected.live, found.live, strict=True)):
         if pair[0] != pair[1]:
             one, two = (f"requires_grad={is_live}" for is_live in pair)
-            return Difference("output", row.what, one, two, place=place)
+            return TextDifference("output", row.what, one, two, place=place)
     for place in expected.alone.keys() & found.alone.keys():
         one, two = f"{expected.alone[place]}", f"{found.alone[place]}"
         if one != two:
-            return Difference("alone", row.what, one, two, place=place)
+            return TextDifference("alone", row.what, one, two, place=place)
     return _first_value(list(_values(expected, found, row, names)), row)
 
 
-def _first_value(values: Sequence[tuple[Difference, Any, Any]], row: Row) -> Difference | None:
-    floor = SMALL * max([1.0, *(largest(theirs) for _, theirs, _ in values)])
+def _first_value(
+    values: Sequence[tuple[TextDifference, Any, Any]], row: TrialRow
+) -> TextDifference | None:
+    floor = SMALL * max([1.0, *(largest_number(theirs) for _, theirs, _ in values)])
     allowed = HalfTheDigits(floor, is_ignored=not row.is_usual)
     for one, theirs, mine in values:
         known = _spread(theirs, mine) if row.has_nan else theirs
-        found = compared("", mine, known, allowed)
+        found = value_difference("", mine, known, allowed)
         if found is not None:
             return replace(one, expected=found.expected, got=found.got, at=found.at)
     return None
 
 
 def _values(
-    expected: Observed, found: Observed, row: Row, names: Sequence[str]
-) -> Iterator[tuple[Difference, Any, Any]]:
+    expected: Observed, found: Observed, row: TrialRow, names: Sequence[str]
+) -> Iterator[tuple[TextDifference, Any, Any]]:
     """The values that are compared: what they are, as a difference, and both sides of them."""
-    one = Difference("output", row.what, "", "")
+    one = TextDifference("output", row.what, "", "")
     for place, pair in enumerate(zip(expected.outputs, found.outputs, strict=True)):
         yield replace(one, place=place), *pair
     whole = expected.first.get(TOGETHER, [])

@@ -61,7 +61,7 @@ def layout_checks(captured: Capture, parameters: Sequence[str], name: str) -> li
     ]
 
 
-def without_history(comparison: Comparison, returned: Sequence[str]) -> list[str]:
+def history_marks(comparison: Comparison, returned: Sequence[str]) -> list[str]:
     """What marks the outputs that have no gradient, at all or in a call whose inputs need none."""
     captured, links = comparison.captured, iter(comparison.links)
     silent, some = list[str](), dict[frozenset[int], list[str]]()

@@ -20,7 +20,8 @@ def jvp_of(target: Any) -> Push:
 
     `target` is a Function class or any callable on tensors. Its own forward-mode rules are used
     where it has them; otherwise the rule is derived from its backward, by transposing it twice.
-    Law: `outputs` is what `target(*primals)` gives, and the tangents are linear in those given.
+    Guarantee: `outputs` is what `target(*primals)` gives, and the tangents are linear in those
+    given.
 
     A tangent is a tensor like its primal, or None for a primal that does not move.
     """
@@ -41,16 +42,9 @@ def _by_rules(
 ) -> tuple[Any, Any]:
     """By PyTorch's forward mode, which needs a rule for every op and Function."""
     moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
-
-    def of_moving(*row: Tensor) -> Any:
-        args = list(primals)
-        for place, tensor in zip(moving, row, strict=True):
-            args[place] = tensor
-        return program(*args)
-
     jvp: Any = torch.func.jvp
     row = tuple(primals[i] for i in moving), tuple(tangents[i] for i in moving)
-    outputs, pushed = jvp(of_moving, *row)
+    outputs, pushed = jvp(lambda *row: program(*_with(primals, moving, row)), *row)
     return outputs, pushed
 
 
@@ -63,10 +57,7 @@ def _by_transposing(
     leaves, spec = flatten(outputs)
 
     def on_row(row: Sequence[Tensor]) -> list[Any]:
-        args = list(primals)
-        for place, tensor in zip(places, row, strict=True):
-            args[place] = tensor
-        return flatten(program(*args))[0]
+        return flatten(program(*_with(primals, places, row)))[0]
 
     pushed = push(on_row, [primals[i] for i in places], [tangents[i] for i in places])
     filled = [
@@ -74,3 +65,9 @@ def _by_transposing(
         for leaf, tangent in zip(leaves, pushed, strict=True)
     ]
     return outputs, unflatten(filled, spec)
+
+
+def _with(primals: Sequence[Any], places: Sequence[int], row: Sequence[Tensor]) -> list[Any]:
+    """The primals, with those at `places` replaced by a row."""
+    given = dict(zip(places, row, strict=True))
+    return [given.get(place, primal) for place, primal in enumerate(primals)]

@@ -1,4 +1,4 @@
-"""A program as one Function that every transform of `torch.func` and forward mode know.
+"""A program as one Function that every transform of `torch.func` and forward mode can use.
 
 A hand-written Function without `setup_context`, `jvp` or a batching rule keeps the transform that
 needs it out of the whole program. A *lifted* program lets every transform in: its backward and its
@@ -55,7 +55,7 @@ def run_lifted(
 ) -> Any:
     """`program(*args)`, as a lifted program of the tensors in `args`.
 
-    `closures` are the tensors from around the program that get gradients as well.
+    `closures` are the tensors from outside the program that get gradients as well.
     """
     leaves, spec = flatten(tuple(args))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -68,21 +68,21 @@ def run_lifted(
         out_specs[:] = [out_spec]
         return returned
 
-    around = dict(enumerate(closures, len(tensors)))
-    outputs = _Lifted(on_row, around).apply([*tensors, *closures])
+    by_place = dict(enumerate(closures, len(tensors)))
+    outputs = _Lifted(on_row, by_place).apply([*tensors, *closures])
     return unflatten(outputs, out_specs[0])
 
 
 class _Lifted:
     """A program on a row of tensors, lifted; and what its last run said of its outputs.
 
-    `around` has the tensors from around the program, by their places in the row: the program
+    `closures` has the tensors from outside the program, by their places in the row: the program
     reaches them by itself.
     """
 
-    def __init__(self, program: Row, around: dict[int, Tensor]) -> None:
+    def __init__(self, program: Row, closures: dict[int, Tensor]) -> None:
         self.program = program
-        self.around = around
+        self.closures = closures
         self.plain: list[Any] = []  # outputs that are no tensors; None for one that is
         self.is_tensor: list[bool] = []
         self.is_linked: list[bool] = []  # of each tensor: whether it carries gradients
@@ -106,7 +106,7 @@ class _Lifted:
     def _forward(self, *row: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(is_differentiable(x)) for x in row]
-            given = [self.around.get(i, leaf) for i, leaf in enumerate(leaves)]
+            given = [self.closures.get(i, leaf) for i, leaf in enumerate(leaves)]
             outputs = self.program(given)
         self.is_tensor = [isinstance(y, Tensor) for y in outputs]
         self.plain = [None if isinstance(y, Tensor) else y for y in outputs]
@@ -125,15 +125,15 @@ class _Lifted:
     def _backward(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         row, needs = ctx.saved_tensors, tuple(ctx.needs_input_grad)
         given = [c is not None for c in cotangents]
-        pull = _pull(self._tensors, len(row), given, needs, self.around)
-        lifted = _Lifted(pull, self.around)
+        pull = _pull(self._tensors, len(row), given, needs, self.closures)
+        lifted = _Lifted(pull, self.closures)
         pulled = iter(lifted.apply([*row, *(c for c in cotangents if c is not None)]))
         return tuple(next(pulled) if needed else None for needed in needs)
 
     def _jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         row = ctx.saved_tensors
         moving = [tangent is not None for tangent in tangents]
-        lifted = _Lifted(_push(self._tensors, len(row), moving), self.around)
+        lifted = _Lifted(_push(self._tensors, len(row), moving), self.closures)
         pushed = lifted.apply([*row, *(t for t in tangents if t is not None)])
         pairs = zip(pushed, self.is_linked, strict=True)
         return tuple(tangent if is_linked else None for tangent, is_linked in pairs)
@@ -168,14 +168,14 @@ def _pull(
     count: int,
     given: Sequence[bool],
     needs: Sequence[bool],
-    around: Collection[int],
+    closures: Collection[int],
 ) -> Row:
     """The backward of `program`: a row of inputs and then of cotangents gives gradients."""
 
     def pull(row: Sequence[Tensor]) -> list[Any]:
         rest = iter(row[count:])
         cotangents = [next(rest) if is_given else None for is_given in given]
-        pulled = pull_again(program, row[:count], cotangents, closures=around, wanted=needs)
+        pulled = pull_again(program, row[:count], cotangents, closures=closures, wanted=needs)
         return [g for g, needed in zip(pulled, needs, strict=True) if needed]
 
     return pull
@@ -211,7 +211,7 @@ def _require_known(outputs: Sequence[Tensor], row: Sequence[Tensor]) -> None:
         if leaf is not None and id(leaf) not in leaves:
             raise CaptureError(
                 "a derived program with Functions that a transform does not know must use the "
-                "tensors from around it that it used in its examples",
+                "tensors from outside it that it used in its examples",
                 got=f"another one, of shape {list(leaf.shape)}",
                 fix="pass it as an argument",
             )

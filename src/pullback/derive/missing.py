@@ -2,7 +2,7 @@
 
 - A class without `backward` runs as the Function that `derive` makes of its `forward`: one node
   that saves as little as it can. What cannot be captured (a branch on values, a size that depends
-  on them), or reads things from around it that can change, runs as plain ops with recording on, so
+  on them), or reads things from outside it that can change, runs as plain ops with recording on, so
   that autograd derives it as it goes.
 - A `backward` that returns `pb.derived` in the place of a gradient has that one derived, by running
   `forward` once more on the inputs, which such a class keeps.
@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pullback.derive.plain import forward_of
-from pullback.derive.unseen import unseen_in, without_history
+from pullback.derive.unseen import outputs_without_history, unseen_in
 from pullback.errors import PullbackError
 from pullback.function.forward import LIST
 from pullback.function.info import FunctionInfo
 from pullback.function.isolation import RandomState
-from pullback.function.slots import has_tangent, is_traced, no_jvp, version_of
+from pullback.function.slots import has_no_values, has_tangent, no_jvp, version_of
 from pullback.function.unwritten import NoDraws, run_plainly
 
 # ---- a class without backward ----
@@ -60,7 +60,7 @@ class _Calls:
             return self.plain(*args)
         if has_tangent(args):
             return self.program(*args) if self.info.cls.jvp is no_jvp else self.plain(*args)
-        if is_traced(_tensors(args)):
+        if has_no_values(_tensors(args)):
             return self.program(*args)
         if not self.is_started:
             output = self._start(args)
@@ -126,7 +126,7 @@ class _Calls:
 
     def _is_refused(self, args: Sequence[Any], outputs: Sequence[Any]) -> bool:
         """Whether no gradient could be right, since an output moves that has no history."""
-        silent = set(without_history(outputs)) - self.cleared
+        silent = set(outputs_without_history(outputs)) - self.cleared
         if silent and not self.info.why:
             self.cleared |= silent
             self.info.why = unseen_in(self.info.cls, args, outputs)
@@ -155,27 +155,14 @@ def pull(
     info: FunctionInfo, args: Sequence[Any], cotangents: Sequence[Any], places: Sequence[int]
 ) -> list[Tensor | None]:
     """The gradients of `forward` for the inputs at `places`, and no others."""
-    from pullback.derive.second import keeping_history  # heavy
+    from pullback.derive.second import gradients_of, keeping_history  # heavy
 
     records = torch.is_grad_enabled()
     row = [_input(arg, i in places, records) for i, arg in enumerate(args)]
     with torch.enable_grad(), keeping_history() as held, NoDraws():
         outputs = _row(run_plainly(info.cls, row))
     _require_seen(info, row, outputs, places)
-    pairs = [
-        (output, cotangent)
-        for output, cotangent in zip(outputs, cotangents, strict=True)
-        if isinstance(output, Tensor) and output.requires_grad and cotangent is not None
-    ]
-    if not pairs:
-        return [None] * len(places)
-    pulled = torch.autograd.grad(
-        [output for output, _ in pairs],
-        [row[place] for place in places],
-        [cotangent for _, cotangent in pairs],
-        create_graph=records,
-        allow_unused=True,
-    )
+    pulled = gradients_of(outputs, [row[place] for place in places], cotangents, record=records)
     held.clear()
     return list(pulled)
 
@@ -195,7 +182,7 @@ def _require_seen(
 ) -> None:
     """Raise unless autograd sees how `forward` uses the inputs at `places`; asked once."""
     known = _seen.setdefault(info.cls, set())
-    if tuple(places) in known or is_traced(_tensors(row)):
+    if tuple(places) in known or has_no_values(_tensors(row)):
         return
     alone = [_input(arg, i in places, False) for i, arg in enumerate(row)]
     reason = unseen_in(info.cls, alone, outputs)

@@ -74,7 +74,7 @@ def observed(call: Call, row: Sequence[Tensor], wanted: Wanted) -> Observed:
         if wanted.is_alone:
             found.alone = _alone(call, row, wanted)
         if wanted.is_twice and any(found.live):
-            found.second = second_order(call, row, wanted)
+            found.second = second_derivatives(call, row, wanted)
     except Exception as error:
         found.error_type = type(error).__name__
         found.error = (str(error).splitlines() or [found.error_type])[0]
@@ -108,7 +108,7 @@ def _live(outputs: Sequence[Any]) -> list[bool]:
 
 
 def _alone(call: Call, row: Sequence[Tensor], wanted: Wanted) -> dict[int, list[bool]]:
-    """That, for each input; nothing where a tensor from around brings a history along."""
+    """That, for each input; nothing where a tensor from outside brings a history along."""
     if any(wanted.needs[place] for place in wanted.held):
         return {}
     places = [place for place, need in enumerate(wanted.needs) if need]
@@ -131,7 +131,7 @@ def _pulled(outputs: Sequence[Any], leaves: Sequence[Tensor], chosen: Sequence[i
     )
 
 
-def second_order(call: Call, row: Sequence[Tensor], wanted: Wanted) -> list[Tensor | None]:
+def second_derivatives(call: Call, row: Sequence[Tensor], wanted: Wanted) -> list[Tensor | None]:
     """The derivatives of all gradients by inputs and cotangents; raises where there are none."""
     given, leaves = given_to(row, wanted)
     smooth = [y for y in call(given) if isinstance(y, Tensor) and y.requires_grad]

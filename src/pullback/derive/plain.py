@@ -6,13 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.derive.returned import is_derived
-from pullback.function.listening import ListeningContext
 from pullback.function.signature import has_setup_context
-from pullback.function.unwritten import run_plainly
+from pullback.function.unwritten import listen, run_plainly
 
 
 def forward_of(cls: Any) -> Callable[..., Any]:
@@ -30,7 +28,7 @@ def forward_of(cls: Any) -> Callable[..., Any]:
     return program
 
 
-def program_of(target: Any) -> Callable[..., Any]:
+def plain_program(target: Any) -> Callable[..., Any]:
     """What `target` computes, without its hand-written backward.
 
     For a Function class this is its `forward` with a context that only listens, for a derived one
@@ -43,11 +41,7 @@ def program_of(target: Any) -> Callable[..., Any]:
     forward: Any = target.forward
 
     def program(*args: Any) -> Any:
-        if has_setup_context(target):
-            return forward(*args)
-        flags = tuple(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-        plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
-        return forward(ListeningContext(flags, plain), *args)
+        return forward(*args) if has_setup_context(target) else listen(target, args)[0]
 
     program.__name__ = target.__name__
     program.__doc__ = target.__doc__

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import HalfTheDigits, compared
+from pullback.capture.closeness import HalfTheDigits, value_difference
 from pullback.capture.fake import numbers_of
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_now
+from pullback.capture.seeds import memory_order
 from pullback.errors import InternalError
 from pullback.function.generated import run_text
 from pullback.function.slots import is_ordinary_moment
@@ -49,12 +50,19 @@ class Parts:
     backward: fx.Graph
     names: Names
 
+    @property
+    def between(self) -> list[int]:
+        """The places of what is saved between inputs and outputs: PyTorch loses its history."""
+        known = (*self.joint.inputs, *self.joint.outputs)
+        saved = enumerate(self.cut.saved)
+        return [place for place, node in saved if node not in known and is_smooth(node)]
+
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """A capture, compiled.
 
-    `program` is what was captured, `state` what it read from around it then, and `autocast` how
+    `program` is what was captured, `state` what it read from outside it then, and `autocast` how
     that stood. `served` are layouts of arguments that it was found to serve.
     """
 
@@ -83,19 +91,14 @@ class Recipe:
         """How many tensors are saved."""
         return len(self.parts.cut.saved)
 
-    @property
-    def number_count(self) -> int:
-        """How many numbers are saved."""
-        return len(self.parts.cut.numbers)
-
     @functools.cached_property
     def argument_count(self) -> int:
         """How many tensors are arguments of the program."""
-        return sum(one.kind == "argument" for one in self.captured.inputs)
+        return self.captured.argument_count
 
     @functools.cached_property
-    def around(self) -> list[Tensor]:
-        """The tensors from around the program that need a gradient."""
+    def closures(self) -> list[Tensor]:
+        """The tensors from outside the program that need a gradient."""
         found = [one.tensor for one in self.captured.closures if one.needs]
         return [tensor for tensor in found if tensor is not None]
 
@@ -113,9 +116,8 @@ class Recipe:
 
     @functools.cached_property
     def saves_between(self) -> bool:
-        """Whether something is saved between inputs and outputs: PyTorch loses its history."""
-        known = (*self.parts.joint.inputs, *self.parts.joint.outputs)
-        return any(node not in known and is_smooth(node) for node in self.parts.cut.saved)
+        """Whether something is saved between inputs and outputs."""
+        return bool(self.parts.between)
 
     @functools.cached_property
     def is_random(self) -> bool:
@@ -129,9 +131,7 @@ class Recipe:
     def run_row(self, row: Sequence[Tensor]) -> tuple[list[Any], list[Tensor], list[Any]]:
         """As `run`, for what each placeholder of the inputs is given."""
         count = self.captured.joint.output_count
-        total = count + self.saved_count + self.number_count
-        values = _row(self.forward(*row), total)
-        end = count + self.saved_count
+        values, end = self.forward(*row), count + self.saved_count
         return list(values[:count]), list(values[count:end]), list(values[end:])
 
     def pull(
@@ -147,14 +147,14 @@ class Recipe:
         `wanted` says for each input whether its gradient is asked for; by default all are. `absent`
         are the places of cotangents that nobody gave: in their places are zeros.
         """
-        laid = [laid_out(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
+        laid = [dense_cotangent(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]
         asked = needs if wanted is None else wanted
         mask = tuple(ask for ask, need in zip(asked, needs, strict=True) if need)
         if not any(mask):
             return [None] * len(needs)
         given = (*saved, *numbers, *laid)
-        pulled = iter(_row(self._backward(mask, absent, given)(*given), len(mask)))
+        pulled = iter(self._backward(mask, absent, given)(*given))
         return [next(pulled) if needed else None for needed in needs]
 
     def _backward(
@@ -170,12 +170,12 @@ class Recipe:
             graph = self._backward_graph(mask)
             if absent:
                 graph = without_absent(graph, len(self.parts.joint.cotangents), absent)
-            run = compiled(graph, "backward", self.captured.name, self.parts.names)
+            run = printed_function(graph, "backward", self.captured.name, self.parts.names)
             if absent and not _can_compare():
                 return run
             if absent:
                 whole = self._backward(mask, frozenset(), given)
-                run = run if _agree(run, whole, given, len(mask)) else whole
+                run = run if _agree(run, whole, given) else whole
             self.backwards[key] = run
         return self.backwards[key]
 
@@ -189,7 +189,7 @@ class Recipe:
     def orders(self) -> list[list[int]]:
         """For each cotangent, its dimensions as they lie in memory, the outermost first."""
         strides = [numbers_of(n.meta["val"].stride()) for n in self.captured.joint.cotangents]
-        return [sorted(range(len(row)), key=lambda d: (-row[d], d)) for row in strides]
+        return list(map(memory_order, strides))
 
     @functools.cached_property
     def sources(self) -> list[frozenset[int] | None]:
@@ -227,17 +227,15 @@ def recipe_of(
 ) -> Recipe:
     """The program of a capture, compiled to Python."""
     parts = parts_of(captured, save)
-    forward = compiled(parts.forward, "forward", captured.name, parts.names)
+    forward = printed_function(parts.forward, "forward", captured.name, parts.names)
     return Recipe(captured, parts, forward, program, state, autocast_now())
 
 
-def _agree(
-    run: Callable[..., Any], whole: Callable[..., Any], given: Sequence[Any], count: int
-) -> bool:
+def _agree(run: Callable[..., Any], whole: Callable[..., Any], given: Sequence[Any]) -> bool:
     """Whether two backwards give the same, but where zeros made NaN or infinity of a gradient."""
     row = [one.detach() if isinstance(one, Tensor) else one for one in given]
     with torch.no_grad():
-        pairs = zip(_row(run(*row), count), _row(whole(*row), count), strict=True)
+        pairs = zip(run(*row), whole(*row), strict=True)
         return all(_is_same(got, expected) for got, expected in pairs)
 
 
@@ -245,7 +243,7 @@ def _is_same(got: Tensor | None, expected: Tensor | None) -> bool:
     if got is None or expected is None:
         return expected is None or not bool(expected[expected.isfinite()].any())
     known = torch.where(expected.isfinite(), expected, got)
-    return compared("gradient", got, known, HalfTheDigits(is_strict=True)) is None
+    return value_difference("gradient", got, known, HalfTheDigits(is_strict=True)) is None
 
 
 def _can_compare() -> bool:
@@ -254,23 +252,18 @@ def _can_compare() -> bool:
     return is_ordinary_moment() and not is_recorded
 
 
-def _row(value: Any, count: int) -> tuple[Any, ...]:
-    """What a printed function returned, as a row: one value is returned as it is."""
-    return (value,) if count == 1 else tuple(value)
-
-
-def compiled(
+def printed_function(
     graph: fx.Graph, name: str, program: str, names: Mapping[fx.Node, str]
 ) -> Callable[..., Any]:
-    """A graph as a Python function, by way of its text."""
-    text = function_text(graph, name, names)
+    """A graph as a Python function that returns a tuple, by way of its text."""
+    text = function_text(graph, name, names, is_row=True)
     space: dict[str, Any] = {"torch": torch}
     run_text(text, f"derived {name} of {program}", space)
     function: Callable[..., Any] = space[name]
     return function
 
 
-def laid_out(cotangent: Tensor, order: Sequence[int]) -> Tensor:
+def dense_cotangent(cotangent: Tensor, order: Sequence[int]) -> Tensor:
     """`cotangent` without gaps, its dimensions in this order in memory, the outermost first."""
     if list(order) == list(range(len(order))):
         return cotangent.contiguous()

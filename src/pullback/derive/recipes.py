@@ -1,9 +1,9 @@
 """The recipes of one program: captured when a call of a new kind comes, and kept.
 
 They are kept by everything that a capture depends on, the *kind* of a call: its plain values, what
-its tensors are, the modes it is made under, and what the program reads from around it. Sizes are
+its tensors are, the modes it is made under, and what the program reads from outside it. Sizes are
 symbols in a capture, so a call with other sizes usually finds a recipe that serves it; what is not
-served is captured anew, out of sight of all hooks and modes around the call. Calls that come again
+served is captured again, out of sight of all hooks and modes around the call. Calls that come again
 do not come here: they are looked up in a table (`call_table.py`).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 
 from pullback.capture.check import verify
-from pullback.capture.environment import State, Surroundings, environment_of
-from pullback.capture.fake import apart
+from pullback.capture.environment import Environment, State, environment_of
 from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.names import argument_names, parameter_names
-from pullback.capture.patch import watching
-from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensors_in
-from pullback.capture.watch import Watcher
+from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensor_leaves
+from pullback.capture.watch import shielded
 from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated, keeping_random_state
@@ -53,7 +51,7 @@ class Recipes:
         self.program = program
         self.save = save
         self.is_strict = is_strict
-        self.around = Surroundings(program)
+        self.environment = Environment(program)
         self._kinds: OrderedDict[Any, list[Recipe]] = OrderedDict()
         self._forgot: Callable[[], Any] = lambda: None
         self._lock = ONE_AT_A_TIME  # another lock beside it could be taken in the other order
@@ -108,7 +106,7 @@ class Recipes:
 
     def _has_gradient(self, args: Sequence[Any], needs: Sequence[bool]) -> bool:
         try:
-            with _shielded():
+            with shielded():
                 capture(self.program, args, needs=needs)
         except CaptureError as error:
             return _UNDIFFERENTIABLE not in str(error)
@@ -125,8 +123,8 @@ class Recipes:
         return _positional(self.program, keywords, count)
 
     def is_current(self, recipe: Recipe) -> bool:
-        """Whether the program still reads from around it what it read for `recipe`."""
-        return bool(recipe.state == self.around.look()[0])
+        """Whether the program still reads from outside it what it read for `recipe`."""
+        return bool(recipe.state == self.environment.state()[0])
 
     # ---- looking up ----
 
@@ -165,7 +163,7 @@ class Recipes:
         self, args: Sequence[Any], keywords: tuple[str, ...], needs: Sequence[bool] | None = None
     ) -> Recipe:
         program = self.program_with(keywords, len(args))
-        with _shielded():
+        with shielded():
             _warm_up(program, args)
             before = self._state()
             self.require_seen(args)
@@ -178,30 +176,23 @@ class Recipes:
     def require_seen(self, args: Sequence[Any]) -> None:
         """Raise if the program, or an argument, holds what no call can compare with an earlier."""
         leaves = [leaf for leaf in flatten(tuple(args))[0] if not isinstance(leaf, Tensor)]
-        for state in (self.around.look()[0], *map(environment_of, leaves)):
+        for state in (self.environment.state()[0], *map(environment_of, leaves)):
             if state.unseen:
                 raise self._unseen(state.unseen)
 
     def _state(self) -> State:
-        """What the program reads from around it, if that is all that it depends on."""
-        state = self.around.look()[0]
+        """What the program reads from outside it, if that is all that it depends on."""
+        state = self.environment.state()[0]
         if self.is_strict and not state.is_whole:
             raise self._unseen("something that can change unseen")
         return state
 
     def _unseen(self, what: str) -> CaptureError:
         return CaptureError(
-            f"`{_name(self.program)}` must read from around it only what can be looked at",
+            f"`{_name(self.program)}` must read from outside it only what can be looked at",
             got=what,
             fix="pass it as an argument; many numbers as a tensor",
         )
-
-
-@contextlib.contextmanager
-def _shielded() -> Iterator[None]:
-    """Whoever watches, hooks or counts around a call is not told of its capture."""
-    with apart(Watcher), watching(None), torch.inference_mode(False), torch.enable_grad():
-        yield
 
 
 def _key(leaf: Any) -> Any:
@@ -214,7 +205,7 @@ def _key(leaf: Any) -> Any:
 
 
 def _is_as_it_was(captured: Capture) -> bool:
-    """Whether the tensors from around a program need gradients as they did when it was captured."""
+    """Whether tensors from outside the program need gradients as when it was captured."""
     return all(
         one.tensor is None or one.tensor.requires_grad == one.needs for one in captured.closures
     )
@@ -272,7 +263,7 @@ def _require_nothing_kept(name: str, before: State, after: State) -> None:
     if before.tensors != after.tensors:
         raise CaptureError(
             f"`{name}` must not keep the tensors of a call for later to be derived",
-            got="a tensor from inside it that can be reached from around it after the call",
+            got="a tensor from inside it that can be reached from outside it after the call",
             fix="return it as one more output",
         )
 
@@ -292,7 +283,7 @@ def _captured(
 def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
     """Run `program` on copies, so that an error of its own is raised as such."""
     copies = _copies(args)
-    tensors = tensors_in(copies)
+    tensors = tensor_leaves(copies)
     before = [tensor._version for tensor in tensors]
     with keeping_random_state():
         program(*copies)

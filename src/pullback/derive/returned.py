@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from pullback.errors import CaptureError
 
 if TYPE_CHECKING:
-    from pullback.graph.cut import Point
+    from pullback.graph.cut import TradePoint
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -37,7 +37,7 @@ class DerivedFunction(Protocol[P, R]):
     def source(self) -> str:
         """The text of a module with this Function that needs only torch."""
 
-    def frontier(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Point, ...]:
+    def frontier(self, *args: P.args, **kwargs: P.kwargs) -> tuple[TradePoint, ...]:
         """What other amounts of saved bytes would cost, for a call with these arguments."""
 
     def explain(self) -> str:

@@ -3,8 +3,8 @@
 A program is differentiated twice by running it again with gradient recording on and differentiating
 the backward that the engine then runs. That backward is the user's own, so a surrogate gradient (a
 straight-through rounding, a reversal) stays what it is. The one thing that PyTorch gets wrong
-there, intermediates that come back without history, is mended by running its Functions as
-Functions of ours, which give them one.
+there, intermediates that come back without history, is repaired by running its Functions as
+`pullback.Function`s, which give them one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _shadow_classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionar
 
 
 def with_history(cls: Any) -> Any:
-    """A Function of ours with the methods of `cls`; `cls` itself if it is one already."""
+    """A `pullback.Function` with the methods of `cls`; `cls` itself if it is one already."""
     if issubclass(cls, Function):
         return cls
     shadow = _shadow_classes.get(cls)
@@ -87,26 +87,27 @@ def pull_again(
             for place, x in enumerate(inputs)
         ]
         outputs = program(row)
+    asked = [True] * len(row) if wanted is None else wanted
+    flags = [x.requires_grad and ask for x, ask in zip(row, asked, strict=True)]
+    chosen = [x for x, flag in zip(row, flags, strict=True) if flag]
+    pulled = iter(gradients_of(outputs, chosen, cotangents, record=record))
+    held.clear()
+    return [next(pulled) if flag else None for flag in flags]
+
+
+def gradients_of(
+    outputs: Sequence[Any], inputs: Sequence[Tensor], cotangents: Sequence[Any], *, record: bool
+) -> Sequence[Tensor | None]:
+    """The gradients of `inputs`, from those outputs that have a history and a cotangent."""
     pairs = [
         (output, cotangent)
         for output, cotangent in zip(outputs, cotangents, strict=True)
         if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
     ]
-    asked = [True] * len(row) if wanted is None else wanted
-    flags = [x.requires_grad and ask for x, ask in zip(row, asked, strict=True)]
-    if not pairs or not any(flags):
+    if not pairs or not inputs:
         return [None] * len(inputs)
-    pulled = iter(
-        torch.autograd.grad(
-            [output for output, _ in pairs],
-            [x for x, flag in zip(row, flags, strict=True) if flag],
-            [cotangent for _, cotangent in pairs],
-            create_graph=record,
-            allow_unused=True,
-        )
-    )
-    held.clear()
-    return [next(pulled) if flag else None for flag in flags]
+    live, given = zip(*pairs, strict=True)
+    return torch.autograd.grad(live, inputs, given, create_graph=record, allow_unused=True)
 
 
 def push(

@@ -21,7 +21,7 @@ from pullback.capture.fake import clause_in_words, in_words, is_open, numbers_of
 from pullback.capture.joint import Capture
 from pullback.derive.comparison import Comparison
 from pullback.derive.observed import Call
-from pullback.derive.trial_rows import Row, is_unchecked
+from pullback.derive.trial_rows import TrialRow, is_unchecked
 from pullback.graph.text_lines import WIDTH
 
 _SHAPE = re.compile(r"\b[^\W\d]\w*\.shape\[\d+\]")
@@ -121,8 +121,8 @@ Tests = dict[str, Callable[[Sequence[Tensor]], bool]]
 
 
 def _chosen(
-    tests: Tests, wrong: list[Row], right: Sequence[Row]
-) -> tuple[list[SizeCheck], list[Row]]:
+    tests: Tests, wrong: list[TrialRow], right: Sequence[TrialRow]
+) -> tuple[list[SizeCheck], list[TrialRow]]:
     """The best of some tests, as checks, and the wrong rows that none of them keeps out."""
     found = list[SizeCheck]()
     while wrong:

@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from pullback.capture.joint import Capture, Input
-from pullback.capture.trees import Spec, literal_of, paths_of, unflatten
-from pullback.derive.again import Again, again_of, refusing
+from pullback.capture.joint import Capture, CaptureInput
+from pullback.capture.trees import Spec, is_row, literal_of, paths_of, unflatten
+from pullback.derive.again import Again, again_of, refused_again
 from pullback.derive.comparison import Comparison
-from pullback.derive.difference import Difference
+from pullback.derive.difference import TextDifference
 from pullback.derive.forward_lines import (
+    history_marks,
     idle_among,
     layout_checks,
     offset_checks,
     reads_memory,
     taken_apart,
-    without_history,
 )
 from pullback.derive.observed import TOGETHER, Call
 from pullback.derive.recipe import Parts, parts_of
@@ -30,9 +30,9 @@ from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.errors import CaptureError, DifferingTextError, PullbackError, UnsupportedOpError
 from pullback.function.generated import run_text
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import graph_returning
 from pullback.graph.simplify.sizes import read_numbers
-from pullback.graph.text import text_of
+from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
 
 WIDTH = 88
@@ -40,7 +40,7 @@ LARGEST_CONSTANT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FunctionSource:
     """The text of a Function in pieces: constants, and the class.
 
     `parts` are the graphs that it was written from, with the names in it.
@@ -52,11 +52,11 @@ class Source:
 
 
 def module_source(
-    captured: Capture, save: str | int, name: str, program: Any, likes: Sequence[TensorSpec]
+    captured: Capture, save: str | int, name: str, program: Any, specs: Sequence[TensorSpec]
 ) -> str:
     """A module with the Function `name`: forward, what is saved and why, backward."""
     require_beginnings(captured, to="printed")
-    source = function_source(Comparison(captured, program, likes), save, name, program)
+    source = function_source(Comparison(captured, program, specs), save, name, program)
     said = f"`{name}`, derived from `{captured.name}` by pullback (save={save!r}): yours to keep."
     head = [f'"""{said}"""', "", "import torch"]
     head += ["", *source.constants] if source.constants else []
@@ -65,7 +65,9 @@ def module_source(
     return text
 
 
-def function_source(comparison: Comparison, save: str | int, name: str, said: Any) -> Source:
+def function_source(
+    comparison: Comparison, save: str | int, name: str, said: Any
+) -> FunctionSource:
     """The Function `name` as text, which can be differentiated again, or refuses it.
 
     `said` is where its docstring and arguments are read. The text is compared with the program:
@@ -84,11 +86,11 @@ def function_source(comparison: Comparison, save: str | int, name: str, said: An
         source = written(_in_order(parts_of(captured, save)))
         found = _difference(comparison, source, name)
     if found is not None:
-        raise differing(captured.name, found)
+        raise differing_text(captured.name, found)
     return source
 
 
-def differing(name: str, found: Difference | None) -> DifferingTextError:
+def differing_text(name: str, found: TextDifference | None) -> DifferingTextError:
     """The error for a text that does not compute what the program `name` computes."""
     facts = {}
     if found is not None:
@@ -106,7 +108,7 @@ def differing(name: str, found: Difference | None) -> DifferingTextError:
     )
 
 
-def _place(found: Difference) -> str:
+def _place(found: TextDifference) -> str:
     """What differs, in words."""
     if found.kind == "gradient":
         by = found.by if found.by == TOGETHER else f"{found.by} alone"
@@ -114,7 +116,9 @@ def _place(found: Difference) -> str:
     return f"output {found.place}" if found.kind == "output" else found.kind
 
 
-def _written(comparison: Comparison, save: str | int, name: str, said: Any, parts: Parts) -> Source:
+def _written(
+    comparison: Comparison, save: str | int, name: str, said: Any, parts: Parts
+) -> FunctionSource:
     """The text of these graphs, with the checks of sizes that it needs."""
     captured = comparison.captured
     names = [parts.names[node] for node in parts.joint.inputs]
@@ -125,15 +129,15 @@ def _written(comparison: Comparison, save: str | int, name: str, said: Any, part
     )
     checks, goes_by_layout = list(fixed_sizes(captured, names)), False
 
-    def made(more: Again) -> Source:
+    def made(more: Again) -> FunctionSource:
         doc = _doc(captured, parts, said, more.extra, checks)
         lines = [f"class {name}(torch.autograd.Function):", *doc, ""]
         lines += _forward(comparison, parts, more, name, checks, goes_by_layout=goes_by_layout)
         lines.append("")
         lines += _backward(captured, parts, more)
-        return Source(parts, constants, tuple(lines))
+        return FunctionSource(parts, constants, tuple(lines))
 
-    def call(source: Source) -> Call:
+    def call(source: FunctionSource) -> Call:
         return comparison.of_function(_applied(source, name))
 
     more = again_of(parts, name)
@@ -141,15 +145,15 @@ def _written(comparison: Comparison, save: str | int, name: str, said: Any, part
     checks = gathered(checks, captured, names)
     goes_by_layout = reads_memory(captured) or not comparison.is_same_strided(call(made(more)))
     if not more.is_refusing and not comparison.is_same_twice(call(made(more))):
-        more = refusing(name, "its ops do not tell its second derivative")
+        more = refused_again(name, "its ops do not tell its second derivative")
     return made(more)
 
 
-def _difference(comparison: Comparison, source: Source, name: str) -> Difference | None:
+def _difference(comparison: Comparison, source: FunctionSource, name: str) -> TextDifference | None:
     return comparison.difference(comparison.of_function(_applied(source, name)))
 
 
-def _applied(source: Source, name: str) -> Any:
+def _applied(source: FunctionSource, name: str) -> Any:
     """What the text of a Function computes."""
     return loaded("\n".join(["import torch", *source.constants, *source.lines]))[name].apply
 
@@ -178,10 +182,10 @@ def _with_fewer_numbers(parts: Parts) -> Parts:
     given = {node.name for node in backward.find_nodes(op="placeholder")}
     kept = tuple(node for node in parts.cut.numbers if node.name in given)
     count = len(parts.joint.outputs) + len(parts.cut.saved)
-    forward, _ = copy_of(parts.forward)
-    returned: Any = forward.output_node().args[0]
-    number_of = dict(zip(parts.cut.numbers, returned[count:], strict=True))
-    forward.output_node().args = ((*returned[:count], *(number_of[node] for node in kept)),)
+    places = [count + parts.cut.numbers.index(node) for node in kept]
+    forward = graph_returning(
+        parts.forward, lambda row: [*row[:count], *(row[place] for place in places)]
+    )
     return replace(parts, cut=replace(parts.cut, numbers=kept), forward=forward, backward=backward)
 
 
@@ -189,7 +193,7 @@ def _renumbered(parts: Parts) -> Parts:
     """`parts` with the numbers of names in the order in which they are read."""
     names = parts.names
     for _ in range(2):  # a shorter name may make room for an expression, which needs none then
-        texts = [text_of(graph, names) for graph in (parts.forward, parts.backward)]
+        texts = [graph_text(graph, names) for graph in (parts.forward, parts.backward)]
         lines = [line for text in texts for line in (*text.parameters, *text.statements)]
         names = names.renumbered(NAME.findall("\n".join(lines)))
     return replace(parts, names=names)
@@ -253,7 +257,7 @@ def _forward(
     goes_by_layout: bool,
 ) -> list[str]:
     captured = comparison.captured
-    text = text_of(parts.forward, parts.names)
+    text = graph_text(parts.forward, parts.names)
     given = [n for n, one in zip(text.parameters, captured.inputs, strict=True) if one.is_given]
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned, kept = list(text.returned[:count]), text.returned[count : count + saved]
@@ -267,7 +271,7 @@ def _forward(
     for node, value in zip(parts.cut.numbers, text.returned[count + saved :], strict=True):
         body.append(f"ctx.{parts.names[node]} = {value}")
     body += taken_apart(captured, parts, returned)
-    body += without_history(comparison, returned)
+    body += history_marks(comparison, returned)
     body.append(return_line(captured, returned))
     return _method("forward", ["ctx", *given], body)
 
@@ -286,7 +290,7 @@ def returning(row: Sequence[str], spec: Spec) -> str:
 
 
 def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
-    text = text_of(parts.backward, parts.names)
+    text = graph_text(parts.backward, parts.names)
     saved, numbers = len(parts.cut.saved), len(parts.cut.numbers)
     cotangents = list(text.parameters[saved + numbers :])
     body = []
@@ -319,7 +323,7 @@ def _indented(lines: list[str], level: int) -> list[str]:
     return [f"{'    ' * level}{line}" if line else line for line in lines]
 
 
-def _constant(one: Input, name: str) -> str:
+def _constant(one: CaptureInput, name: str) -> str:
     tensor = small_constant(one, to="printed")
     return f"{name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
 
@@ -346,9 +350,7 @@ def returned_form(captured: Capture) -> str:
 
 def _is_flat(captured: Capture) -> bool:
     spec = captured.out_spec
-    return spec.is_leaf() or (
-        spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
-    )
+    return spec.is_leaf() or (spec.type in (tuple, list) and is_row(spec))
 
 
 def require_flat(captured: Capture, *, to: str) -> None:
@@ -377,7 +379,7 @@ def require_beginnings(captured: Capture, *, to: str) -> None:
         )
 
 
-def small_constant(one: Input, *, to: str) -> Tensor:
+def small_constant(one: CaptureInput, *, to: str) -> Tensor:
     """The tensor that a program makes from numbers; raise if it is too large to be written out."""
     tensor = one.tensor
     if tensor is None or tensor.numel() > LARGEST_CONSTANT:

@@ -1,4 +1,4 @@
-"""What is remembered of the tensors that a program was captured with: enough to draw such again.
+"""What is kept of the tensors that a program was captured with: enough to draw similar ones.
 
 The tensors themselves are not kept: they may be large, and belong to the caller. Of each there is a
 copy of its first elements, since a program may mean something by them that no range tells: a
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pullback.capture.fake import is_fake
-from pullback.capture.seeds import uniform
-from pullback.capture.trees import tensors_in
+from pullback.capture.seeds import uniform_like
+from pullback.capture.trees import tensor_leaves
 
 FEW = 64
 """Up to so many elements, the values themselves are remembered."""
@@ -52,7 +52,7 @@ class TensorSpec:
 
 def tensor_specs_of(args: Sequence[Any]) -> tuple[TensorSpec, ...]:
     """What the tensors among `args` are like, in order."""
-    return tuple(tensor_spec_of(tensor) for tensor in tensors_in(tuple(args)))
+    return tuple(tensor_spec_of(tensor) for tensor in tensor_leaves(tuple(args)))
 
 
 def tensor_spec_of(tensor: Tensor) -> TensorSpec:
@@ -81,7 +81,7 @@ def tensor_spec_of_leaf(leaf: Any) -> Any:
     return tensor_spec_of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def drawn(like: TensorSpec, seed: int = 0) -> Tensor:
+def drawn_like(like: TensorSpec, seed: int = 0) -> Tensor:
     """A tensor like the one remembered: its values if they are, else others between them.
 
     Integers are always the remembered ones: cropped or repeated where `like` was given another
@@ -91,14 +91,14 @@ def drawn(like: TensorSpec, seed: int = 0) -> Tensor:
         return torch.tensor(like.values, dtype=like.dtype, device=like.device).reshape(like.shape)
     if like.dtype.is_floating_point or like.dtype.is_complex:
         empty = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        return uniform(empty, seed, like.low, like.high)
+        return uniform_like(empty, seed, like.low, like.high)
     row = torch.zeros(like.shape) if like.sample is None else _cropped(like.sample, like.shape)
     return row.to(device=like.device, dtype=like.dtype)
 
 
 def fitted(like: TensorSpec, shape: Sequence[int], seed: int = 0) -> Tensor:
     """A tensor of another shape: the sample of one, cropped or repeated. It has no other values."""
-    sample = drawn(like, seed) if like.sample is None else like.sample
+    sample = drawn_like(like, seed) if like.sample is None else like.sample
     if not sample.numel():
         return sample.new_ones(tuple(shape)).to(device=like.device, dtype=like.dtype)
     return _cropped(sample, shape).to(device=like.device, dtype=like.dtype, copy=True)

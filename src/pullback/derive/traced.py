@@ -3,7 +3,8 @@
 The text that a derived Function runs fits the kind of one call, so a compiler that traced it would
 serve other sizes and plain values wrongly. The program is made of plain ops, and of hand-written
 Functions that Dynamo knows; traced, it is guarded and differentiated by the compiler, which chooses
-by itself what to save. Law: a compiled call gives what the call gives, for every kind of call.
+by itself what to save. Guarantee: a compiled call gives what the call gives, for every kind of
+call.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from pullback.capture.joint import Capture
 from pullback.capture.modes import autocast_off
-from pullback.graph.cut import Point, frontier
+from pullback.graph.cut import TradePoint, frontier
 from pullback.graph.cut_problem import Cut
 from pullback.graph.simplify import EXACT, simplify
 from pullback.graph.split import split
@@ -22,7 +22,7 @@ _ROUNDS = 7
 
 def trade_of(
     captured: Capture, tensors: Sequence[Tensor], *, clock: Callable[[], float] = time.perf_counter
-) -> tuple[Point, ...]:
+) -> tuple[TradePoint, ...]:
     """Every best trade of bytes saved against flops computed again, from most bytes to fewest.
 
     The time of a point is that of its backward on `tensors`, in seconds, the median of some runs:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.fake import is_open, numbers_of, resized
+from pullback.capture.fake import is_open, numbers_of, with_other_sizes
 from pullback.capture.joint import Capture
-from pullback.capture.seeds import near
-from pullback.derive.tensor_specs import TensorSpec, drawn, fitted
+from pullback.capture.seeds import in_memory_order, moved_a_little
+from pullback.derive.tensor_specs import TensorSpec, drawn_like, fitted
 from pullback.graph.cost import is_opaque, op_name
 from pullback.graph.parts import calls
 
@@ -48,7 +48,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class TrialRow:
     """Tensors for the inputs of a capture, and what is special about them.
 
     `is_usual` is False where they leave the range of the example: what is not finite there is not
@@ -72,8 +72,8 @@ class Row:
     may_refuse: bool = False
     fills_absent: bool = False
 
-    def widened(self, captured: Capture) -> Row:
-        """The row in double precision; tensors from around the program stay as they are."""
+    def widened(self, captured: Capture) -> TrialRow:
+        """The row in double precision; tensors from outside the program stay as they are."""
         pairs = zip(self.tensors, captured.inputs, strict=True)
         wide = (t if one.tensor is not None else _double(t) for t, one in pairs)
         return replace(self, tensors=tuple(wide))
@@ -85,33 +85,33 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def value_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
+def value_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
     """The example, or a smaller one in its place, and others of its sizes."""
-    shapes = _few(captured, likes)
-    rows = [_row(captured, likes, shapes, "the example")]
+    shapes = _few(captured, specs)
+    rows = [_row(captured, specs, shapes, "the example")]
     for what, change, is_usual in CHANGES:
         changed = _changed(captured, rows[0].tensors, change)
-        rows.append(Row(changed, what, is_usual, has_nan=change is _nan))
+        rows.append(TrialRow(changed, what, is_usual, has_nan=change is _nan))
     if (equal := _equal(captured, rows[0].tensors)) is not None:
-        rows.append(Row(equal, "equal inputs"))
+        rows.append(TrialRow(equal, "equal inputs"))
     return rows
 
 
-def size_rows(captured: Capture, likes: Sequence[TensorSpec]) -> list[Row]:
+def size_rows(captured: Capture, specs: Sequence[TensorSpec]) -> list[TrialRow]:
     """Rows of other sizes: those that the capture serves, and those that it does not.
 
     None where an unchecked kernel takes integers, which say where it reads or writes.
     """
-    if is_unchecked(captured) and any(_is_index(like) for like in likes):
+    if is_unchecked(captured) and any(_is_index(like) for like in specs):
         return []
-    base = _few(captured, likes)
-    seen, rows = {base}, list[Row]()
+    base = _few(captured, specs)
+    seen, rows = {base}, list[TrialRow]()
     kinds = (_grown, _renumbered, _alone, _parted)
     for kind in kinds:
         for shapes in itertools.islice(kind(captured, base), SIZES):
             if shapes not in seen:
                 seen.add(shapes)
-                row = _row(captured, likes, shapes, _shown(shapes))
+                row = _row(captured, specs, shapes, _shown(shapes))
                 rows.append(replace(row, is_odd=kind is _parted, is_resized=True))
     return rows
 
@@ -124,18 +124,20 @@ def _shown(shapes: Shapes) -> str:
 
 
 def op_rows(
-    captured: Capture, likes: Sequence[TensorSpec], *, is_double: bool, numbers: Mapping[int, Any]
-) -> Iterator[Row]:
+    captured: Capture, specs: Sequence[TensorSpec], *, is_double: bool, numbers: Mapping[int, Any]
+) -> Iterator[TrialRow]:
     """The example, a second size, ties, zeros, and other plain numbers, where there are such.
 
     In double precision but for the first one, if `is_double`.
     """
     shapes = [node.meta["val"].shape for node in captured.joint.inputs]
-    count = _count(captured)
+    count = captured.argument_count
     own = tuple(numbers_of(shape) for shape in shapes)
-    grown = resized(shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5)
+    grown = with_other_sizes(
+        shapes[:count], shapes[count:], lambda n: n + 1 if n <= SMALL_SIZE else 5
+    )
     others = (*grown, *own[count:])
-    example, other = (drawn_row(captured, likes, sizes) for sizes in (own, others))
+    example, other = (drawn_row(captured, specs, sizes) for sizes in (own, others))
     if example is not None:
         yield replace(example, what="inputs like the examples")
     if other is not None and others != own:
@@ -153,11 +155,11 @@ def op_rows(
 
 
 def drawn_row(
-    captured: Capture, likes: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
-) -> Row | None:
+    captured: Capture, specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]
+) -> TrialRow | None:
     """Inputs of these shapes with numbers between those of the example; None if too large."""
     tensors = list[Tensor]()
-    rows = zip(shapes, likes, captured.inputs, strict=True)
+    rows = zip(shapes, specs, captured.inputs, strict=True)
     for seed, (shape, like, one) in enumerate(rows):
         if one.tensor is not None:
             if tuple(one.tensor.shape) != tuple(shape):
@@ -168,10 +170,10 @@ def drawn_row(
             return None
         if tuple(shape) != like.shape:
             like = replace(like, shape=tuple(shape), values=None)
-        tensors.append(drawn(like, seed))
+        tensors.append(drawn_like(like, seed))
     what = f"inputs of the sizes {', '.join(str(tuple(shape)) for shape in shapes)}"
-    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, likes, strict=True))
-    return Row(tuple(tensors), what, is_resized=not is_own)
+    is_own = all(tuple(s) == like.shape for s, like in zip(shapes, specs, strict=True))
+    return TrialRow(tuple(tensors), what, is_resized=not is_own)
 
 
 # ---- values ----
@@ -248,32 +250,27 @@ def _is_number(tensor: Tensor) -> bool:
 # ---- sizes ----
 
 
-def _row(captured: Capture, likes: Sequence[TensorSpec], shapes: Shapes, what: str) -> Row:
+def _row(captured: Capture, specs: Sequence[TensorSpec], shapes: Shapes, what: str) -> TrialRow:
     """The example in other shapes, laid out in memory as it was."""
     tensors = list[Tensor]()
-    inputs = zip(captured.inputs, captured.joint.inputs, likes, strict=True)
+    inputs = zip(captured.inputs, captured.joint.inputs, specs, strict=True)
     for place, (one, node, like) in enumerate(inputs):
         if one.tensor is not None:
             tensors.append(one.tensor)
         else:
             made = fitted(like, shapes[place], seed=place)
             if any(new > old <= 1 for old, new in zip(like.shape, shapes[place], strict=True)):
-                made = near(made, seed=place)  # copies of one row hide what depends on the others
-            tensors.append(_laid_out(made, numbers_of(node.meta["val"].stride())))
-    own = [t for t, one in zip(tensors, captured.inputs, strict=True) if one.tensor is None]
-    return Row(tuple(tensors), what, is_served=captured.serves(own))
+                made = moved_a_little(
+                    made, seed=place
+                )  # copies of one row hide what depends on the others
+            tensors.append(in_memory_order(made, numbers_of(node.meta["val"].stride())))
+    own = tensors[: captured.argument_count]
+    return TrialRow(tuple(tensors), what, is_served=captured.serves(own))
 
 
-def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """`tensor` with its dimensions in memory in the order of `strides`."""
-    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
-    kind = {"dtype": tensor.dtype, "device": tensor.device}
-    return torch.empty_permuted(tensor.shape, order, **kind).copy_(tensor)  # type: ignore[arg-type]
-
-
-def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
+def _few(captured: Capture, specs: Sequence[TensorSpec]) -> Shapes:
     """The shapes of the example's arguments, or of a smaller one that is served, if it is large."""
-    own = tuple(like.shape for like in likes[: _count(captured)])
+    own = tuple(like.shape for like in specs[: captured.argument_count])
     if _elements(own) <= MANY:
         return own
     ways: tuple[Callable[[int], int], ...] = (
@@ -283,7 +280,7 @@ def _few(captured: Capture, likes: Sequence[TensorSpec]) -> Shapes:
     )
     for grow in ways:
         shapes = _resized(captured, grow)
-        if _elements(shapes) < _elements(own) and _row(captured, likes, shapes, "").is_served:
+        if _elements(shapes) < _elements(own) and _row(captured, specs, shapes, "").is_served:
             return shapes
     return own
 
@@ -348,7 +345,7 @@ def _fixed(captured: Capture) -> list[list[bool]]:
 
 def _sizes(captured: Capture) -> list[Sequence[int]]:
     """The sizes of each argument: numbers, or symbols."""
-    return [node.meta["val"].shape for node in captured.joint.inputs[: _count(captured)]]
+    return [node.meta["val"].shape for node in captured.joint.inputs[: captured.argument_count]]
 
 
 def _replaced(base: Shapes, fixed: Sequence[Sequence[bool]], number: int, new: int) -> Shapes:
@@ -372,16 +369,12 @@ def is_unchecked(captured: Capture) -> bool:
 def _resized(captured: Capture, grow: Callable[[int], int], base: Shapes | None = None) -> Shapes:
     """The shapes of the arguments with other sizes, starting from `base` if that is not the own."""
     shapes = [node.meta["val"].shape for node in captured.joint.inputs]
-    count = _count(captured)
+    count = captured.argument_count
     if base is None:
-        return tuple(resized(shapes[:count], shapes[count:], grow))
+        return tuple(with_other_sizes(shapes[:count], shapes[count:], grow))
     own = [numbers_of(shape) for shape in shapes[:count]]
     known = dict(zip(itertools.chain(*own), itertools.chain(*base), strict=True))
-    return tuple(resized(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
-
-
-def _count(captured: Capture) -> int:
-    return sum(one.tensor is None for one in captured.inputs)
+    return tuple(with_other_sizes(shapes[:count], shapes[count:], lambda n: grow(known.get(n, n))))
 
 
 def _elements(shapes: Sequence[Sequence[int]]) -> int:

@@ -26,7 +26,7 @@ def unseen_in(cls: Any, args: Sequence[Any], outputs: Sequence[Any]) -> str:
     with the inputs that require grad, unless it is marked; and one with a history must move as it
     says, where not every op was seen. (Where each was, a `detach` among them is meant.)
     """
-    moving = _moving(cls, args, without_history(outputs))
+    moving = _moving(cls, args, outputs_without_history(outputs))
     if moving:
         name = "its output" if len(outputs) == 1 else f"output {moving[0]}"
         return f"`forward` computes {name} outside autograd (detach, no_grad, numpy, a kernel)"
@@ -35,7 +35,7 @@ def unseen_in(cls: Any, args: Sequence[Any], outputs: Sequence[Any]) -> str:
     return ""
 
 
-def without_history(outputs: Sequence[Any]) -> list[int]:
+def outputs_without_history(outputs: Sequence[Any]) -> list[int]:
     """The places of the outputs that could carry a gradient and have no history."""
     return [
         place

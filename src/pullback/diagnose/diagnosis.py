@@ -1,4 +1,4 @@
-"""Where a hand-written backward goes wrong, by how much, by what pattern, and what mends it.
+"""Where a hand-written backward is wrong, by how much, by what pattern, and which edit repairs it.
 
 The truth is the forward: PyTorch's own derivative of it, on the examples and on fresh inputs, in
 double precision. Where the forward hides a value from autograd (`detach`, NumPy), finite
@@ -18,23 +18,23 @@ from torch import Tensor, fx
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.joint import Capture
-from pullback.diagnose.compared import Compared, captured_of, compare
-from pullback.diagnose.fault import Fault, Faults
-from pullback.diagnose.held import held_in
-from pullback.diagnose.patterns_of_error import (
+from pullback.diagnose.comparison import BackwardComparison, captured_on_examples, compare_backwards
+from pullback.diagnose.detached_values import detached_value
+from pullback.diagnose.error_patterns import (
     LAST,
     PATTERNS,
-    Evidence,
-    factor,
+    WrongGradient,
+    constant_multiple,
     unused_cotangent,
-    within,
+    wrong_elements,
 )
-from pullback.diagnose.repairs import Repair, Repairs
+from pullback.diagnose.fault import Fault, Faults
+from pullback.diagnose.repairs import GradientRepair, RepairSearch
 from pullback.diagnose.scope import cotangent_names
 from pullback.diagnose.trials import Trials, UntriedError
-from pullback.diagnose.verified import Verifier
+from pullback.diagnose.verifier import Verifier
 from pullback.errors import CaptureError
-from pullback.function.signature import place_of
+from pullback.function.signature import source_place
 from pullback.function.slots import no_backward, no_vjp
 from pullback.graph.spelling.expressions import ATOM
 from pullback.judge.mismatch import Mismatch
@@ -74,13 +74,13 @@ def diagnose(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
     """
     if not (isinstance(target, type) and issubclass(target, TorchFunction)):
         raise CaptureError(
-            f"`{getattr(target, '__name__', target)}` must be a Function class to be blamed",
+            f"`{getattr(target, '__name__', target)}` must be a Function class to be diagnosed",
             got=type(target).__name__,
             fix="pass the class itself, and the arguments after it",
         )
     deadline = time.process_time() + seconds
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
-        warnings.simplefilter("ignore")  # each trial would say them again
+        warnings.simplefilter("ignore")  # each trial would repeat them
         try:
             return _Case(target, examples, deadline).faults()
         except UntriedError as error:
@@ -88,7 +88,7 @@ def diagnose(target: Any, *examples: Any, seconds: float = 2.0) -> Faults:
 
 
 class _Case:
-    """A Function under suspicion, and everything found out about it."""
+    """A Function to diagnose, and what is known about it."""
 
     def __init__(self, target: Any, examples: Sequence[Any], deadline: float) -> None:
         self.name = target.__name__
@@ -102,16 +102,16 @@ class _Case:
         self.derived = self.attempt(self.captured) if self.in_time() else None
         self.attempt(lambda: trials.add_fresh(self.derived))
         names = tuple(cotangent_names(self.backward, trials.used))
-        self.evidence = [Evidence(trials, place, names) for place in range(len(trials.names))]
+        self.evidence = [WrongGradient(trials, place, names) for place in range(len(trials.names))]
         self.hidden: dict[int, Mismatch] = {}  # where slopes contradict autograd
         self.wrong = [one for one in self.evidence if one.first and not self.is_right(one)]
-        self.compared: Compared | None = None
-        self.repairs: dict[int, Repair] = {}
+        self.compared: BackwardComparison | None = None
+        self.repairs: dict[int, GradientRepair] = {}
         if self.wrong and self.in_time() and self.derived is not None:
             self.attempt(self.explain)
 
     def attempt(self, step: Callable[[], Result]) -> Result | None:
-        """Take a step that may fail on a Function of an odd kind: what is known stands without."""
+        """Take a step that may fail on an unusual Function: the rest of the diagnosis stands."""
         try:
             return step()
         except Exception as error:
@@ -121,14 +121,14 @@ class _Case:
 
     def captured(self) -> Capture | None:
         """The forward, with the backward that autograd derives."""
-        return captured_of(self.trials, self.trials.program)
+        return captured_on_examples(self.trials, self.trials.program)
 
     def in_time(self) -> bool:
         """Whether there is time left."""
         return time.process_time() < self.deadline
 
-    def is_right(self, evidence: Evidence) -> bool:
-        """Whether the judge sides with the user: then finite differences contradict autograd."""
+    def is_right(self, evidence: WrongGradient) -> bool:
+        """Whether the judge finds it right: then finite differences contradict autograd."""
         place, trial = evidence.place, evidence.first
         if trial is None or place in trial.misfits:
             return trial is None
@@ -141,22 +141,22 @@ class _Case:
 
     def explain(self) -> None:
         """Compare both graphs, and search for edits."""
-        self.compared = compare(self.trials, self.derived, self.wrong, self.backward)
+        self.compared = compare_backwards(self.trials, self.derived, self.wrong, self.backward)
         if self.compared is not None:
             hand = self.compared.scope.hand.captured
             verifier = Verifier(hand, self.trials.held_out(self.compared.derived))
             seen = {e.place: e for e in self.wrong if e.place not in self.hidden}
-            self.repairs = Repairs(self.compared, seen, verifier, self.deadline).find()
+            self.repairs = RepairSearch(self.compared, seen, verifier, self.deadline).find()
 
     # ---- faults ----
 
     def faults(self) -> Faults:
-        """Everything that is known."""
+        """The result."""
         found = tuple(self.fault(evidence) for evidence in self.wrong)
         return Faults(self.name, found, len(self.trials.all), self.reason(found))
 
     def reason(self, found: Sequence[Fault]) -> str:
-        """What could not be found out, and why."""
+        """What could not be determined, and why."""
         is_whole = all(fault.edit and fault.edit.is_small for fault in found)
         refusals = self.trials.refusals
         if is_whole and self.derived is not None:
@@ -172,7 +172,7 @@ class _Case:
             return "its graph, as it was captured, does not give what its backward gives"
         return ""
 
-    def fault(self, evidence: Evidence) -> Fault:
+    def fault(self, evidence: WrongGradient) -> Fault:
         """What is known about a wrong gradient."""
         place, trial = evidence.place, evidence.first
         assert trial is not None
@@ -200,18 +200,18 @@ class _Case:
             witness=trial,
         )
 
-    def pattern(self, evidence: Evidence) -> tuple[str, bool]:
-        """What is the matter, and where; and whether that is known."""
+    def pattern(self, evidence: WrongGradient) -> tuple[str, bool]:
+        """The error, and where it is; and whether it is known."""
         if evidence.place in self.hidden:
             return HIDDEN, True
         words, is_clear = self.attempt(lambda: self.kind_of_error(evidence)) or ("", False)
         where = "" if is_clear else self.attempt(lambda: self.where(evidence))
         return (words or UNKNOWN) + (where or ""), bool(words)
 
-    def kind_of_error(self, evidence: Evidence) -> tuple[str, bool]:
-        """What is the matter, and whether that says where: as a mask does that is missing.
+    def kind_of_error(self, evidence: WrongGradient) -> tuple[str, bool]:
+        """The error, and whether that says where: as a missing mask does.
 
-        First comes what is sure, then what the edit tells, then what may be.
+        First comes what is certain, then what the edit shows, then what is likely.
         """
         known = PATTERNS if self.in_time() or not evidence.shown[0].is_large else PATTERNS[:2]
         found = ((text, pattern) for pattern in known if (text := pattern(evidence)))
@@ -219,7 +219,7 @@ class _Case:
         repair = self.repairs.get(evidence.place)
         words, kind = (repair.pattern, repair.kind) if repair else ("", "")
         is_clear = kind == "factor"
-        if kind == "reduction" and by is factor:
+        if kind == "reduction" and by is constant_multiple:
             return words, is_clear  # the mean for the sum: more than a factor
         if kind == "value" and by is unused_cotangent:
             return words, is_clear  # the other cotangent is used
@@ -230,22 +230,22 @@ class _Case:
         )
         return self.held(evidence) or words or last, False
 
-    def held(self, evidence: Evidence) -> str:
-        """What the user's backward takes for a constant."""
+    def held(self, evidence: WrongGradient) -> str:
+        """The value that the user's backward treats as a constant."""
         compared = self.compared
         if compared is None:
             return ""
-        twins = compared.scope.twins
+        named = compared.scope.named
         shown = [trial for trial in compared.aligned if trial.is_wrong(evidence.place)]
-        is_named = lambda node: not twins[node].text.size  # noqa: E731
-        held = held_in(compared.derived, shown, evidence.place, is_named, self.in_time)
+        is_named = lambda node: not named[node].text.size  # noqa: E731
+        held = detached_value(compared.derived, shown, evidence.place, is_named, self.in_time)
         if held is None:
             return ""
-        where = f" in `{twins[held.user].text.text}`" if held.user else ""
-        name = twins[held.node].text.text
+        where = f" in `{named[held.user].text.text}`" if held.user else ""
+        name = named[held.node].text.text
         return f"the derivative of `{name}`{where} is missing, as if it were a constant"
 
-    def where(self, evidence: Evidence) -> str:
+    def where(self, evidence: WrongGradient) -> str:
         """Which elements, if not all, and which sizes, if not those of the examples."""
         shapes = [
             ", ".join(str(list(tensor.shape)) for tensor in trial.tensors)
@@ -253,7 +253,7 @@ class _Case:
             if trial is not None
         ]
         sizes = f", for inputs of shape {shapes[1]}" if len(set(shapes)) > 1 else ""
-        return within(evidence, self.conditions()) + sizes
+        return wrong_elements(evidence, self.conditions()) + sizes
 
     def conditions(self) -> list[tuple[str, dict[int, Tensor]]]:
         """The user's own conditions, and their opposites, by the number of the trial."""
@@ -269,12 +269,12 @@ class _Case:
                 found.append((f"~{known.text.within(ATOM)}", opposite))
         return found
 
-    def place(self, place: int, repair: Repair | None) -> str:
+    def place(self, place: int, repair: GradientRepair | None) -> str:
         """The line of the edit, or of what is returned, or of the backward."""
         nodes: list[Any] = list(repair.users) if repair else []
         nodes += [self.compared.hand.gradients[place]] if self.compared else []
         places = (str(n.meta.get("place", "")) for n in nodes if isinstance(n, fx.Node))
-        return next((found for found in places if found), "") or place_of(self.backward)
+        return next((found for found in places if found), "") or source_place(self.backward)
 
 
 # ---- parts ----

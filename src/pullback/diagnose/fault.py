@@ -1,4 +1,4 @@
-"""Faults: what is known about the wrong gradients of a backward, and how it is said."""
+"""Faults: what is known about the wrong gradients of a backward, as data and as text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from pullback.diagnose.repairing import Edit
-from pullback.diagnose.trial import Trial
+from pullback.diagnose.edit_search import Edit
+from pullback.diagnose.gradient_trial import GradientTrial
 
 Number = float | complex | None
 
@@ -24,10 +24,10 @@ class Fault:
         wrong: How many elements are wrong.
         total: How many elements were looked at: all, but for a large gradient that forward hides
             from autograd.
-        pattern: What is the matter, in one sentence.
-        edit: What makes it right, if that was found.
+        pattern: The error, in one sentence.
+        edit: The change that makes it right, if one was found.
         place: Where in the user's backward, `file.py:line`.
-        is_known: Whether `pattern` says what the matter is.
+        is_known: Whether `pattern` names the error.
         witness: The inputs and cotangents, in double precision, that these numbers belong to.
     """
 
@@ -41,7 +41,7 @@ class Fault:
     edit: Edit | None
     place: str
     is_known: bool = True
-    witness: Trial | None = field(default=None, compare=False, repr=False)
+    witness: GradientTrial | None = field(default=None, compare=False, repr=False)
 
     @property
     def off(self) -> float:
@@ -76,7 +76,7 @@ class Faults(Sequence[Fault]):
         function: The name of the Function.
         all: The faults, in the order of the inputs.
         trials: In how many trials it was judged; 0 if it could not be.
-        reason: What could not be found out, and why; empty if nothing is left open.
+        reason: What could not be determined, and why; empty if everything was.
     """
 
     function: str
@@ -99,7 +99,7 @@ class Faults(Sequence[Fault]):
 
     @property
     def is_judged(self) -> bool:
-        """Whether there was anything to judge: without, no fault means nothing."""
+        """Whether it was judged at all: only then is a lack of faults good news."""
         return self.trials > 0
 
     def __str__(self) -> str:

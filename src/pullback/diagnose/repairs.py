@@ -1,7 +1,7 @@
-"""Repairs: for each wrong gradient the edit that makes it right.
+"""Finds, for each wrong gradient, the edit that makes it right.
 
-What the numbers alone tell comes first, then the smallest change of the user's backward that is
-right, then the derived gradient in its place. Each is verified before it is named.
+An edit that follows from the numbers alone comes first, then the smallest change of the user's
+backward that is right, then the derived gradient in its place. Each is verified before it is named.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from pullback.diagnose.compared import Compared
-from pullback.diagnose.edits import Candidate, give, swap
-from pullback.diagnose.numerals import refined
-from pullback.diagnose.patterns_of_error import (
-    Evidence,
+from pullback.diagnose.candidate_edits import CandidateEdit, give, swap
+from pullback.diagnose.comparison import BackwardComparison
+from pullback.diagnose.edit_search import Edit, EditSearch, make_edited
+from pullback.diagnose.error_patterns import (
+    WrongGradient,
     constant_factor,
-    repairs,
+    shape_repairs,
     swapped_with,
-    unexpected,
+    unexpected_gradient,
 )
-from pullback.diagnose.repairing import Edit, Mender, make_edited
-from pullback.diagnose.verified import Verifier
+from pullback.diagnose.numerals import refined
+from pullback.diagnose.verifier import Verifier
 from pullback.judge.tolerances import PATTERN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repair:
-    """An edit that was found, and what it tells about the error.
+class GradientRepair:
+    """An edit that was found, and what it says about the error.
 
     Arguments:
         edit: The edit.
         kind: What kind of change it is.
-        pattern: What was the matter, if the edit tells.
+        pattern: The error, if the edit shows it.
         users: The nodes that are given a new operand.
     """
 
@@ -44,7 +44,7 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repairs:
+class RepairSearch:
     """The search for the edits of one backward.
 
     Arguments:
@@ -54,44 +54,44 @@ class Repairs:
         deadline: When to stop searching.
     """
 
-    compared: Compared
-    wrong: Mapping[int, Evidence]
+    compared: BackwardComparison
+    wrong: Mapping[int, WrongGradient]
     verifier: Verifier
     deadline: float
 
-    def find(self) -> dict[int, Repair]:
+    def find(self) -> dict[int, GradientRepair]:
         """For each wrong gradient, by its place, what repairs it."""
         shown = [place for place in self.wrong if self.compared.shows(place)]
         places = [place for place in shown if self.wrong[place].has_shape()]
         scope, trials = self.compared.scope, self.compared.trials
-        mender = Mender(scope, trials, frozenset(places), self.verifier, self.deadline)
-        found: dict[int, Repair] = {}
+        search = EditSearch(scope, trials, frozenset(places), self.verifier, self.deadline)
+        found: dict[int, GradientRepair] = {}
         for place in places:
             if place not in found:
-                found = self._cured(mender, place) | found
+                found = self._repaired(search, place) | found
         for place in set(shown) - set(places):
             repair = self._reshaped(self.wrong[place])
             found |= {place: repair} if repair else {}
         return found
 
-    def _cured(self, mender: Mender, place: int) -> dict[int, Repair]:
+    def _repaired(self, search: EditSearch, place: int) -> dict[int, GradientRepair]:
         """What repairs the gradient at `place`, also for the others that it repairs."""
         self._add_numbers(place)
-        for find in (self._obvious, mender.mend, self._given):
+        for find in (self._from_numbers, search.find, self._given):
             candidate = find(place)
-            mended = mender.mended(candidate, place) if candidate else frozenset()
-            if candidate and mended:
+            repaired = search.repaired(candidate, place) if candidate else frozenset()
+            if candidate and repaired:
                 text, pattern = candidate.say()
                 graph = make_edited(self.compared.scope, candidate)
                 edit = Edit(text, candidate.kind != "derived", graph)
-                repair = Repair(edit, candidate.kind, pattern, tuple(candidate.users))
-                return dict.fromkeys(mended, repair)
+                repair = GradientRepair(edit, candidate.kind, pattern, tuple(candidate.users))
+                return dict.fromkeys(repaired, repair)
         return {}
 
-    def _obvious(self, place: int) -> Candidate | None:
-        """The edit that the numbers alone tell."""
+    def _from_numbers(self, place: int) -> CandidateEdit | None:
+        """The edit that follows from the numbers alone."""
         evidence, scope = self.wrong[place], self.compared.scope
-        if unexpected(evidence):
+        if unexpected_gradient(evidence):
             return give(scope, place, None)
         other = swapped_with(evidence)
         candidate = None if other is None else swap(scope, place, other)
@@ -103,11 +103,11 @@ class Repairs:
         if number and abs(number + 1) > PATTERN:
             self.compared.scope.numbers.insert(0, refined(1 / number))
 
-    def _given(self, place: int) -> Candidate | None:
+    def _given(self, place: int) -> CandidateEdit | None:
         """The derived gradient, returned instead of the user's."""
         compared = self.compared
         node = compared.readable.gradients[place]
-        known = compared.scope.twins.get(node) if isinstance(node, fx.Node) else None
+        known = compared.scope.named.get(node) if isinstance(node, fx.Node) else None
         if known is None:
             return None
         candidate = give(compared.scope, place, known)
@@ -116,20 +116,20 @@ class Repairs:
         text = f"return what is derived:\n{compared.listing(place)}"
         return replace(candidate, say=lambda: (text, ""))
 
-    def _reshaped(self, evidence: Evidence) -> Repair | None:
-        """The repair of a gradient of unfit shape: the captured graph has it in shape already."""
+    def _reshaped(self, evidence: WrongGradient) -> GradientRepair | None:
+        """The repair of a gradient of the wrong shape: the captured graph has it corrected."""
         hand, place = self.compared.hand, evidence.place
         if place not in self.verifier.right(hand):
             return None
         if swapped_with(evidence) is not None:
-            return Repair(Edit(_swap_words(evidence), True, hand))
-        if not any(repairs(evidence)):
+            return GradientRepair(Edit(_swap_words(evidence), True, hand))
+        if not any(shape_repairs(evidence)):
             return None
         written = self.compared.scope.written(hand.gradients[place])
-        return Repair(Edit(f"return {written}", True, hand))
+        return GradientRepair(Edit(f"return {written}", True, hand))
 
 
-def _swap_words(evidence: Evidence) -> str:
+def _swap_words(evidence: WrongGradient) -> str:
     """What to do about two gradients in each other's place."""
     other, names = swapped_with(evidence), evidence.trials.names
     one, two = sorted((evidence.place, evidence.place if other is None else other))

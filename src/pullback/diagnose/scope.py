@@ -1,8 +1,8 @@
-"""What a hand-written backward has within reach: every value around it, and how it is written.
+"""The values that an edit of a hand-written backward can use, and how each is written.
 
-The values are those of the user's own forward and backward, those of the derived backward, sums
-and means of them, sizes and numbers. Each comes with what it was in every trial, so that equal
-values are known to be equal, and with its expression in the user's variables.
+These are the values of the user's own forward and backward, those of the derived backward, sums and
+means of them, sizes and numbers. Each has its value in every trial, so that equal values are known
+to be equal, and its expression in the user's variables.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pullback.diagnose.graph_values import GraphRun
 from pullback.diagnose.numerals import simplest
-from pullback.diagnose.sides import Side
 from pullback.errors import UnsupportedOpError
 from pullback.graph.cost import op_name
 from pullback.graph.names import names_of
 from pullback.graph.parts import BACKWARD, JointGraph, calls, phase_of
 from pullback.graph.spelling import spell
-from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, Writer
+from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, PythonWriter
 from pullback.graph.values import aten, tensor_of
 from pullback.judge.tolerances import VALUE, are_near
 
 LONGEST = 160
-"""The longest expression; what is longer gets a made-up name."""
+"""The longest expression; a longer one gets a made-up name."""
 
 INPUT, COTANGENT, OUTPUT, SAVED, BACKWARD_VALUE, DERIVED, REDUCED, NUMBER, SIZE = (
     *("input", "cotangent", "output", "saved", "backward", "derived", "reduced", "number", "size"),
@@ -38,12 +38,12 @@ INPUT, COTANGENT, OUTPUT, SAVED, BACKWARD_VALUE, DERIVED, REDUCED, NUMBER, SIZE 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """A value within reach.
+class NamedValue:
+    """A value that an edit can use.
 
     Arguments:
         text: Its expression in the user's variables.
-        values: What it was in each trial.
+        values: Its value in each trial.
         origin: What kind of thing it is.
         node: Its node, in the user's graph or in the derived one.
         needs: The nodes of the user's backward that it is made from.
@@ -59,7 +59,7 @@ class Known:
     node: fx.Node | None = None
     needs: frozenset[fx.Node] = frozenset()
     reads: frozenset[fx.Node] = frozenset()
-    made: tuple[Any, Known, tuple[Any, ...]] | None = None
+    made: tuple[Any, NamedValue, tuple[Any, ...]] | None = None
     is_clear: bool = True
 
     @property
@@ -75,22 +75,25 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """Everything within reach, cheapest first, and the texts of the nodes of the user's graph."""
+    """All values that an edit can use, and the texts of the nodes of the user's graph.
 
-    hand: Side
+    `named` has the value that each node, of either graph, equals.
+    """
+
+    hand: GraphRun
     names: dict[fx.Node, str]
     texts: dict[fx.Node, Expression]
     reads: dict[fx.Node, frozenset[fx.Node]]
-    writer: Writer
-    known: list[Known] = field(default_factory=list)
-    twins: dict[fx.Node, Known] = field(default_factory=dict)
+    writer: PythonWriter
+    known: list[NamedValue] = field(default_factory=list)
+    named: dict[fx.Node, NamedValue] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)  # to try, beside the common ones
     kept: tuple[Tensor, ...] = ()  # what forward saved in the first trial
     unclear: set[fx.Node] = field(default_factory=set)  # those whose text has a made-up name
-    _shelves: dict[Any, list[Known]] = field(default_factory=dict)
+    _shelves: dict[Any, list[NamedValue]] = field(default_factory=dict)
 
-    def add(self, known: Known) -> Known:
-        """Add a value, unless one that is equal in every trial is there; the one that counts."""
+    def add(self, known: NamedValue) -> NamedValue:
+        """Add a value, unless one is equal to it in every trial; the one that is kept."""
         shelf = self._shelves.setdefault(_label(known), [])
         for other in shelf:
             if _equal(other.values, known.values):
@@ -109,8 +112,8 @@ class Scope:
         return f"`{expression.text if expression else self.writer.names.get(node, node.name)}`"
 
 
-def _label(known: Known) -> Any:
-    """A key that equal values share; rounding may part a few that are."""
+def _label(known: NamedValue) -> Any:
+    """A key that equal values share, but for rounding."""
     first = known.values[0]
     if not isinstance(first, Tensor):
         return type(first).__name__, first
@@ -137,30 +140,26 @@ def _same(a: Any, b: Any) -> bool:
 # ---- the user's side ----
 
 
-def scope_of(hand: Side, input_names: Sequence[str], backward: Any) -> Scope:
+def scope_of(hand: GraphRun, input_names: Sequence[str], backward: Any) -> Scope:
     """What the user's own forward and backward hold."""
     names, own = _names(hand, input_names, backward)
-    writer = Writer(tuple(hand.joint.placeholders), names, {})
-    texts: dict[fx.Node, Expression] = {}
+    writer = PythonWriter(tuple(hand.joint.placeholders), names, {})
     reads: dict[fx.Node, frozenset[fx.Node]] = {}
     unclear: set[fx.Node] = set()
-    for node in hand.joint.graph.nodes:
-        if node.op == "output":
-            continue
-        spelled = Expression(own[node], size=0) if node in own else _spelled(writer, node)
-        if node not in own and (spelled is None or not unclear.isdisjoint(node.all_input_nodes)):
-            unclear.add(node)
-        texts[node] = spelled or Expression(writer.names[node], size=4)
+    for node in [*hand.joint.placeholders, *calls(hand.joint.graph)]:
+        if node in own:
+            writer.inlined[node] = Expression(own[node], size=0)
+        else:
+            _inline(writer, node, unclear, made_up=4)
         reads[node] = _reads(node, own, reads)
-        writer.inlined[node] = texts[node]
-    scope = Scope(hand, own, texts, reads, writer, unclear=unclear)
+    scope = Scope(hand, own, dict(writer.inlined), reads, writer, unclear=unclear)
     for node in _in_order(hand.joint):
         _add_own(scope, node)
     return scope
 
 
 def _names(
-    hand: Side, input_names: Sequence[str], backward: Any
+    hand: GraphRun, input_names: Sequence[str], backward: Any
 ) -> tuple[dict[fx.Node, str], dict[fx.Node, str]]:
     """A name for each node, and those of them that the user gave."""
     joint, captured = hand.joint, hand.captured
@@ -201,15 +200,23 @@ def _parameter_name(parameters: Sequence[inspect.Parameter], position: int) -> s
     return f"grad_out{position}"
 
 
-def _spelled(writer: Writer, node: fx.Node) -> Expression | None:
+def _spelled(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """The expression of a node, or None if it has no short one."""
-    if node.target is torch.sym_float:  # Python needs no such thing
+    if node.target is torch.sym_float:  # Python converts by itself
         return writer.expression(node.args[0])
     try:
         expression = spell(writer, node)
     except UnsupportedOpError:
         return None
     return expression if len(expression.text) <= LONGEST else None
+
+
+def _inline(writer: PythonWriter, node: fx.Node, unclear: set[fx.Node], *, made_up: int) -> None:
+    """Write a node in the user's variables, or by a made-up name, which counts as so many ops."""
+    spelled = _spelled(writer, node)
+    writer.inlined[node] = spelled or Expression(writer.names[node], size=made_up)
+    if spelled is None or not unclear.isdisjoint(node.all_input_nodes):
+        unclear.add(node)
 
 
 def _reads(
@@ -233,11 +240,11 @@ def _add_own(scope: Scope, node: fx.Node) -> None:
     values = tuple(values[node] for values in scope.hand.values)
     origin = _origin(scope.hand.joint, node)
     needs = frozenset({node}) if origin == BACKWARD_VALUE else frozenset()
-    known = Known(
+    known = NamedValue(
         *(scope.texts[node], values, origin, node, needs, scope.reads[node]),
         is_clear=node not in scope.unclear,
     )
-    scope.twins[node] = scope.add(known)
+    scope.named[node] = scope.add(known)
 
 
 def _origin(joint: JointGraph, node: fx.Node) -> str:
@@ -251,46 +258,45 @@ def _origin(joint: JointGraph, node: fx.Node) -> str:
 # ---- the derived side ----
 
 
-def add_derived(scope: Scope, derived: Side, cotangents: Sequence[int]) -> None:
+def add_derived(scope: Scope, derived: GraphRun, cotangents: Sequence[int]) -> None:
     """Add what the derived backward computes, written in the user's variables.
 
     `cotangents` gives for each cotangent of the derived graph its place among the user's.
     """
     user = scope.hand.joint
-    twins: dict[fx.Node, Known] = {}
-    for node, twin in zip(derived.joint.inputs, user.inputs, strict=False):
-        twins[node] = scope.twins[twin]
+    named: dict[fx.Node, NamedValue] = {}
+    for node, own in zip(derived.joint.inputs, user.inputs, strict=False):
+        named[node] = scope.named[own]
     for node, place in zip(derived.joint.cotangents, cotangents, strict=True):
-        twins[node] = scope.twins[user.cotangents[place]]
+        named[node] = scope.named[user.cotangents[place]]
     names = {node: node.name for node in derived.joint.graph.nodes}
-    names |= {node: known.text.text for node, known in twins.items()}
-    inlined = {node: known.text for node, known in twins.items()}
-    writer = Writer(tuple(derived.joint.placeholders), names, inlined)
+    names |= {node: known.text.text for node, known in named.items()}
+    inlined = {node: known.text for node, known in named.items()}
+    writer = PythonWriter(tuple(derived.joint.placeholders), names, inlined)
     unclear: set[fx.Node] = set()
     for node in calls(derived.joint.graph):
-        spelled = _spelled(writer, node)
-        writer.inlined[node] = spelled or Expression(node.name, size=9)
-        if spelled is None or not unclear.isdisjoint(node.all_input_nodes):
-            unclear.add(node)
+        _inline(writer, node, unclear, made_up=9)
         if tensor_of(node) is not None:
-            inputs = [twins[arg] for arg in node.all_input_nodes if arg in twins]
+            inputs = [named[arg] for arg in node.all_input_nodes if arg in named]
             made = _derived(derived, node, writer.inlined[node], inputs)
-            twins[node] = scope.add(replace(made, is_clear=node not in unclear))
-            writer.inlined[node] = twins[node].text
-            (unclear.discard if twins[node].is_clear else unclear.add)(node)
-    scope.twins.update(twins)
+            named[node] = scope.add(replace(made, is_clear=node not in unclear))
+            writer.inlined[node] = named[node].text
+            (unclear.discard if named[node].is_clear else unclear.add)(node)
+    scope.named.update(named)
     scope.numbers += literals_in(derived.joint.graph)
 
 
-def _derived(side: Side, node: fx.Node, text: Expression, inputs: Sequence[Known]) -> Known:
+def _derived(
+    side: GraphRun, node: fx.Node, text: Expression, inputs: Sequence[NamedValue]
+) -> NamedValue:
     values = tuple(values[node] for values in side.values)
     needs = frozenset().union(*(one.needs for one in inputs))
     reads = frozenset().union(*(one.reads for one in inputs))
-    return Known(text, values, DERIVED, node, needs, reads)
+    return NamedValue(text, values, DERIVED, node, needs, reads)
 
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "pow", "gt", "ge", "lt", "le", "clamp", "full")
-"""Ops whose whole numbers are numbers, not places or sizes."""
+"""Ops whose integer arguments are numbers, not dimensions or sizes."""
 
 
 def literals_in(graph: fx.Graph) -> list[float]:
@@ -325,48 +331,48 @@ _REDUCTIONS: tuple[tuple[str, Any, Any], ...] = (
 )
 
 
-def _add_reduced(scope: Scope, known: Known, name: str, call: tuple[Any, Any]) -> None:
+def _add_reduced(scope: Scope, known: NamedValue, name: str, call: tuple[Any, Any]) -> None:
     op, args = call
     values = tuple(op(value, *args) for value in known.values)
     inner = known.text.within(ATOM)
     listed = f"{args[0][0]}, keepdim=True" if args else ""
     text = Expression(f"{inner}.{name}({listed})", size=known.text.size + 1)
     made = (op, known, args)
-    scope.add(Known(text, values, REDUCED, None, known.needs, known.reads, made))
+    scope.add(NamedValue(text, values, REDUCED, None, known.needs, known.reads, made))
 
 
-def numbers_in(scope: Scope, numbers: Sequence[float]) -> list[Known]:
+def numbers_in(scope: Scope, numbers: Sequence[float]) -> list[NamedValue]:
     """Plain numbers, and the sizes of the inputs, which may differ from trial to trial."""
     count = len(scope.hand.values)
-    found = [Known(number_text(n), (n,) * count, NUMBER) for n in dict.fromkeys(numbers)]
+    found = [NamedValue(number_text(n), (n,) * count, NUMBER) for n in dict.fromkeys(numbers)]
     for node in scope.hand.joint.inputs:
         found += _sizes(scope, node)
     return found + _scalars(scope)
 
 
-def _scalars(scope: Scope) -> list[Known]:
+def _scalars(scope: Scope) -> list[NamedValue]:
     """The numbers that the user's forward computes from sizes."""
     found = []
     for node in calls(scope.hand.joint.graph):
         values = tuple(values[node] for values in scope.hand.values)
         if all(isinstance(value, float) for value in values):
-            found.append(Known(scope.texts[node], values, SIZE, node))
+            found.append(NamedValue(scope.texts[node], values, SIZE, node))
     return found
 
 
-def _sizes(scope: Scope, node: fx.Node) -> list[Known]:
+def _sizes(scope: Scope, node: fx.Node) -> list[NamedValue]:
     tensors = [values[node] for values in scope.hand.values]
     name = scope.names[node]
     found = []
-    made: tuple[Any, Known, tuple[Any, ...]]
+    made: tuple[Any, NamedValue, tuple[Any, ...]]
     for dim in range(tensors[0].dim()):
         sizes = tuple(int(tensor.shape[dim]) for tensor in tensors)
-        made = (aten.sym_size.int, scope.twins[node], (dim,))
-        found.append(Known(Expression(f"{name}.shape[{dim}]"), sizes, SIZE, made=made))
+        made = (aten.sym_size.int, scope.named[node], (dim,))
+        found.append(NamedValue(Expression(f"{name}.shape[{dim}]"), sizes, SIZE, made=made))
     if tensors[0].dim() > 1:
         counts = tuple(tensor.numel() for tensor in tensors)
-        made = (aten.sym_numel.default, scope.twins[node], ())
-        found.append(Known(Expression(f"{name}.numel()"), counts, SIZE, made=made))
+        made = (aten.sym_numel.default, scope.named[node], ())
+        found.append(NamedValue(Expression(f"{name}.numel()"), counts, SIZE, made=made))
     return [known for known in found if max(known.values) > 1]
 
 

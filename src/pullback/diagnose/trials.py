@@ -3,7 +3,7 @@
 Each trial runs both on the same inputs and cotangents, in double precision where the Function can:
 first on the examples, then on values near them or drawn from them, also of other sizes. If the
 examples are large the other trials are small. What came out is kept: the gradient that was
-expected, and the one that was got.
+expected, and the one that the user's backward returned.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from pullback.capture.joint import Capture
 from pullback.capture.names import argument_names
 from pullback.capture.seeds import normal
 from pullback.capture.trees import flatten, is_tensor, unflatten
-from pullback.derive.plain import program_of
-from pullback.diagnose.fitting import make_fitted, zeros
-from pullback.diagnose.samples import (
+from pullback.derive.plain import plain_program
+from pullback.diagnose.fresh_inputs import (
     Shapes,
-    drawn,
-    near,
+    drawn_like,
+    moved,
     other_shapes,
     small_sizes,
     unlike_shapes,
 )
-from pullback.diagnose.trial import Trial
+from pullback.diagnose.gradient_trial import GradientTrial
+from pullback.diagnose.shape_fitting import make_fitted, zeros
 from pullback.errors import PullbackError
 from pullback.function.isolation import seeded
 from pullback.judge.example import Example, example_of
 from pullback.judge.mismatch import Mismatch, flat_of
-from pullback.judge.reference import FINEST, Precision, Reference
+from pullback.judge.reference import FINEST, PrecisionWatcher, Reference
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, describe, run
 from pullback.judge.tolerances import REPEATED, are_near
 from pullback.judge.verdict import Case
@@ -63,7 +63,7 @@ class Trials:
 
     def __init__(self, target: Any, examples: Sequence[Any]) -> None:
         self.target = target
-        self.program = program_of(target)
+        self.program = plain_program(target)
         leaves, self.spec = flatten(tuple(examples))
         self.leaf_names = tuple(argument_names(target.apply, examples))
         self.given = example_of(tuple(leaves))
@@ -76,9 +76,9 @@ class Trials:
         self.all = [self._first()]
         self._require_same_outputs()
 
-    def _first(self) -> Trial:
+    def _first(self) -> GradientTrial:
         """The trial of the examples: in double precision, if the Function takes that."""
-        given, precision = self.given, Precision()
+        given, precision = self.given, PrecisionWatcher()
         self.given = given.double()
         try:
             with precision:
@@ -91,7 +91,7 @@ class Trials:
             return self._run(self._own(), 0)
 
     def _require_same_outputs(self) -> None:
-        """A forward that gives other outputs each time has no gradients to compare."""
+        """Refuse a forward that gives other outputs each time: it has no gradients to compare."""
         own = self.all[0].tensors
         once, again = (
             self._called(f, own, 0).outputs for f in (self.program, make_fitted(self.target, zeros))
@@ -145,8 +145,8 @@ class Trials:
         own = self.all[0].tensors
         if captured is not None and self.all[0].is_large and self._add_small(captured):
             return
-        self._add([near(tensor, _seed(1, i)) for i, tensor in enumerate(own)])
-        self._add([drawn(t, t.shape, _seed(2, i)) for i, t in enumerate(own)])
+        self._add([moved(tensor, _seed(1, i)) for i, tensor in enumerate(own)])
+        self._add([drawn_like(t, t.shape, _seed(2, i)) for i, t in enumerate(own)])
         if captured is None:
             return
         for grow in (lambda size: size + 1, lambda size: 2 * size):
@@ -178,7 +178,7 @@ class Trials:
         if shapes is None:
             return None
         pairs = enumerate(zip(own, shapes, strict=True))
-        row = [drawn(tensor, shape, _seed(seed, i)) for i, (tensor, shape) in pairs]
+        row = [drawn_like(tensor, shape, _seed(seed, i)) for i, (tensor, shape) in pairs]
         return row if captured.serves(row) else None
 
     def _add(self, tensors: Sequence[Tensor]) -> bool:
@@ -188,7 +188,7 @@ class Trials:
             self.all.append(trial)
         return trial is not None
 
-    def held_out(self, captured: Capture) -> list[Trial]:
+    def held_out(self, captured: Capture) -> list[GradientTrial]:
         """Further trials, which no edit has seen: other values, in the sizes of these trials and
         in larger ones, and large cotangents, since what is right for all of them is linear."""
         shapes = dict.fromkeys(trial.shapes for trial in self.all if not trial.is_large)
@@ -207,7 +207,7 @@ class Trials:
 
     # ---- runs ----
 
-    def _tried(self, tensors: Sequence[Tensor], number: int) -> Trial | None:
+    def _tried(self, tensors: Sequence[Tensor], number: int) -> GradientTrial | None:
         """A run of both, or None where one of them raises, or returns what has no right shape."""
         try:
             trial = self._run(tensors, number)
@@ -216,7 +216,7 @@ class Trials:
         # As good as raising, for sizes that backward was not written for.
         return None if trial.misfits - self.all[0].misfits else trial
 
-    def _run(self, tensors: Sequence[Tensor], number: int) -> Trial:
+    def _run(self, tensors: Sequence[Tensor], number: int) -> GradientTrial:
         with _described("it raises on these arguments"):
             cotangents = self.cotangents(tensors, number)
         with _described("PyTorch cannot differentiate its forward"):
@@ -224,7 +224,7 @@ class Trials:
         with _described("its backward raises"):
             got = self.written(tensors, cotangents, number)
         rows = (tuple(tensors), tuple(cotangents), tuple(expected), tuple(got))
-        return Trial(number, *rows, is_rough=self.is_rough)
+        return GradientTrial(number, *rows, is_rough=self.is_rough)
 
     def cotangents(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
         """Cotangents for the outputs of a run: normal numbers, no two alike."""
@@ -247,7 +247,7 @@ class Trials:
     def written(
         self, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], number: int
     ) -> list[Tensor | None]:
-        """The gradients that the user's backward returns, also those of unfit shape."""
+        """The gradients that the user's backward returns, also those of the wrong shape."""
         misfits: dict[int, Tensor] = {}
 
         def fit(position: int, gradient: Tensor, shape: Sequence[Any]) -> Tensor:
@@ -261,7 +261,7 @@ class Trials:
             misfits.get(self.position(place), found[name]) for place, name in enumerate(self.names)
         ]
 
-    def judged(self, trial: Trial, place: int) -> Mismatch | None:
+    def judged(self, trial: GradientTrial, place: int) -> Mismatch | None:
         """How the gradient at `place` is wrong, by autograd and by slopes of the forward itself.
 
         Slopes decide where these differ, and autograd where there is no slope. None where it is
@@ -321,7 +321,7 @@ class Trials:
 
 @contextmanager
 def _described(what: str) -> Iterator[None]:
-    """Say what was under way when something raised."""
+    """Add to an error what was being done."""
     try:
         yield
     except (ForwardRefusedError, BackwardFailedError) as failure:

@@ -1,4 +1,4 @@
-"""How an edit, and the error that it mends, are said in the user's variables."""
+"""Describes an edit, and the error that it repairs, in the user's variables."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from pullback.capture.equality import equal
+from pullback.capture.equality import equal_tensors
 from pullback.diagnose.scope import (
     COTANGENT,
     INPUT,
     OUTPUT,
     SAVED,
-    Known,
+    NamedValue,
     Scope,
     number_text,
 )
@@ -25,7 +25,7 @@ from pullback.graph.spelling.expressions import SIGN
 from pullback.graph.values import aten
 
 if TYPE_CHECKING:
-    from pullback.diagnose.edits import Formula, Site
+    from pullback.diagnose.candidate_edits import NewCall, Site
 
 LONGEST = 90
 """The longest expression that shows where an edit is made."""
@@ -56,10 +56,10 @@ NOUNS = {
     "_softmax": "softmax",
     "relu": "rectified value",
 }
-"""What the result of an op is called."""
+"""Nouns for the results of ops."""
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "cumsum", "_softmax", "softmax", "flip")
-"""Ops whose whole numbers are dimensions."""
+"""Ops whose integer arguments are dimensions."""
 
 TURNS = {
     "sign": ("change the sign of {}", "the sign is wrong"),
@@ -73,13 +73,13 @@ TURNS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wording:
-    """Words for the edits of one backward; each method gives the edit, and the pattern."""
+    """Describes the edits of one backward; each method gives the edit, and the error."""
 
     scope: Scope
 
     # ---- another op, another number, another value ----
 
-    def rewritten(self, node: fx.Node, formula: Formula) -> tuple[str, str]:
+    def rewritten(self, node: fx.Node, formula: NewCall) -> tuple[str, str]:
         """Another op in the place of that of `node`."""
         old, new = self.scope.written(node), f"`{self.spelled(node, formula)}`"
         text = f"use {new} instead of {old}"
@@ -96,42 +96,42 @@ class Wording:
             pattern = f"{old} is used where {new} is needed"
         return text, pattern
 
-    def spelled(self, node: fx.Node, formula: Formula) -> str:
+    def spelled(self, node: fx.Node, formula: NewCall) -> str:
         """The text of the op of `node` in another form."""
         graph = node.graph
         with graph.inserting_after(node):
-            twin = graph.call_function(formula.op, formula.args, dict(formula.kwargs))
-        twin.meta = dict(node.meta)
-        text = self.scope.written(twin).strip("`")
-        graph.erase_node(twin)
+            other = graph.call_function(formula.op, formula.args, dict(formula.kwargs))
+        other.meta = dict(node.meta)
+        text = self.scope.written(other).strip("`")
+        graph.erase_node(other)
         return text
 
-    def renumbered(self, node: fx.Node, formula: Formula, old: Any, new: Any) -> tuple[str, str]:
+    def renumbered(self, node: fx.Node, formula: NewCall, old: Any, new: Any) -> tuple[str, str]:
         """Another number in the place of one in `node`, which gives `formula`."""
         where = self.scope.written(node)
         if isinstance(new, bool):
             return f"use {new} instead of {old} in {where}", f"a flag is wrong in {where}"
-        written = f"`{new.text.text}`" if isinstance(new, Known) else number_text(new).text
+        written = f"`{new.text.text}`" if isinstance(new, NamedValue) else number_text(new).text
         was = number_text(old).text
         what = "dimension" if op_name(node) in REDUCTIONS else "constant"
         is_shown = re.search(rf"(?<![\w.-]){re.escape(was)}(?![\w.])", where)
-        if not is_shown and not isinstance(new, Known):  # it is written in another way
+        if not is_shown and not isinstance(new, NamedValue):  # it is written in another way
             right = f"`{self.spelled(node, formula)}`"
             return f"use {right} instead of {where}", f"a {what} is wrong in {where}"
         pattern = f"a {what} is wrong: {was} instead of {written} in {where}"
         return f"use {written} instead of {was} in {where}", pattern
 
-    def replaced(self, old: fx.Node, known: Known, site: Site) -> tuple[str, str]:
+    def replaced(self, old: fx.Node, known: NamedValue, site: Site) -> tuple[str, str]:
         """Another value in the place of `old`."""
         new = f"`{known.text.text}`"
         if site.is_returned:
             return f"return {new}", f"{self.scope.of(old)} is returned where {new} is needed"
         text = f"use {new} instead of {self.scope.of(old)}{self.where(site)}{self.saving(known)}"
-        is_used = self.described(self.scope.twins[old], is_saved=True)
+        is_used = self.described(self.scope.named[old], is_saved=True)
         return text, f"{is_used} is used where {self.described(known)} is needed"
 
     def dropped(self, old: fx.Node, kept: fx.Node, site: Site) -> tuple[str, str]:
-        """An operand of `old` in its place: the rest of it is too much."""
+        """An operand of `old` in its place: the rest of the expression is superfluous."""
         name, whole = op_name(old), self.scope.written(old)
         others = [arg for arg in old.args if arg is not kept and isinstance(arg, fx.Node)]
         rest = [f"`{self.scope.texts[arg].text}`" for arg in others]
@@ -144,7 +144,7 @@ class Wording:
         if name in ("add", "sub") and rest and old.args[0] is kept:
             return f"drop {rest[0]} from {whole}", f"a summand too many in {whole}: {rest[0]}"
         text = f"use {self.scope.of(kept)} instead of {whole}{self.where(site)}"
-        needed = self.described(self.scope.twins[kept])
+        needed = self.described(self.scope.named[kept])
         return text, f"{whole} is used where {needed} is needed"
 
     # ---- the same value, with something done to it ----
@@ -164,7 +164,7 @@ class Wording:
         text, pattern = TURNS[kind]
         return text.format(what) + self.where(site), pattern
 
-    def joined(self, old: fx.Node, op: Any, known: Known, site: Site) -> tuple[str, str]:
+    def joined(self, old: fx.Node, op: Any, known: NamedValue, site: Site) -> tuple[str, str]:
         """`old` with a factor or a summand."""
         new, what = f"`{known.text.text}`", self.scope.of(old)
         new = known.text.text if known.node is None and known.made is None else new
@@ -199,7 +199,7 @@ class Wording:
         where = "" if user.op == "output" else f" in {self.scope.written(user)}"
         return where if len(where) <= LONGEST else ""
 
-    def described(self, known: Known, *, is_saved: bool = False) -> str:
+    def described(self, known: NamedValue, *, is_saved: bool = False) -> str:
         """A value with what it is: the input `x`, the saved sine `s`."""
         name = f"`{known.text.text}`"
         if known.origin in (INPUT, OUTPUT, COTANGENT):
@@ -212,7 +212,7 @@ class Wording:
         noun = "" if noun == known.text.text else f"{noun} "
         return f"the {'saved ' if is_saved else ''}{noun}{name}"
 
-    def saving(self, known: Known) -> str:
+    def saving(self, known: NamedValue) -> str:
         """What must be saved for an edit that is not saved yet."""
         missing = [node for node in known.reads if not self.is_saved(node)]
         names = sorted(self.scope.names[node] for node in missing)
@@ -225,15 +225,15 @@ class Wording:
         if any(user.op != "output" and phase_of(user) == BACKWARD for user in node.users):
             return True
         value = self.scope.hand.values[0][node]
-        return any(equal(value, kept) for kept in self.scope.kept)
+        return any(equal_tensors(value, kept) for kept in self.scope.kept)
 
 
-def is_reduction(node: fx.Node, formula: Formula) -> bool:
+def is_reduction(node: fx.Node, formula: NewCall) -> bool:
     """Whether a mean is put in the place of a sum, or a sum in that of a mean."""
     return {op_name(node), _op_of(formula)} == {"sum", "mean"}
 
 
-def _op_of(formula: Formula) -> str:
+def _op_of(formula: NewCall) -> str:
     return str(formula.op).split(".")[1]
 
 

@@ -1,4 +1,4 @@
-"""Emit: a Function as a file that needs nothing of ours, in Python or in C++.
+"""Emit: a Function as a file that does not need pullback, in Python or in C++.
 
 The public functions stand here and import what they need when they are called.
 """
@@ -23,7 +23,7 @@ def emit(
     force: bool = False,
     verify: bool = True,
 ) -> str:
-    """`x` as the text of a file that needs nothing of ours.
+    """`x` as the text of a file that does not need pullback.
 
     Arguments:
         x: a Function class (hand-written, derived, combined, hybrid or nested), something planned,
@@ -53,7 +53,10 @@ def emit(
             expected=" or ".join(f'"{known}"' for known in TARGETS),
             got=repr(target),
         )
-    from pullback.emit.files import require_writable, write  # heavy, with all that they capture
+    from pullback.emit.files import (  # heavy, with all that they capture
+        require_writable,
+        write_files,
+    )
     from pullback.emit.subject import subject_of
 
     if path is not None:
@@ -61,7 +64,7 @@ def emit(
     files = _files(subject_of(x, examples), target, path, verify)
     main = next(iter(files))
     if path is not None:
-        write(files, main, path, force=force)
+        write_files(files, main, path, force=force)
     return str(files[main])
 
 
@@ -85,6 +88,6 @@ def build(
     cache: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Compile an emitted C++ file and load its op: see `emit.compiled`."""
-    from pullback.emit.compiled import build as make
+    from pullback.emit.compiled import build_file as make
 
     return make(path, flags=flags, cache=cache)

@@ -25,7 +25,7 @@ _LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\(\s*(\w+)\s*,\s*(\w+)\s*\)
 _OP = re.compile(r'\.def\(\s*(?:TORCH_SELECTIVE_SCHEMA\(\s*)?"(?:\w+::)?(\w+)(?:\.\w+)?\s*[("]')
 
 
-def build(
+def build_file(
     path: str | os.PathLike[str],
     *,
     flags: Sequence[str] = (),
@@ -108,7 +108,7 @@ def library_of(
     folder = None if cache is None else Path(cache)
     library = Library(file.stem, file, flags=(*FLAGS, *flags), cache=folder)
     try:
-        return building.build(library, lambda path: path)
+        return building.build_library(library, lambda path: path)
     except OSError as error:
         raise BuildError(
             f"`{folder or root()}` must be a folder that libraries can be kept in",

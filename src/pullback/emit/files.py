@@ -1,4 +1,4 @@
-"""Files on the disk: each is written whole or not at all, and nothing of the user's is lost."""
+"""Files on disk: each is written whole or not at all, and no other text is overwritten."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
         )
 
 
-def write(
+def write_files(
     files: Mapping[str, str], main: str, path: str | os.PathLike[str], *, force: bool = False
 ) -> list[Path]:
     """Write `files` into the folder `path`, or `main` alone to `path` if that names a file.

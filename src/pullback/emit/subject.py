@@ -1,4 +1,4 @@
-"""What is emitted: whatever the user gave, as one capture with its names, for every emitter."""
+"""What is emitted: whatever the user passed, as one capture with its names."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.capture.check import verify
 from pullback.capture.class_names import class_name
 from pullback.capture.joint import Capture, capture
-from pullback.capture.names import function_of
-from pullback.capture.trees import flatten, map_leaves
-from pullback.compose.flow import Flow, flow_of, recorded
+from pullback.capture.names import function_class
+from pullback.capture.trees import flatten, map_leaves, unflatten
+from pullback.compose.flow import Flow, flow_of, recorded_units
 from pullback.derive.comparison import Comparison
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.recipes import InputChangedError, Recipes
 from pullback.derive.returned import is_derived, record_of
 from pullback.derive.source import readable_parts
-from pullback.derive.tensor_specs import TensorSpec, drawn, tensor_spec_of, tensor_specs_of
+from pullback.derive.tensor_specs import TensorSpec, drawn_like, tensor_spec_of, tensor_specs_of
 from pullback.errors import ExamplesError, TargetError
 from pullback.function.unwritten import lacks_backward
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class EmitSubject:
     """One Function to emit.
 
     `name` is that of the class, `doc` the first paragraph of what the user wrote about it.
     `captured` is the whole of it as one joint graph. `program` is what was captured: it takes
-    the arguments of the examples. `save` says what forward keeps. `likes` says of each input of
+    the arguments of the examples. `save` says what forward keeps. `specs` says of each input of
     the capture what its example was like. `function` is the hand-written class, where it is one;
     `flow` the nodes and units, where it is run as several. `left` are the parameters of the last
     arguments of the capture, where the examples left these at their defaults.
@@ -47,7 +47,7 @@ class Subject:
     captured: Capture
     program: Callable[..., Any]
     save: str | int
-    likes: tuple[TensorSpec, ...]
+    specs: tuple[TensorSpec, ...]
     function: Any = None
     flow: Flow | None = None
     left: tuple[inspect.Parameter, ...] = ()
@@ -70,10 +70,20 @@ class Subject:
                 count = place + 1
         return arguments[:count], keywords
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of the capture, with a `CaptureInput` in the place of each tensor."""
+        return tuple(unflatten(list(self.captured.leaves), self.captured.in_spec))
+
+    def tensors(self) -> list[Tensor]:
+        """Tensors for its arguments, like those of the examples."""
+        pairs = enumerate(zip(self.specs, self.captured.inputs, strict=True))
+        return [drawn_like(like, seed) for seed, (like, one) in pairs if one.kind == "argument"]
+
     @functools.cached_property
     def comparison(self) -> Comparison:
         """The program, to compare what is written with it."""
-        return Comparison(self.captured, self.call, self.likes)
+        return Comparison(self.captured, self.call, self.specs)
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -103,7 +113,7 @@ def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
-def subject_of(thing: Any, examples: Any = None) -> Subject:
+def subject_of(thing: Any, examples: Any = None) -> EmitSubject:
     """What `thing` is to be emitted as.
 
     Arguments:
@@ -112,7 +122,7 @@ def subject_of(thing: Any, examples: Any = None) -> Subject:
         examples: the arguments to capture it with, as a tuple; by default those that it was made
             with, or those of its own `examples`.
     """
-    thing = function_of(thing) or thing
+    thing = function_class(thing) or thing
     if hasattr(thing, "best") and not isinstance(thing, type):
         thing = thing.function  # of a plan
     if getattr(thing, "composed", "") == "planned":
@@ -134,15 +144,15 @@ def subject_of(thing: Any, examples: Any = None) -> Subject:
 # ---- kinds of things ----
 
 
-def _of_derived(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
+def _of_derived(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     known = record_of(cls)
-    recipe, likes = known.general, known.likes
+    recipe, specs = known.general, known.specs
     if examples is not None:
-        recipe, likes = known.recipes.general(examples), tensor_specs_of(examples)
-    return _subject(cls.__name__, cls.program, recipe.captured, known.recipes.save, likes)
+        recipe, specs = known.recipes.general(examples), tensor_specs_of(examples)
+    return _subject(cls.__name__, cls.program, recipe.captured, known.recipes.save, specs)
 
 
-def _of_program(program: Any, examples: tuple[Any, ...] | None) -> Subject:
+def _of_program(program: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     if not callable(program):
         raise TargetError(
             "what is emitted must be a Function class or a function of tensors",
@@ -153,7 +163,7 @@ def _of_program(program: Any, examples: tuple[Any, ...] | None) -> Subject:
     return _subject(class_name(program), program, captured, "auto", tensor_specs_of(given))
 
 
-def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
+def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     given = _required(cls.__name__, examples)
     # What the user's backward reads is what is kept; where nobody wrote one, as little as will do.
     save = "auto" if lacks_backward(cls) else "everything"
@@ -166,7 +176,7 @@ def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
 
 
 def _named(captured: Capture, cls: Any) -> Capture:
-    """A capture with the names that the module of a class has for tensors from around it."""
+    """A capture with the names that the module of a class has for tensors from outside it."""
     module = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     known = {id(value): name for name, value in module.items() if isinstance(value, Tensor)}
     taken = {one.name for one in captured.inputs}
@@ -194,11 +204,11 @@ def _of_changing(cls: Any, examples: tuple[Any, ...]) -> Capture:
     return captured
 
 
-def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
+def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     """A program in several nodes; its capture is that of the whole."""
-    if examples is None and hasattr(cls, "likes"):
+    if examples is None and hasattr(cls, "specs"):
         examples = map_leaves(
-            lambda leaf: drawn(leaf) if isinstance(leaf, TensorSpec) else leaf, cls.likes
+            lambda leaf: drawn_like(leaf) if isinstance(leaf, TensorSpec) else leaf, cls.specs
         )
     given, program = _required(cls.__name__, examples), cls.program
     captured = Recipes(program, "everything").general(given).captured
@@ -206,7 +216,7 @@ def _of_flow(cls: Any, examples: tuple[Any, ...] | None) -> Subject:
     if flow is None:
         call: tuple[Any, Any] = (given, {})
         whole = functools.partial(_called, program)
-        units = recorded(whole, call)
+        units = recorded_units(whole, call)
         flow = flow_of(units, (), call, save="everything", module=cls.__module__)
     return _subject(
         cls.__name__, program, captured, "everything", tensor_specs_of(given), flow=flow
@@ -222,15 +232,15 @@ def _subject(
     program: Any,
     captured: Capture,
     save: str | int,
-    likes: tuple[TensorSpec, ...],
+    specs: tuple[TensorSpec, ...],
     *,
     function: Any = None,
     flow: Flow | None = None,
-) -> Subject:
+) -> EmitSubject:
     held = tuple(tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None)
     said = vars(function).get("__doc__") if function is not None else inspect.getdoc(program)
     doc = inspect.cleandoc(said or "").split("\n\n")[0]
-    return Subject(name, doc, captured, program, save, (*likes, *held), function, flow)
+    return EmitSubject(name, doc, captured, program, save, (*specs, *held), function, flow)
 
 
 # ---- examples ----

@@ -28,15 +28,15 @@ from pullback.errors import (
     RepeatedSaveWarning,
 )
 from pullback.function.data import SavedData
-from pullback.function.gradients import look_at, settle, user_backward
+from pullback.function.gradients import gradient_row, look_at, user_backward
 from pullback.function.needs import NeedsInputGrad
 from pullback.function.slots import (
+    forward_is_over,
     get_dirty,
     get_needs,
     get_non_differentiable,
     get_saved_tensors,
     get_to_save,
-    is_built,
     is_inference,
     set_dirty,
     set_materialize,
@@ -48,7 +48,7 @@ from pullback.function.slots import (
 
 if TYPE_CHECKING:
     from pullback.function.info import FunctionInfo
-    from pullback.function.keeping import Run
+    from pullback.function.keeping import BackwardRun
     from pullback.function.replay import Origin
 
 
@@ -64,7 +64,7 @@ class AutogradContext(BackwardCFunction):
     _pb_origin: Origin | None = None  # how to recompute saved intermediates
     _pb_list_output = False
     _pb_in_jvp = False
-    _pb_runs: dict[int, Run] | None = None  # per thread, while its backward runs
+    _pb_runs: dict[int, BackwardRun] | None = None  # per thread, while its backward runs
     _pb_data: dict[str, Any] | None = None  # behind `saved_data`
     _pb_data_slots: dict[str, int] | None = None  # its tensors' places behind the user's saves
     _pb_needs: NeedsInputGrad | None = None
@@ -104,7 +104,9 @@ class AutogradContext(BackwardCFunction):
     def __setattr__(self, name: str, value: Any) -> None:
         # While forward runs the node has no outputs yet. PyTorch cannot save an inference tensor,
         # and a name that the class has would not be looked up among the kept ones.
-        can_keep = isinstance(value, Tensor) and not is_built(self) and not is_inference(value)
+        can_keep = (
+            isinstance(value, Tensor) and not forward_is_over(self) and not is_inference(value)
+        )
         if can_keep and not hasattr(type(self), name):
             self._pb_keep(name, value)
             return
@@ -197,7 +199,7 @@ class AutogradContext(BackwardCFunction):
             result = info.cls.backward(self, *cotangents)
             if result.__class__ is Tensor and info.is_single:
                 return result
-            return settle(self, result)
+            return gradient_row(self, result)
         return self._pb_apply_with_care(cotangents)
 
     def _pb_apply_with_care(self, cotangents: tuple[Any, ...]) -> Any:
@@ -207,7 +209,7 @@ class AutogradContext(BackwardCFunction):
         args = (list(cotangents),) if info.is_boxed else cotangents
         first = cotangents[0] if cotangents else None
         result = user_backward(info)(self, *args)
-        gradients = settle(self, result, cotangents)
+        gradients = gradient_row(self, result, cotangents)
         look_at(self, gradients)
         if first.__class__ is Tensor and len(info.seen) < 1000:
             info.seen.add(first.shape)
@@ -218,7 +220,7 @@ class AutogradContext(BackwardCFunction):
         if self._pb_list_output:
             del cotangents[-1]
         given = tuple(cotangents) if self._pb_info.completes else None
-        result = settle(self, user_backward(self._pb_info)(self, cotangents), given)
+        result = gradient_row(self, user_backward(self._pb_info)(self, cotangents), given)
         look_at(self, result)
         return result
 

@@ -46,7 +46,7 @@ def below_autograd() -> AbstractContextManager[Any]:
 # ---- who is told of calls ----
 
 
-class Watch(NamedTuple):
+class CallWatch(NamedTuple):
     """Who is told of the calls of `apply`.
 
     Attributes:
@@ -59,10 +59,10 @@ class Watch(NamedTuple):
     announce: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-_watch: Watch | None = None
+_watch: CallWatch | None = None
 
 
-def watch_calls(watch: Watch | None) -> None:
+def watch_calls(watch: CallWatch | None) -> None:
     """Announce every call of `apply` to `watch` from now on; with None, to nobody."""
     global _watch
     _watch = watch

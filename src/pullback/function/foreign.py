@@ -1,4 +1,4 @@
-"""Contexts of somebody else's making: of `torch.compile`, `torch.func`, compiled autograd.
+"""Contexts that others make: `torch.compile`, `torch.func`, compiled autograd.
 
 They know only PyTorch's Python names. `ContextView` puts ours on them, and keeps what they have no
 place for.

@@ -1,4 +1,4 @@
-"""Forward: the user's, then everything that has to be settled after it."""
+"""Forward: the user's, then what is left to do after it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIST = object()  # stands behind the outputs of a forward that returned a list
 
 
 def make_run(info: FunctionInfo) -> Callable[..., Any]:
-    """The twin's forward: the user's, then everything that has to be settled after it."""
+    """The forward of the shadow class: the user's, then what is left to do after it."""
     cls, has_setup = info.cls, info.signature.has_setup
     is_opaque = info.is_opaque
 

@@ -11,8 +11,8 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.function import dispatch
 from pullback.function.info import FunctionInfo
-from pullback.function.signature import has_setup_context, signature_of
-from pullback.function.slots import SeenMeta, be_seen, hidden
+from pullback.function.signature import forward_signature, has_setup_context
+from pullback.function.slots import SeenMeta, be_seen, hidden_from_dynamo
 from pullback.function.translation import translated
 from pullback.function.unwritten import lacks_backward, leaves_some
 
@@ -62,21 +62,21 @@ class Function(TorchFunction):
         cls._pb_info = None
         if cls.forward is TorchFunction.forward:
             return
-        for name, method in translated(cls, signature_of(cls)).items():
+        for name, method in translated(cls, forward_signature(cls)).items():
             setattr(cls, name, method)
         if not cls.is_traceable or cls.traverse_lists or leaves_some(cls):
             _hide(cls)
-        cls._pb_settle()
+        cls._pb_choose_apply()
 
     @classmethod
-    def _pb_settle(cls) -> None:
+    def _pb_choose_apply(cls) -> None:
         """Take the `apply` that fits: without `backward`, Dynamo is to trace `forward` itself."""
         if getattr(cls.apply, "__func__", None) not in dispatch.OURS:
             return  # the user's own
         hides = not cls.is_traceable or cls.traverse_lists
         is_plain = lacks_backward(cls) and not hides
         if is_plain:
-            signature = signature_of(cls)
+            signature = forward_signature(cls)
             cls._pb_parameters = (
                 signature.names,
                 signature.defaults,
@@ -98,4 +98,4 @@ def _hide(cls: Any) -> None:
             return _method(*args, **kwargs)
 
         opaque.__wrapped__ = method  # type: ignore[attr-defined]
-        setattr(cls, name, staticmethod(hidden(opaque)))
+        setattr(cls, name, staticmethod(hidden_from_dynamo(opaque)))

@@ -1,4 +1,4 @@
-"""Code without a file of its own, and how tracebacks find its lines nevertheless.
+"""Code without a file of its own, and how tracebacks still find its lines.
 
 Tracebacks, `inspect` and debuggers ask `linecache` for the lines of a code object's file. Generated
 code has none, so its text is put there under a name of its own, for as long as the code lives.
@@ -31,7 +31,7 @@ def run_text(text: str, title: str, space: dict[str, Any]) -> None:
     path = _listed(text, title)
     module = compile(text, path, "exec", dont_inherit=True)
     alive = _Text()
-    for code in _codes_in(module):
+    for code in itertools.islice(codes_in(module), 1, None):
         _at_the_end(code, id, alive)  # holds `alive`
     _at_the_end(alive, linecache.cache.pop, path, None)
     exec(module, space)
@@ -61,12 +61,12 @@ def _text_of(path: str) -> str:
         return file.read()
 
 
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """The code of all functions in `code`."""
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """`code`, and that of all functions in it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes_in(constant)
+            yield from codes_in(constant)
 
 
 def _at_the_end(thing: Any, call: Any, *args: Any) -> None:

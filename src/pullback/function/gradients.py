@@ -1,8 +1,8 @@
 """What `backward` returned, made into what the engine wants: one gradient per input, or an error.
 
-A user's backward returns one value, a tuple, or a mapping from input name to gradient. `settle`
-turns it into the tuple, and checks what the engine would refuse later in words that do not know the
-user's names: the number of gradients, their types, shapes and dtypes.
+A user's backward returns one value, a tuple, or a mapping from input name to gradient.
+`gradient_row` turns it into the tuple, and checks what the engine would refuse later in words that
+do not know the user's names: the number of gradients, their types, shapes and dtypes.
 
 What an input looks like is asked of the next node in the graph, which is slow. So shapes and dtypes
 are looked at once per class and cotangent shape; the engine still looks every time.
@@ -25,7 +25,7 @@ from pullback.errors import (
     MissingBackwardError,
     NonTensorGradientError,
 )
-from pullback.function.signature import place_of
+from pullback.function.signature import source_place
 from pullback.function.slots import get_needs, inputs_like, no_backward, no_vjp
 from pullback.function.unwritten import complete, derived
 
@@ -53,8 +53,8 @@ def user_backward(info: FunctionInfo) -> Callable[..., Any]:
     if backward is not no_backward:
         raise BothBackwardAndVjpError(
             f"`{info.name}` must define one of `backward` and `vjp`",
-            at=place_of(backward),
-            got=f"both; `vjp` at {place_of(vjp)}",
+            at=source_place(backward),
+            got=f"both; `vjp` at {source_place(vjp)}",
             fix="delete one of them",
             torch="Implementing both 'backward' and 'vjp' for a custom Function is not allowed. "
             "You should only implement one of them.",
@@ -62,13 +62,13 @@ def user_backward(info: FunctionInfo) -> Callable[..., Any]:
     return info.opaque(vjp) if info.is_opaque else vjp
 
 
-def settle(
+def gradient_row(
     ctx: AutogradContext, result: Any, cotangents: tuple[Any, ...] | None = None
 ) -> tuple[Any, ...]:
     """One gradient per input from what the user's backward returned.
 
-    Law: for a result that PyTorch accepts, the engine computes from `settle(ctx, result)` what it
-    computes from `result`.
+    Guarantee: for a result that PyTorch accepts, the engine computes from `gradient_row(ctx,
+    result)` what it computes from `result`.
     """
     if result.__class__ is not tuple:
         if isinstance(result, Mapping):
@@ -85,7 +85,7 @@ def settle(
         if gradient is not None:
             if gradient.__class__ is not Tensor:
                 if gradient is derived:
-                    return settle(ctx, complete(ctx, result, cotangents), cotangents)
+                    return gradient_row(ctx, complete(ctx, result, cotangents), cotangents)
                 _require_tensor(ctx, position, gradient)
             if not flags[position] and position in ctx._pb_plain:
                 _refuse(ctx, position, gradient)
@@ -101,7 +101,7 @@ def look_at(ctx: AutogradContext, result: tuple[Any, ...]) -> None:
         metadata = inputs_like(node)
         if output < len(metadata) and gradient.__class__ is Tensor and not gradient.is_nested:
             like = metadata[output]
-            if not fits(gradient.shape, like.shape):
+            if not sums_down_to(gradient.shape, like.shape):
                 raise _misshapen(ctx, position, gradient, like.shape)
             if gradient.dtype is not like.dtype:
                 _warn_dtype(ctx, position, gradient.dtype, like.dtype)
@@ -133,7 +133,7 @@ def _fit(ctx: AutogradContext, result: tuple[Any, ...], count: int) -> tuple[Any
     names = ", ".join(info.signature.name(i) for i in range(count))
     raise BackwardArityError(
         f"`{info.name}.backward` must return one value per input of `forward`",
-        at=place_of(user_backward(info)),
+        at=source_place(user_backward(info)),
         expected=f"{count}, for ({names})",
         got=f"{len(result)}",
         fix="return `None` in the place of each input that needs no gradient",
@@ -149,7 +149,7 @@ def _require_tensor(ctx: AutogradContext, position: int, gradient: Any) -> None:
     raise GradientTypeError(
         f"`{info.name}.backward` must return a tensor or `None` for "
         f"`{info.signature.name(position)}`",
-        at=place_of(user_backward(info)),
+        at=source_place(user_backward(info)),
         got=f"{type(gradient).__name__}",
         fix="return a tuple of tensors and `None`, or a mapping by input name",
         torch=f"expected Variable or None (got {type(gradient).__name__})",
@@ -161,7 +161,7 @@ def _refuse(ctx: AutogradContext, position: int, gradient: Tensor) -> None:
     raise NonTensorGradientError(
         f"`{info.name}.backward` must return `None` for `{info.signature.name(position)}`, "
         "which is not a tensor",
-        at=place_of(user_backward(info)),
+        at=source_place(user_backward(info)),
         expected="None",
         got=f"a tensor of shape {list(gradient.shape)}",
         fix="return `None` in its place",
@@ -177,7 +177,7 @@ def _misshapen(
     return GradientShapeError(
         f"`{info.name}.backward` must return a gradient of the shape of "
         f"`{info.signature.name(position)}`",
-        at=place_of(user_backward(info)),
+        at=source_place(user_backward(info)),
         expected=f"{shape}, or a shape that sums down to it",
         got=f"{list(gradient.shape)}",
         fix="reduce or transpose it; check that no two gradients are swapped",
@@ -186,7 +186,7 @@ def _misshapen(
     )
 
 
-def fits(shape: Sequence[Any], target: Sequence[Any]) -> bool:
+def sums_down_to(shape: Sequence[Any], target: Sequence[Any]) -> bool:
     """Whether the engine takes a gradient of this shape: one that sums down to `target`."""
     if len(shape) < len(target):
         return False
@@ -203,7 +203,7 @@ def _warn_dtype(ctx: AutogradContext, position: int, got: Any, expected: Any) ->
     info.warn_once(
         GradientDtypeWarning(
             f"`{info.name}.backward` must return gradients of their inputs' dtypes",
-            at=place_of(user_backward(info)),
+            at=source_place(user_backward(info)),
             expected=f"{expected}, for `{info.signature.name(position)}`",
             got=f"{got}, which the engine casts",
             fix=f"return it `.to({expected})`, or compute in that dtype",

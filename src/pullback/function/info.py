@@ -1,8 +1,8 @@
 """`FunctionInfo`: one Function class as the eager path sees it.
 
 It is made at the first call of a class and holds what every later call needs: the signature, and a
-second class, the twin, whose `forward` wraps the user's and whose context is `AutogradContext`.
-Eager calls go through the twin. `torch.func` and `torch.compile` see the user's class itself.
+second class, its shadow, whose `forward` wraps the user's and whose context is `AutogradContext`.
+Eager calls go through the shadow. `torch.func` and `torch.compile` see the user's class itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ from pullback.function.forward import make_run
 from pullback.function.gradients import by_name
 from pullback.function.keeping import KeepingContext
 from pullback.function.needs import NeedsInputGrad
-from pullback.function.signature import REQUIRED, Signature, signature_of, state_of
-from pullback.function.slots import c_apply, hidden, new_class, no_setup_context, no_vjp, unseen
+from pullback.function.signature import REQUIRED, Signature, forward_signature, state_of
+from pullback.function.slots import (
+    c_apply,
+    hidden_from_dynamo,
+    new_class,
+    no_setup_context,
+    no_vjp,
+    unseen,
+)
 from pullback.function.translation import is_translated
 from pullback.function.unwritten import (
     derived,
@@ -68,7 +75,7 @@ class FunctionInfo:
     def __init__(self, cls: Any, signature: Signature | None = None) -> None:
         self.cls = cls
         self.name: str = cls.__name__
-        self.signature = signature or signature_of(cls)
+        self.signature = signature or forward_signature(cls)
         self.fixed = self.signature.fixed if self.signature.has_setup else -1
         if self.signature.has_setup and self.signature.keyword_only:
             self.fixed = -2  # no plain call fits: bind every time
@@ -91,7 +98,7 @@ class FunctionInfo:
         self.warned: set[type] = set()
         self.layouts: dict[Any, int] = {}
         self.why = ""  # why no backward can be derived, once that is known
-        plain = _twin(self)
+        plain = _shadow_class(self)
         self.raw = make_raw(self, plain) if lacks_backward(cls) else plain
 
     def group(self, flags: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -141,7 +148,7 @@ def current(info: FunctionInfo) -> FunctionInfo:
     return cast(FunctionInfo, info.cls._pb_info)
 
 
-def _twin(info: FunctionInfo) -> Callable[..., Any]:
+def _shadow_class(info: FunctionInfo) -> Callable[..., Any]:
     """PyTorch's C `apply`, bound to a class that runs the user's methods with our context."""
     cls = info.cls
     space = _attributes(cls) | {
@@ -156,7 +163,7 @@ def _twin(info: FunctionInfo) -> Callable[..., Any]:
     # PyTorch looks these up at every call, and a failed look-up costs more than a False.
     for name in ("boxed_grads_call", "clear_saved_tensors_on_access"):
         space[name] = getattr(cls, name, False)
-    twin: Any = new_class(cls.__name__, TorchFunction, space)
+    shadow: Any = new_class(cls.__name__, TorchFunction, space)
     # The context PyTorch made for the class stays a base: who has it at hand still knows ours.
     made = getattr(cls._backward_cls, "_pb_made", cls._backward_cls)
     plain: Any = type(
@@ -165,18 +172,18 @@ def _twin(info: FunctionInfo) -> Callable[..., Any]:
         {
             "_pb_info": info,
             "_pb_made": made,
-            "_forward_cls": twin if info.is_opaque else cls,
+            "_forward_cls": shadow if info.is_opaque else cls,
             "__module__": cls.__module__,
         },
     )
-    info.plain = twin._backward_cls = cls._backward_cls = plain
+    info.plain = shadow._backward_cls = cls._backward_cls = plain
     # What keeps more than PyTorch knows of is not for compiled autograd to read by itself.
     info.keeping = type(
         made.__name__,
         (KeepingContext, plain),
-        {"_forward_cls": twin, "__module__": cls.__module__},
+        {"_forward_cls": shadow, "__module__": cls.__module__},
     )
-    return c_apply(twin)
+    return c_apply(shadow)
 
 
 def _attributes(cls: type) -> dict[str, Any]:
@@ -207,7 +214,7 @@ def _compiled_backward(info: FunctionInfo) -> Callable[..., Any]:
     def opaque(ctx: Any, *cotangents: Any) -> Any:
         return info.opaque(backward)(ctx, *cotangents)
 
-    return cast("Callable[..., Any]", hidden(opaque)) if info.is_opaque else backward
+    return cast("Callable[..., Any]", hidden_from_dynamo(opaque)) if info.is_opaque else backward
 
 
 def _completed(info: FunctionInfo, ctx: Any, result: Any, cotangents: tuple[Any, ...]) -> Any:

@@ -25,7 +25,7 @@ from pullback.function.slots import get_saved_tensors, get_to_save, set_to_save
 
 
 @dataclass(slots=True)
-class Run:
+class BackwardRun:
     """One backward of one context, in one thread.
 
     `records` says whether saved intermediates get a history; `saved` is what was unpacked, a weak
@@ -70,7 +70,7 @@ class KeepingContext(AutogradContext):
             run.let_go(saved, count)
         return saved[:count]
 
-    def _pb_hand_over(self, run: Run, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    def _pb_hand_over(self, run: BackwardRun, saved: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         """The user's saves, given away: `clear_saved_tensors_on_access` allows one look."""
         if run.is_handed_over:
             return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))  # raises
@@ -100,7 +100,7 @@ class KeepingContext(AutogradContext):
     def _pb_run(self) -> Iterator[None]:
         thread = threading.get_ident()
         runs = self.__dict__.setdefault("_pb_runs", {})
-        runs[thread] = Run(records=torch.is_grad_enabled())
+        runs[thread] = BackwardRun(records=torch.is_grad_enabled())
         try:
             yield
         finally:

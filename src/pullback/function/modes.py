@@ -1,4 +1,4 @@
-"""Modes that see every op of what they are around, and what must not happen under them."""
+"""Modes that see every op inside them, and what must not happen under them."""
 
 from __future__ import annotations
 

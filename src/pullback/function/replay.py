@@ -33,8 +33,8 @@ from pullback.function import evidence
 from pullback.function.gradients import is_differentiable
 from pullback.function.isolation import isolated
 from pullback.function.listening import ListeningContext
-from pullback.function.signature import place_of
-from pullback.function.slots import get_needs, is_traced, transforms_active, version_of
+from pullback.function.signature import source_place
+from pullback.function.slots import get_needs, has_no_values, transforms_active, version_of
 
 if TYPE_CHECKING:
     from pullback.function.context import AutogradContext
@@ -312,7 +312,7 @@ class _Replay:
         linked: Sequence[int],
     ) -> None:
         """Raise unless the second run gave what was saved, with all of its history."""
-        if transforms_active() or is_traced((*inputs, *middles)):
+        if transforms_active() or has_no_values((*inputs, *middles)):
             return  # there are no numbers to look at
         for i in linked:
             if not _close(again[i].detach(), middles[i].detach()):
@@ -357,7 +357,7 @@ class _Replay:
         name = self._names().get(place, f"saved tensor {place}")
         return DoubleBackwardError(
             f"`{info.name}.backward` must be given `{name}` with its history to be differentiated",
-            at=place_of(info.cls.forward),
+            at=source_place(info.cls.forward),
             expected="an input or an output, or inputs from which it can be computed again",
             got=f"`{name}`, computed inside `forward`; {reason}",
             fix="(1) save the inputs and recompute it in `backward`; (2) return it as one more "

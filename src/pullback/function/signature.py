@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pullback.errors import ApplyArgumentsError
+from pullback.function.generated import codes_in
 from pullback.function.slots import no_setup_context
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -26,14 +27,14 @@ def has_setup_context(cls: type) -> bool:
     return getattr(cls, "setup_context", None) is not no_setup_context
 
 
-def place_of(function: Any) -> str:
+def source_place(function: Any) -> str:
     """`file.py:line` where `function` was written, or "" when that is unknown."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(function, "__code__", None)
     return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}" if code else ""
 
 
-def unwrapped(function: Any) -> Any:
+def written_function(function: Any) -> Any:
     """The function that the user wrote, under decorators that say what they wrap."""
     function = getattr(function, "__func__", function)
     while hasattr(function, "__wrapped__"):
@@ -44,11 +45,7 @@ def unwrapped(function: Any) -> Any:
 def codes_of(function: Any) -> Iterator[types.CodeType]:
     """The code of `function`, and of the functions inside it."""
     code = getattr(function, "__code__", None)
-    pending = [code] if code is not None else []
-    while pending:
-        code = pending.pop()
-        yield code
-        pending += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return codes_in(code) if code is not None else iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ class Signature:
         return ", ".join(parts + [_written(n, d) for n, d in pairs])
 
 
-def signature_of(cls: type) -> Signature:
+def forward_signature(cls: type) -> Signature:
     """Read the signature of a Function class from its `forward`.
 
     PyTorch binds by `inspect.signature` with `setup_context`, by the code object without: so here.
@@ -157,7 +154,7 @@ def signature_of(cls: type) -> Signature:
     variadic = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     return Signature(
         owner=cls.__name__,
-        place=place_of(forward),
+        place=source_place(forward),
         has_setup=has_setup,
         names=tuple(p.name for p in named),
         defaults=tuple(p.default for p in named),

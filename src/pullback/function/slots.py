@@ -80,7 +80,7 @@ class SeenMeta(FunctionMeta):
     def __setattr__(cls, name: str, value: Any) -> None:
         type.__setattr__(cls, name, value)
         if name in ("backward", "vjp"):
-            cls._pb_settle()  # type: ignore[attr-defined]
+            cls._pb_choose_apply()  # type: ignore[attr-defined]
 
     @property  # type: ignore[misc]
     def __class__(cls) -> type:
@@ -118,7 +118,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if is_inference(tensor) else tensor._version
 
 
-def is_traced(tensors: Iterable[torch.Tensor]) -> bool:
+def has_no_values(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether `tensors` are being traced or have no values to look at."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return _modes() > 0 or any(type(t) not in plain or t.is_meta for t in tensors)
@@ -170,7 +170,7 @@ def has_autocast() -> bool:
     return _any_autocast()
 
 
-def is_built(ctx: Any) -> bool:
+def forward_is_over(ctx: Any) -> bool:
     """Whether the outputs of a context's forward are registered: forward is over."""
     return bool(ctx._input_metadata)
 
@@ -216,7 +216,7 @@ def unseen(function: Any) -> Any:
     return function
 
 
-def hidden(function: Any) -> Any:
+def hidden_from_dynamo(function: Any) -> Any:
     """Mark `function`, as `torch.compiler.disable` does, without importing the compiler for it."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "is_traceable is False"

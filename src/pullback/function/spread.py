@@ -17,13 +17,13 @@ from torch import Tensor
 from pullback.errors import BackwardArityError, BatchError
 from pullback.function.gradients import by_name
 from pullback.function.info import FunctionInfo
-from pullback.function.signature import REQUIRED, Signature, place_of
+from pullback.function.signature import REQUIRED, Signature, source_place
 from pullback.function.slots import new_class, no_jvp, no_vmap
 from pullback.function.unwritten import derived, lacks_backward
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SpreadLayout:
     """How a row of inputs is made from the arguments of a call, and back.
 
     `lengths` has one entry per argument: how many elements a list brings, or -1 for an argument
@@ -75,7 +75,7 @@ def spread_call(
     if not keywords and all(length < 0 for length in lengths):
         return None
     names = (*(info.signature.name(i) for i in range(len(args))), *keywords)
-    layout = Layout(tuple(map(type, values)), lengths, names, tuple(keywords))
+    layout = SpreadLayout(tuple(map(type, values)), lengths, names, tuple(keywords))
     cls = info.layouts.get(layout)
     if cls is None:
         cls = info.layouts[layout] = _spread_class(info, layout)
@@ -87,7 +87,7 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value)
 
 
-def _spread_class(info: FunctionInfo, layout: Layout) -> Any:
+def _spread_class(info: FunctionInfo, layout: SpreadLayout) -> Any:
     """The class of `info`, with one positional input for everything that `layout` names."""
     cls = info.cls
     base = next(c for c in cls.__mro__ if c.__dict__.get("_pb_is_base"))
@@ -99,7 +99,7 @@ def _spread_class(info: FunctionInfo, layout: Layout) -> Any:
     return spread_cls
 
 
-def _signature(info: FunctionInfo, layout: Layout) -> Signature:
+def _signature(info: FunctionInfo, layout: SpreadLayout) -> Signature:
     return Signature(
         owner=info.signature.owner,
         place=info.signature.place,
@@ -112,7 +112,7 @@ def _signature(info: FunctionInfo, layout: Layout) -> Signature:
     )
 
 
-def _methods(info: FunctionInfo, layout: Layout) -> dict[str, Any]:
+def _methods(info: FunctionInfo, layout: SpreadLayout) -> dict[str, Any]:
     """The methods of the user's class, which take and give rows instead."""
     cls, has_setup = info.cls, info.signature.has_setup
 
@@ -161,13 +161,13 @@ def _require_unbatched(info: FunctionInfo, keyword_dims: dict[str, Any]) -> None
     if batched:
         raise BatchError(
             f"`{info.name}.apply` must be given `{batched[0]}` unbatched to be batched by `vmap`",
-            at=place_of(info.cls.vmap),
+            at=source_place(info.cls.vmap),
             got="a batched tensor for a keyword-only parameter, which `in_dims` does not mention",
             fix=f"make `{batched[0]}` a positional parameter of `forward`",
         )
 
 
-def _row(info: FunctionInfo, layout: Layout, result: Any) -> tuple[Any, ...]:
+def _row(info: FunctionInfo, layout: SpreadLayout, result: Any) -> tuple[Any, ...]:
     """One gradient per input of the row from what the user's backward returned."""
     if isinstance(result, Mapping):
         result = by_name(info.name, layout.names, result, info.signature.names)
@@ -176,7 +176,7 @@ def _row(info: FunctionInfo, layout: Layout, result: Any) -> tuple[Any, ...]:
     if len(values) < count:
         raise BackwardArityError(
             f"`{info.name}.backward` must return one value per input of `forward`",
-            at=place_of(info.cls.backward),
+            at=source_place(info.cls.backward),
             expected=f"{count}, for ({', '.join(layout.names)})",
             got=f"{len(values)}",
             fix="return `None` in the place of each input that needs no gradient",
@@ -195,7 +195,7 @@ def _per_element(info: FunctionInfo, gradients: Any, length: int) -> list[Any]:
     if not counted or len(gradients) != length:
         raise BackwardArityError(
             f"`{info.name}.backward` must return one gradient per element of a list argument",
-            at=place_of(info.cls.backward),
+            at=source_place(info.cls.backward),
             expected=f"a list of {length}, or `None`",
             got=f"{len(gradients)}" if counted else type(gradients).__name__,
             fix="return a list with `None` for each element that needs no gradient",

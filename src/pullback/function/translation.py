@@ -1,4 +1,4 @@
-"""The same Function in somebody else's hands: `torch.compile`, `torch.func`, compiled autograd.
+"""The same Function when others call it: `torch.compile`, `torch.func`, compiled autograd.
 
 These run `cls.forward`, `cls.setup_context` and `cls.backward` themselves, with contexts of their
 own making (`foreign.py`), and take only tuples of gradients. A class that uses more than PyTorch's
@@ -24,7 +24,7 @@ from pullback.function.foreign import (
 )
 from pullback.function.generated import run_text
 from pullback.function.gradients import by_name
-from pullback.function.signature import Signature, codes_of, unwrapped
+from pullback.function.signature import Signature, codes_of, written_function
 from pullback.function.unwritten import leaves_some
 
 _OUR_NAMES = {
@@ -43,7 +43,7 @@ _UNWRITTEN = tuple(getattr(TorchFunction, name) for name in _METHODS)
 def _mentions(function: Any) -> bool:
     return any(
         _OUR_NAMES.intersection(code.co_names) or _calls_needs(code)
-        for code in codes_of(unwrapped(function))
+        for code in codes_of(written_function(function))
     )
 
 
@@ -69,7 +69,7 @@ def _builds_mapping(function: Any) -> bool:
         or any(
             s.opname.startswith("BUILD_") and "MAP" in s.opname for s in dis.get_instructions(code)
         )
-        for code in codes_of(unwrapped(function))
+        for code in codes_of(written_function(function))
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tag, Tensor, is_grad_enabled
 from pullback.errors import InternalError, MissingBackwardError, PullbackError
 from pullback.function.listening import ListeningContext
 from pullback.function.modes import DispatchMode
-from pullback.function.signature import codes_of, has_setup_context, place_of, unwrapped
+from pullback.function.signature import codes_of, has_setup_context, source_place, written_function
 from pullback.function.slots import (
     get_needs,
     has_tangent,
@@ -60,7 +60,8 @@ class Derivation(Protocol):
     def make_call(self, info: FunctionInfo, plain: Callable[..., Any]) -> Callable[..., Any]:
         """The call of a class without `backward`.
 
-        Law: it gives what `plain`, PyTorch's own call, gives, with the derivatives of `forward`.
+        Guarantee: it gives what `plain`, PyTorch's own call, gives, with the derivatives of
+        `forward`.
         """
 
     def pull(
@@ -134,7 +135,7 @@ def has_rule(cls: Any) -> bool:
 
 def leaves_some(cls: Any) -> bool:
     """Whether the text of `backward` speaks of `derived`, so that its inputs must be kept."""
-    return any(_speaks(unwrapped(method)) for method in (cls.backward, cls.vjp))
+    return any(_speaks(written_function(method)) for method in (cls.backward, cls.vjp))
 
 
 def _speaks(function: Any) -> bool:
@@ -254,7 +255,7 @@ def underivable(cls: Any, name: str, reason: str, fix: str = "") -> MissingBackw
     """The error for a gradient of the input `name` that is left to be derived and cannot be."""
     return MissingBackwardError(
         f"`{cls.__name__}.backward` must return a gradient for `{name}`, which cannot be derived",
-        at=place_of(cls.backward),
+        at=source_place(cls.backward),
         expected="a tensor or `None`",
         got=f"`pb.derived`; {reason}",
         fix=fix or f"compute the gradient of `{name}` in `backward`",

@@ -1,4 +1,4 @@
-"""A backward graph for outputs that nobody used: an absent cotangent is not one of zeros.
+"""A backward graph for outputs that were not used: an absent cotangent is not one of zeros.
 
 The engine does not run what leads to an output without a cotangent. Zeros in its place give the
 same, but where a slope is infinite: zero times infinity is NaN. So what is computed of absent
@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.graph.cost import op_name
 from pullback.graph.dead import erase_dead
-from pullback.graph.values import flat_leaves, same_kind, value_of
-
-aten = torch.ops.aten
+from pullback.graph.values import aten, flat_leaves, held_value, same_kind
 
 FRESH = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full")
 """Ops that read of a tensor what it is, and not its numbers."""
@@ -30,7 +27,7 @@ def without_absent(backward: fx.Graph, count: int, absent: Collection[int]) -> f
     Its last `count` placeholders are the cotangents; those at the places `absent` stay, and are
     not read. A gradient that is made of them alone is None.
     """
-    graph, _ = copy_of(backward)
+    graph, _ = copied_graph(backward)
     reach = reached_by(graph, count)
     lost = {node for node, places in reach.items() if places and places <= set(absent)}
     for node in list(graph.nodes):
@@ -57,7 +54,7 @@ def _carries(node: fx.Node) -> bool:
     """Whether a node holds numbers that a cotangent can go through."""
     if node.op == "output" or op_name(node) in FRESH:
         return False
-    leaves = [leaf for leaf in flat_leaves(value_of(node)) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in flat_leaves(held_value(node)) if isinstance(leaf, Tensor)]
     return any(leaf.is_floating_point() or leaf.is_complex() for leaf in leaves)
 
 
@@ -69,7 +66,7 @@ def _leave_out(graph: fx.Graph, node: fx.Node, lost: Collection[fx.Node]) -> Non
         return
     terms = node.args[:2] if op_name(node) == "add" and not node.kwargs else ()
     rest = [one for one in terms if isinstance(one, fx.Node) and one not in lost]
-    if len(rest) == 1 and same_kind(value_of(rest[0]), value_of(node)):
+    if len(rest) == 1 and same_kind(held_value(rest[0]), held_value(node)):
         node.replace_all_uses_with(rest[0])
         return
     with graph.inserting_before(node):

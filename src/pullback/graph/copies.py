@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -14,21 +14,29 @@ Source = TypeVar("Source", fx.Graph, JointGraph)
 """What a pass takes and gives: a joint graph, or a plain graph of the same form."""
 
 
-def copy_of(
+def copied_graph(
     graph: fx.Graph, names: Mapping[fx.Node, str] | None = None
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """A copy of `graph`, and the new node of each old one.
 
     Nodes keep their names and a copy of their `meta`. `names` renames some of them.
     """
-    new, twins = fx.Graph(), dict[fx.Node, fx.Node]()
+    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     wanted = names or {}
     for node in graph.nodes:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda old: twins[old])
-        twin = new.create_node(node.op, node.target, args, kwargs, name=wanted.get(node, node.name))
-        twin.meta = dict(node.meta)
-        twins[node] = twin
-    return new, twins
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda old: copies[old])
+        copy = new.create_node(node.op, node.target, args, kwargs, name=wanted.get(node, node.name))
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    return new, copies
+
+
+def graph_returning(graph: fx.Graph, choose: Callable[[Any], Iterable[Any]]) -> fx.Graph:
+    """A copy of `graph` that returns what `choose` takes of what it returns."""
+    copy, _ = copied_graph(graph)
+    output = copy.output_node()
+    output.args = (tuple(choose(output.args[0])),)
+    return copy
 
 
 def graph_of(source: fx.Graph | JointGraph) -> fx.Graph:

@@ -1,8 +1,7 @@
 """What a node is and what it costs: bytes it holds, operations it takes, whether it may run twice.
 
 Sizes may be symbolic. `bytes_of` and `flops_of` then answer with the sizes of the examples that the
-graph was captured on; `bytes_expression` and `flops_expression` answer for every size. Neither adds
-a guard.
+graph was captured on, and add no guard.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any, TypeAlias
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
 from pullback.errors import InternalError
-from pullback.graph.values import aten, tensor_of, value_of
+from pullback.graph.values import aten, held_value, tensor_of
 
 Size: TypeAlias = Any
 """An `int`, or a `sympy` expression in the symbols of the captured sizes."""
@@ -50,12 +48,13 @@ def is_random(node: fx.Node) -> bool:
     op = op_of(node)
     if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    return bool(_argument(node, "dropout_p") != 0)  # attention draws for its dropout alone
+    return bool(argument_of(node, "dropout_p") != 0)  # attention draws for its dropout alone
 
 
-def _argument(node: fx.Node, name: str) -> Any:
+def argument_of(node: fx.Node, name: str) -> Any:
     """What `node` gives its op for the parameter `name`; None if there is no such."""
-    for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    op = op_of(node)
+    for position, parameter in enumerate(() if op is None else op._schema.arguments):
         if parameter.name == name:
             given = node.args[position] if position < len(node.args) else parameter.default_value
             return node.kwargs.get(name, given)
@@ -134,32 +133,24 @@ def expression_of(size: int | torch.SymInt) -> Size:
     return size if isinstance(size, int) else size.node.expr
 
 
-Reader = Callable[[Any], Size]
-
-
 def bytes_of(node: fx.Node) -> int:
     """The bytes of the value of `node`; 0 for sizes and numbers."""
-    return int(_bytes(value_of(node), hint_of))
+    return _bytes(held_value(node))
 
 
-def bytes_expression(node: fx.Node) -> sympy.Expr:
-    """The bytes of the value of `node`, for all sizes."""
-    return sympy.sympify(_bytes(value_of(node), expression_of))
-
-
-def _bytes(value: Any, read: Reader) -> Size:
+def _bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
-        return _numel(value, read) * value.element_size()
+        return _numel(value) * value.element_size()
     if isinstance(value, list | tuple):
-        return sum(_bytes(item, read) for item in value)
+        return sum(_bytes(item) for item in value)
     return 0
 
 
-def _numel(value: Any, read: Reader) -> Size:
+def _numel(value: Any) -> int:
     if isinstance(value, torch.Tensor):
-        return math.prod(map(read, value.shape))
+        return math.prod(map(hint_of, value.shape))
     if isinstance(value, list | tuple):
-        return sum(_numel(item, read) for item in value)
+        return sum(_numel(item) for item in value)
     return 0
 
 
@@ -168,33 +159,15 @@ def _numel(value: Any, read: Reader) -> Size:
 
 def flops_of(node: fx.Node) -> int:
     """The operations on numbers that `node` takes; 0 for views and for what moves no numbers."""
-    return int(_flops(node, hint_of))
-
-
-def flops_expression(node: fx.Node) -> sympy.Expr:
-    """The operations that `node` takes, for all sizes."""
-    return sympy.sympify(_flops(node, expression_of))
-
-
-def _flops(node: fx.Node, read: Reader) -> Size:
     if node.op != "call_function" or op_of(node) is None or is_view(node):
         return 0
     name = op_name(node)
     formula = _formula(name)
     if formula is not None:
-        return formula(node, read)
+        return formula(node)
     weight = _WEIGHTS.get(name.removesuffix("_backward").removesuffix("_forward"), 1)
-    largest = max([_numel(value_of(node), read), *_input_sizes(node, read)], key=_order)
-    return weight * largest
-
-
-def _order(size: Size) -> Any:
-    """Something to compare sizes by: symbols stand for large numbers."""
-    return size.subs(dict.fromkeys(size.free_symbols, 1024)) if hasattr(size, "subs") else size
-
-
-def _input_sizes(node: fx.Node, read: Reader) -> list[Size]:
-    return [_numel(tensor_of(arg), read) for arg in node.all_input_nodes]
+    inputs = [_numel(tensor_of(arg)) for arg in node.all_input_nodes]
+    return weight * max(_numel(held_value(node)), *inputs, 0)
 
 
 _WEIGHTS = {
@@ -219,45 +192,45 @@ _WEIGHTS = {
 }
 
 
-def _shape(node: fx.Node, position: int, read: Reader) -> Sequence[Size]:
+def _shape(node: fx.Node, position: int) -> Sequence[int]:
     value = tensor_of(node.args[position])
-    return [read(size) for size in value.shape] if value is not None else []
+    return [hint_of(size) for size in value.shape] if value is not None else []
 
 
-def _product(first: int) -> Callable[[fx.Node, Reader], Size]:
+def _product(first: int) -> Callable[[fx.Node], int]:
     """The operations of a matrix product whose left factor is argument `first`."""
 
-    def flops(node: fx.Node, read: Reader) -> Size:
-        inner = _shape(node, first, read)[-1]
-        return 2 * inner * _numel(value_of(node), read)
+    def flops(node: fx.Node) -> int:
+        inner = _shape(node, first)[-1]
+        return 2 * inner * _numel(held_value(node))
 
     return flops
 
 
-def _convolution(node: fx.Node, read: Reader) -> Size:
-    weight, is_transposed = _shape(node, 1, read), node.args[6]
-    spots = _numel(tensor_of(node.args[0]) if is_transposed else value_of(node), read)
+def _convolution(node: fx.Node) -> int:
+    weight, is_transposed = _shape(node, 1), node.args[6]
+    spots = _numel(tensor_of(node.args[0]) if is_transposed else held_value(node))
     return 2 * spots * math.prod(weight[1:])
 
 
-def _convolution_backward(node: fx.Node, read: Reader) -> Size:
-    weight, is_transposed, mask = _shape(node, 2, read), node.args[7], node.args[10]
-    spots = _numel(tensor_of(node.args[1 if is_transposed else 0]), read)
+def _convolution_backward(node: fx.Node) -> int:
+    weight, is_transposed, mask = _shape(node, 2), node.args[7], node.args[10]
+    spots = _numel(tensor_of(node.args[1 if is_transposed else 0]))
     once = 2 * spots * math.prod(weight[1:])
     return once * sum(map(bool, mask[:2]))  # type: ignore[index, arg-type]
 
 
-def _attention(times: int, query: int) -> Callable[[fx.Node, Reader], Size]:
+def _attention(times: int, query: int) -> Callable[[fx.Node], int]:
     """`times` products of the kinds query by key and weight by value."""
 
-    def flops(node: fx.Node, read: Reader) -> Size:
-        q, k, v = (_shape(node, query + offset, read) for offset in range(3))
+    def flops(node: fx.Node) -> int:
+        q, k, v = (_shape(node, query + offset) for offset in range(3))
         return times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])  # a product is 2nmk
 
     return flops
 
 
-_DENSE: dict[str, Callable[[fx.Node, Reader], Size]] = {
+_DENSE: dict[str, Callable[[fx.Node], int]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "matmul", "linear"), _product(0)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product(1)),
     "convolution": _convolution,
@@ -265,7 +238,7 @@ _DENSE: dict[str, Callable[[fx.Node, Reader], Size]] = {
 }
 
 
-def _formula(name: str) -> Callable[[fx.Node, Reader], Size] | None:
+def _formula(name: str) -> Callable[[fx.Node], int] | None:
     if name.startswith("_scaled_dot_product_"):
         # Two products forward. Backward has five, as it computes the weights again.
         return _attention(5, 1) if name.endswith("_backward") else _attention(2, 0)

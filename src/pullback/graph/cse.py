@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from pullback.graph.copies import Source, copy_of, graph_of, output_count_of, with_graph
+from pullback.graph.copies import Source, copied_graph, graph_of, output_count_of, with_graph
 from pullback.graph.cost import base_of, is_mutating, is_opaque, is_random, op_name
 from pullback.graph.parts import calls, phase_of
 
@@ -28,7 +28,7 @@ UNDEFINED = (
 
 def cse(source: Source, *, across_phases: bool = False) -> Source:
     """`source` with equal computations merged, those of one phase only unless told otherwise."""
-    graph, _ = copy_of(graph_of(source))
+    graph, _ = copied_graph(graph_of(source))
     returned: Any = graph.output_node().args[0]
     outputs = [node for node in returned[: output_count_of(source)] if isinstance(node, fx.Node)]
     first: dict[Any, fx.Node] = {}

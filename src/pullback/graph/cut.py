@@ -20,7 +20,7 @@ POLICIES = ("auto", "factors", "inputs", "everything")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TradePoint:
     """One cut of the trade between memory and work, with its time where that was measured."""
 
     cut: Cut
@@ -66,11 +66,11 @@ def cut(
     require_policy(policy)
     problem = pose(joint, policy, free, needed)
     if isinstance(policy, str):
-        return problem.settle(sure(problem, FEWEST_BYTES).saved)
+        return problem.cut_saving(sure(problem, FEWEST_BYTES).saved)
     best, _ = search(problem, policy)
     if best is None:
         raise _out_of_reach(policy, sure(problem, FEWEST_BYTES).bytes)
-    return problem.settle(polished(problem, best).saved)
+    return problem.cut_saving(polished(problem, best).saved)
 
 
 def frontier(
@@ -79,7 +79,7 @@ def frontier(
     free: Collection[str | int] = frozenset(),
     needed: Collection[int] | None = None,
     time: Callable[[Cut], float] | None = None,
-) -> tuple[Point, ...]:
+) -> tuple[TradePoint, ...]:
     """Every best trade of saved bytes against recomputed flops, from most bytes to fewest.
 
     No cut has fewer bytes than one of these without more flops, nor fewer flops without more bytes.
@@ -92,9 +92,9 @@ def frontier(
     """
     problem = pose(joint, 0, free, needed)
     choices = (polished(problem, choice) for choice in pareto(problem))
-    cuts = [problem.settle(choice.saved) for choice in choices]
+    cuts = [problem.cut_saving(choice.saved) for choice in choices]
     best = [each for each in cuts if not any(_beats(other, each) for other in cuts)]
-    return tuple(Point(each, time(each) if time else None) for each in best)
+    return tuple(TradePoint(each, time(each) if time else None) for each in best)
 
 
 def _beats(one: Cut, other: Cut) -> bool:

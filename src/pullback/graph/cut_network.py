@@ -52,7 +52,7 @@ class _Vertices(NamedTuple):
 
 def sure(problem: Problem, tiers: Tiers) -> Choice:
     """The best choice of all."""
-    choice = choose(problem, tiers)
+    choice = best_choice(problem, tiers)
     if choice is None:
         raise InternalError(
             "what backward needs must follow from tensors that can be saved",
@@ -61,7 +61,7 @@ def sure(problem: Problem, tiers: Tiers) -> Choice:
     return choice
 
 
-def choose(
+def best_choice(
     problem: Problem,
     tiers: Tiers,
     must: frozenset[fx.Node] = NOTHING,

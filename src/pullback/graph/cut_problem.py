@@ -105,11 +105,11 @@ class Problem:
         """Those of `saved` that backward uses if all of them are there."""
         return ancestors(self.border, stop=saved).intersection(saved)
 
-    def settle(self, saved: Collection[fx.Node]) -> Cut:
+    def cut_saving(self, saved: Collection[fx.Node]) -> Cut:
         """The cut that saves `saved`, but for what backward then does not use."""
         used = self.used(saved)
         kept = [node for node in self.items if node in used]
-        tensors = [node for node in kept if not is_number(node)]
+        tensors = [node for node in kept if not is_plain_number(node)]
         inputs = [node for node in tensors if node.op == "placeholder"]
         returned = _bases(self.joint.outputs).difference(inputs)
         repeated = self.repeated(kept)
@@ -117,7 +117,7 @@ class Problem:
         of_outputs = _sum(node for node in tensors if node in returned)
         return Cut(
             saved=tuple(tensors),
-            numbers=tuple(node for node in kept if is_number(node)),
+            numbers=tuple(node for node in kept if is_plain_number(node)),
             recomputed=tuple(repeated),
             needed=self.needed,
             intermediate_bytes=total - of_inputs - of_outputs,
@@ -171,7 +171,7 @@ def _pinned_to_backward(joint: JointGraph, *, by_phase: bool) -> set[fx.Node]:
     """
     pinned = set(joint.cotangents)
     for node in joint.graph.nodes:
-        is_bound = is_unrepeatable(node) or (by_phase and not is_number(node))
+        is_bound = is_unrepeatable(node) or (by_phase and not is_plain_number(node))
         is_own = node.op == "call_function" and phase_of(node) == BACKWARD and is_bound
         if node.op != "output" and (is_own or not pinned.isdisjoint(node.all_input_nodes)):
             pinned.add(node)
@@ -188,7 +188,7 @@ def _priced(
         if is_unrepeatable(node) or not fated.isdisjoint(node.all_input_nodes):
             fated.add(node)
         is_input = node.op == "placeholder"
-        is_bound = policy == "inputs" and not (is_input or is_number(node) or node in fated)
+        is_bound = policy == "inputs" and not (is_input or is_plain_number(node) or node in fated)
         is_free = node in alive or (policy == "inputs" and is_input)
         size = bytes_of(node) if is_savable(node) else 0
         items[node] = Item(
@@ -207,9 +207,9 @@ def _grids(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """
     grids: set[fx.Node] = set()
     for node in nodes:
-        if node.op != "call_function" or is_number(node) or is_unrepeatable(node):
+        if node.op != "call_function" or is_plain_number(node) or is_unrepeatable(node):
             continue
-        made = [n for n in node.all_input_nodes if not is_number(n)]
+        made = [n for n in node.all_input_nodes if not is_plain_number(n)]
         unit = node.meta.get("unit")
         if all(n in grids and n.meta.get("unit") == unit for n in made):
             grids.add(node)
@@ -219,7 +219,7 @@ def _grids(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _runs_once(node: fx.Node, policy: str | int, grids: Collection[fx.Node]) -> bool:
     """Whether `policy` forbids to run `node` a second time."""
     if policy == "everything":
-        return not (is_number(node) or is_view(node) or node in grids)
+        return not (is_plain_number(node) or is_view(node) or node in grids)
     is_dear = policy in ("auto", "factors") and (is_matmul_like(node) or _shrinks(node))
     return is_dear or is_unrepeatable(node) or (policy == "factors" and is_factor(node))
 
@@ -258,7 +258,7 @@ def is_unrepeatable(node: fx.Node) -> bool:
     return is_random(node) or is_opaque(node)
 
 
-def is_number(node: fx.Node) -> bool:
+def is_plain_number(node: fx.Node) -> bool:
     """Whether `node` holds no tensor but a size or another plain value."""
     return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
 

@@ -20,7 +20,7 @@ from pullback.graph.cut_network import (
     NOTHING,
     Choice,
     Tiers,
-    choose,
+    best_choice,
     measured,
     sure,
     walk,
@@ -100,7 +100,7 @@ def polished(problem: Problem, choice: Choice) -> Choice:
     """The choice of the same charged nodes that is best in all that costs no bytes."""
     charged = {node for node, item in problem.items.items() if item.charge}
     must, never = charged & choice.saved, charged - choice.saved
-    best = choose(problem, FLOPS_THEN_BYTES, frozenset(must), frozenset(never))
+    best = best_choice(problem, FLOPS_THEN_BYTES, frozenset(must), frozenset(never))
     return best or choice
 
 
@@ -111,12 +111,12 @@ def _bracket(
 
     Nothing if nothing fits; one choice if it is the best of all and fits.
     """
-    fitting = choose(problem, BYTES_THEN_FLOPS, must, never)
+    fitting = best_choice(problem, BYTES_THEN_FLOPS, must, never)
     if fitting is None or fitting.bytes > budget:
         return (), 1
-    over, solved = choose(problem, FLOPS_THEN_BYTES, must, never), 2
+    over, solved = best_choice(problem, FLOPS_THEN_BYTES, must, never), 2
     while over is not None and over.bytes > budget:
-        middle = choose(problem, _across(problem, over, fitting), must, never)
+        middle = best_choice(problem, _across(problem, over, fitting), must, never)
         solved += 1
         if middle is None or not _is_below(middle, over, fitting):
             return (fitting, over), solved

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from torch import fx
 
-from pullback.graph.copies import Source, copy_of, graph_of, with_graph
+from pullback.graph.copies import Source, copied_graph, graph_of, with_graph
 from pullback.graph.cost import is_mutating, is_random
 
 
 def drop_dead(source: Source) -> Source:
     """`source` without the nodes that nothing depends on; every placeholder stays."""
-    graph, _ = copy_of(graph_of(source))
+    graph, _ = copied_graph(graph_of(source))
     erase_dead(graph)
     return with_graph(source, graph)
 

@@ -1,4 +1,4 @@
-"""Names for the nodes of a joint graph: the user's own where they are known, else telling ones.
+"""Names for the nodes of a joint graph: the user's own where they are known, else descriptive ones.
 
 An input and a local variable keep the name they have in the user's function, a gradient is
 `grad_<name>`, and the rest is called after what it computes: `exp_x`, `mean_x`, `mask`.
@@ -11,7 +11,7 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -116,18 +116,11 @@ class _Book:
 
     def invent(self, node: fx.Node, wish: str) -> None:
         """Name a node by `wish`, with a number if it is taken."""
-        name = legal(wish)
-        free = self.numbered(name) if name in self.taken else name
+        name = identifier_for(wish)
+        free = unused(name, self.taken)
         self.names[node] = free
         self.names.stems[node] = name
         self.taken.add(free)
-
-    def numbered(self, name: str) -> str:
-        """`name` with the first number that makes it free."""
-        number = 1
-        while f"{name}_{number}" in self.taken:
-            number += 1
-        return f"{name}_{number}"
 
     def finish(self) -> Names:
         """The names."""
@@ -135,7 +128,19 @@ class _Book:
         return self.names
 
 
-def legal(wish: str) -> str:
+def unused(wish: str, taken: Collection[str]) -> str:
+    """`wish`, with a number if it is taken.
+
+    >>> unused("constant", {"constant", "constant_1"})
+    'constant_2'
+    """
+    name, number = wish, 1
+    while name in taken:
+        name, number = f"{wish}_{number}", number + 1
+    return name
+
+
+def identifier_for(wish: str) -> str:
     """`wish` as an identifier that shadows nothing."""
     name = re.sub(r"\W", "_", wish.rstrip("]")) or "_"
     name = f"_{name}" if name[0].isdigit() else name
@@ -305,7 +310,7 @@ def _linear(joint: JointGraph) -> set[fx.Node]:
 
 
 def _wish(node: fx.Node, book: _Book, is_linear: bool) -> str:
-    """A telling name: what the node computes, and from what if that has a short name."""
+    """A descriptive name: what the node computes, and from what if that has a short name."""
     if node.op == "placeholder":
         return node.name
     op, prefix = op_name(node), "g_" if is_linear else ""

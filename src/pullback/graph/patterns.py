@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
-import torch
 from torch import fx
 
-from pullback.graph.values import is_scalar, tensor_of
-
-aten = torch.ops.aten
+from pullback.graph.values import aten, is_scalar, tensor_of
 
 Binding = dict[str, Any]
 
@@ -31,22 +28,22 @@ class AbstractPattern:
         """Every way to extend `bound` so that the pattern is `arg`."""
         raise NotImplementedError
 
-    def __neg__(self) -> Call:
+    def __neg__(self) -> CallPattern:
         return call(aten.neg.default, self)
 
-    def __add__(self, other: Any) -> Call:
-        return Call(aten.add.Tensor, (self, other), commutes=True)
+    def __add__(self, other: Any) -> CallPattern:
+        return CallPattern(aten.add.Tensor, (self, other), commutes=True)
 
-    def __sub__(self, other: Any) -> Call:
+    def __sub__(self, other: Any) -> CallPattern:
         return call(aten.sub.Tensor, self, other)
 
-    def __mul__(self, other: Any) -> Call:
-        return Call(aten.mul.Tensor, (self, other), commutes=True)
+    def __mul__(self, other: Any) -> CallPattern:
+        return CallPattern(aten.mul.Tensor, (self, other), commutes=True)
 
-    def __truediv__(self, other: Any) -> Call:
+    def __truediv__(self, other: Any) -> CallPattern:
         return call(aten.div.Tensor, self, other)
 
-    def __pow__(self, other: Any) -> Call:
+    def __pow__(self, other: Any) -> CallPattern:
         return call(aten.pow.Tensor_Scalar, self, other)
 
 
@@ -67,7 +64,7 @@ class Wildcard(AbstractPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(AbstractPattern):
+class CallPattern(AbstractPattern):
     """A call of `target` with positional arguments that match; keywords are not allowed."""
 
     target: Any
@@ -91,12 +88,12 @@ class Call(AbstractPattern):
             yield from _match_all(self.args, args, bound)
 
 
-def call(target: Any, *args: Any) -> Call:
+def call(target: Any, *args: Any) -> CallPattern:
     """The pattern of a call of `target`."""
-    return Call(target, args)
+    return CallPattern(target, args)
 
 
-def shared(pattern: Call) -> Call:
+def also_shared(pattern: CallPattern) -> CallPattern:
     """`pattern`, also where the node has other users, which keep it alive."""
     return replace(pattern, is_shared=True)
 
@@ -106,7 +103,7 @@ def tensors(names: str) -> tuple[Wildcard, ...]:
     return tuple(map(Wildcard, names.split()))
 
 
-def number(name: str) -> Wildcard:
+def any_number(name: str) -> Wildcard:
     """A wildcard for a literal number or a symbolic size."""
     return Wildcard(name, is_number=True)
 

@@ -8,9 +8,9 @@ formulas, or as a function of the node:
     @rule("whole-slice", aten.slice.Tensor, why="the slice takes everything")
     def whole_slice(node: Value) -> Value | None: ...
 
-The engine keeps the laws, so that rules need not: what replaces a node has its shape, dtype, device
-and strides; a new node goes on under the name of the node it replaces, in its phase, unit and
-place; no output of the program turns into one of its inputs or into another output; memory that
+The engine keeps the invariants, so that rules need not: what replaces a node has its shape, dtype,
+device and strides; a new node goes on under the name of the node it replaces, in its phase, unit
+and place; no output of the program turns into one of its inputs or into another output; memory that
 `as_strided` reads past the strides of a tensor stays as it is. A rule that would break one of them
 does not apply. A node says in `meta["rules"]` which rules made it what it is, and in
 `meta["stands_for"]` the names of the nodes whose place it took.
@@ -28,10 +28,10 @@ import torch
 from torch import fx
 
 from pullback.errors import InternalError
-from pullback.graph.copies import copy_of
+from pullback.graph.copies import copied_graph
 from pullback.graph.cost import base_of, is_view, op_name
 from pullback.graph.dead import erase_dead
-from pullback.graph.patterns import Call
+from pullback.graph.patterns import CallPattern
 from pullback.graph.values import (
     Maker,
     Value,
@@ -39,7 +39,7 @@ from pullback.graph.values import (
     same,
     same_kind,
     same_layout,
-    unwrapped,
+    unwrapped_values,
 )
 
 Formula = Callable[..., Any]
@@ -50,11 +50,11 @@ SWEEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RewriteRule:
     """One rewrite: its name, why it is right, the ops it looks at, and what it does.
 
     A rule that does not keep strides applies where all that follows runs with the new ones, and
-    nothing is returned that overlaps itself anew. A late rule waits until no other applies.
+    nothing is returned that newly overlaps itself. A late rule waits until no other applies.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Rule:
     @staticmethod
     def of(
         name: str,
-        pattern: Call,
+        pattern: CallPattern,
         formula: Formula,
         *,
         why: str,
         when: Formula | None = None,
         keeps_strides: bool = True,
-    ) -> Rule:
+    ) -> RewriteRule:
         """The rule that turns what matches `pattern` into `formula`, if `when` holds.
 
         The names of the wildcards are the names of the parameters of both functions.
@@ -86,17 +86,17 @@ class Rule:
                     return formula(**values)
             return None
 
-        return Rule(name, why, (pattern.target,), rewrite, keeps_strides)
+        return RewriteRule(name, why, (pattern.target,), rewrite, keeps_strides)
 
 
-Table = tuple[Rule, ...]
+Table = tuple[RewriteRule, ...]
 
 
 def rule(
     name: str, *heads: Any, why: str, keeps_strides: bool = True, is_late: bool = False
-) -> Callable[[Formula], Rule]:
+) -> Callable[[Formula], RewriteRule]:
     """Make the decorated function of a node a rule for the ops in `heads`."""
-    return lambda formula: Rule(name, why, heads, formula, keeps_strides, is_late)
+    return lambda formula: RewriteRule(name, why, heads, formula, keeps_strides, is_late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def rewrite(graph: fx.Graph, table: Table, output_count: int | None = None) -> R
         output_count: How many of the returned values are outputs, as told from gradients, which
             may alias one another; None for all.
     """
-    copy, _ = copy_of(graph)
+    copy, _ = copied_graph(graph)
     work = _Work(copy, output_count)
     early, late = (_by_head(table, is_late=is_late) for is_late in (False, True))
     for _ in range(SWEEPS):
@@ -128,10 +128,10 @@ def rewrite(graph: fx.Graph, table: Table, output_count: int | None = None) -> R
             expected=f"at most {SWEEPS} sweeps",
             got=", ".join(f"{name} {count} times" for name, count in work.applied.most_common(4)),
         )
-    return Rewritten(copy_of(copy, work.names)[0], work.applied)
+    return Rewritten(copied_graph(copy, work.names)[0], work.applied)
 
 
-Rules = dict[Any, list[Rule]]
+Rules = dict[Any, list[RewriteRule]]
 
 
 def _by_head(table: Table, *, is_late: bool) -> Rules:
@@ -161,7 +161,7 @@ class _Work:
         erase_dead(self.graph)
         return self.applied.total() > before
 
-    def try_rules(self, node: fx.Node, rules: list[Rule]) -> None:
+    def try_rules(self, node: fx.Node, rules: list[RewriteRule]) -> None:
         """Apply the first rule that applies to `node`."""
         for entry in rules:
             last = node.prev
@@ -173,11 +173,11 @@ class _Work:
                 self.applied[entry.name] += 1
                 return
 
-    def apply(self, entry: Rule, node: fx.Node) -> bool:
+    def apply(self, entry: RewriteRule, node: fx.Node) -> bool:
         """Put what `entry` gives in the place of `node`; whether it gave something fitting."""
         last = node.prev
         try:
-            new = unwrapped(entry.formula(Value(node, Maker(node))))
+            new = unwrapped_values(entry.formula(Value(node, Maker(node))))
         except (RuntimeError, ValueError):  # the fake run of a new op: its arguments do not fit
             return False
         if new is None:
@@ -192,7 +192,7 @@ class _Work:
             self.replace(entry.name, old, replacement, replacement in made)
         return True
 
-    def fits(self, entry: Rule, old: fx.Node, new: Any) -> bool:
+    def fits(self, entry: RewriteRule, old: fx.Node, new: Any) -> bool:
         """Whether `new` may stand in the place of `old`."""
         if not isinstance(new, fx.Node) or new is old:
             return False
@@ -207,7 +207,7 @@ class _Work:
         return same_layout(before, after) or (not entry.keeps_strides and self.relay(old, after))
 
     def would_alias(self, old: fx.Node, new: fx.Node) -> bool:
-        """Whether an output would become an input, or share its memory anew."""
+        """Whether an output would become an input, or newly share its memory."""
         returned: Any = self.graph.output_node().args[0]
         outputs = [node for node in returned[self.outputs] if isinstance(node, fx.Node)]
         if old in outputs and (new.op == "placeholder" or new in outputs):
@@ -219,7 +219,7 @@ class _Work:
         return base.op == "placeholder" or base in bases
 
     def relay(self, old: fx.Node, after: torch.Tensor) -> bool:
-        """Lay out what follows from `old` anew, as `old` is now; whether it all still runs."""
+        """Update the strides of what follows from `old`; whether it all still runs."""
         vals: dict[fx.Node, Any] = {old: after}
         returned: Any = self.graph.output_node().args[0]
         for node in _between(old, self.graph.output_node()):

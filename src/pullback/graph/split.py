@@ -1,6 +1,6 @@
 """A joint graph and a cut of it, as a forward graph and a backward graph.
 
-Law: running forward, then backward on what forward saved and on the cotangents, gives bit for bit
+Running forward, then backward on what forward saved and on the cotangents, gives bit for bit
 what running the joint graph gives, when neither draws random numbers that the other also draws.
 """
 
@@ -62,7 +62,7 @@ class _Copy:
     """A graph that grows by nodes of another one."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
-    twins: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def place(self, node: fx.Node) -> None:
         """Make `node`, whatever it is, a placeholder of its name."""
@@ -79,31 +79,31 @@ class _Copy:
         pending = [goal]
         while pending:
             node = pending[-1]
-            missing = [n for n in node.all_input_nodes if n not in self.twins]
-            if node in self.twins or not missing:
+            missing = [n for n in node.all_input_nodes if n not in self.copies]
+            if node in self.copies or not missing:
                 self._copy(pending.pop())
             else:
                 pending += reversed(missing)
 
     def finish(self, values: Iterable[Any]) -> fx.Graph:
         """The graph, returning `values`."""
-        self.graph.output(tuple(fx.map_arg(list(values), self.twins.__getitem__)))
+        self.graph.output(tuple(fx.map_arg(list(values), self.copies.__getitem__)))
         self.graph.lint()
         return self.graph
 
     def _copy(self, node: fx.Node) -> None:
-        if node in self.twins:
+        if node in self.copies:
             return
         if node.op == "placeholder":
             raise InternalError(
                 "a cut must save what backward needs of the inputs", got=f"`{node.name}`"
             )
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.twins.__getitem__)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
         self._add(node, self.graph.create_node(node.op, node.target, args, kwargs, node.name))
 
-    def _add(self, node: fx.Node, twin: fx.Node) -> None:
-        twin.meta = dict(node.meta)
-        self.twins[node] = twin
+    def _add(self, node: fx.Node, copy: fx.Node) -> None:
+        copy.meta = dict(node.meta)
+        self.copies[node] = copy
 
 
 def _require_no_repeated_draw(forward: fx.Graph, backward: fx.Graph) -> None:

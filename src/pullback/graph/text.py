@@ -18,12 +18,12 @@ from torch import fx
 from pullback.errors import UnsupportedOpError
 from pullback.graph.cost import is_mutating, is_opaque, is_random
 from pullback.graph.dead import drop_dead
-from pullback.graph.names import RESERVED, Names
+from pullback.graph.names import RESERVED, Names, unused
 from pullback.graph.parts import BACKWARD, phase_of
 from pullback.graph.spelling import spell
-from pullback.graph.spelling.expressions import Expression, Writer
+from pullback.graph.spelling.expressions import Expression, PythonWriter
 from pullback.graph.spelling.views import assigned
-from pullback.graph.text_lines import WIDTH, Line, read_lines, wrapped
+from pullback.graph.text_lines import WIDTH, Line, read_lines, wrapped_call
 from pullback.graph.values import aten, is_scalar
 
 LONGEST, LARGEST, TRIVIAL = 64, 8, 20
@@ -42,26 +42,33 @@ class Text:
     returned: tuple[str, ...]
 
 
-def function_text(graph: fx.Graph, name: str, names: Mapping[fx.Node, str] | None = None) -> str:
+def function_text(
+    graph: fx.Graph,
+    name: str,
+    names: Mapping[fx.Node, str] | None = None,
+    *,
+    is_row: bool = False,
+) -> str:
     """The source of a function `name` that computes what `graph` computes.
 
-    The one value of a graph that returns one is returned as it is; several are a tuple. The text
-    needs `torch` in its namespace and nothing else.
+    It needs `torch` in its namespace and nothing else.
 
     Arguments:
         graph: Placeholders, calls and one output: a forward, a backward, or a joint graph.
         name: The name of the function.
         names: The names of nodes, from `names_of`; also those of a graph that this one is a part
             of, since nodes keep their names.
+        is_row: Whether one value is returned in a tuple, as several are, or as it is.
     """
-    text = text_of(graph, names)
+    text = graph_text(graph, names)
     body = [f"    {line}" for statement in text.statements for line in statement.splitlines()]
     returned = ", ".join(text.returned) or "()"
-    head = wrapped(f"def {name}", text.parameters, ":")
+    returned += "," * (is_row and len(text.returned) == 1)
+    head = wrapped_call(f"def {name}", text.parameters, ":")
     return "\n".join([head, *body, f"    return {returned}", ""])
 
 
-def text_of(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
+def graph_text(graph: fx.Graph, names: Mapping[fx.Node, str] | None = None) -> Text:
     """The parts of the text of `graph`, for those who put their own head around it."""
     live = drop_dead(graph)
     page = _Page(live, names or {})
@@ -85,7 +92,7 @@ class _Page:
         self.lines: list[Line] = []
         self.used = {wishes[name] for name in self.given if name in wishes}
         placeholders = tuple(graph.find_nodes(op="placeholder"))
-        self.writer = Writer(placeholders, self.names, {})
+        self.writer = PythonWriter(placeholders, self.names, {})
 
     # ---- names ----
 
@@ -101,10 +108,7 @@ class _Page:
     def unused(self, wish: str) -> str:
         """`wish`, with a number if it is taken."""
         wish = f"{wish}_" if keyword.iskeyword(wish) or wish in RESERVED else wish
-        name, number = wish, 1
-        while name in self.used:
-            name, number = f"{wish}_{number}", number + 1
-        return name
+        return unused(wish, self.used)
 
     # ---- statements ----
 
@@ -242,21 +246,26 @@ def uses_of(node: fx.Node) -> Iterator[fx.Node]:
 def _unpacked(node: fx.Node) -> list[fx.Node | None]:
     """The nodes that take the results of `node` apart; nothing if it has one that is used."""
     results = node.meta.get("val")
+    if not isinstance(results, list | tuple) or len(results) > 8:
+        return []
+    return unpacking_users(node, len(results))
+
+
+def unpacking_users(node: fx.Node, count: int) -> list[fx.Node | None]:
+    """For each of the `count` results of `node`, the node that takes it out.
+
+    Nothing if fewer than two are taken out, or if anything else is done with `node`.
+    """
     users = list(node.users)
-    if not isinstance(results, list | tuple) or len(users) < 2 or len(results) > 8:
+    if len(users) < 2 or any(user.target is not operator.getitem for user in users):
         return []
-    if any(user.target is not operator.getitem for user in users):
-        return []
-    takers: dict[Any, fx.Node] = {}
-    for user in users:
-        if takers.setdefault(user.args[1], user) is not user:
-            return []
-    return [takers.get(index) for index in range(len(results))]
+    takers = {user.args[1]: user for user in users}
+    return [takers.get(index) for index in range(count)] if len(takers) == len(users) else []
 
 
 def _line(targets: list[str], expression: Expression, *, has_effect: bool) -> Line:
     rest = f" = {expression.text}"
     if len(", ".join(targets) + rest) > WIDTH and expression.head:
         head = f"{', '.join(targets)} = {expression.head}"
-        rest = wrapped(head, expression.arguments)[len(", ".join(targets)) :]
+        rest = wrapped_call(head, expression.arguments)[len(", ".join(targets)) :]
     return Line(tuple(targets), rest, has_effect)

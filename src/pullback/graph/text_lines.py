@@ -1,4 +1,4 @@
-"""Lines of a text: those that nobody reads are dropped, long ones are broken."""
+"""Lines of a text: those that bind names which are not read are dropped, long ones are broken."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_lines(lines: Iterable[Line], returned: Iterable[str]) -> list[str]:
     return kept[::-1]
 
 
-def wrapped(head: str, arguments: Iterable[str], tail: str = "") -> str:
+def wrapped_call(head: str, arguments: Iterable[str], tail: str = "") -> str:
     """A call or a head of a function, over as many lines as it takes."""
     arguments = tuple(arguments)
     line = f"{head}({', '.join(arguments)}){tail}"

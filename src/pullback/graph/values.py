@@ -7,7 +7,7 @@ written so, and tests run the same formula on tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +28,14 @@ INHERITED = ("phase", "unit", "place")
 # ---- what a node will hold when the graph runs ----
 
 
-def value_of(arg: Any) -> Any:
+def held_value(arg: Any) -> Any:
     """The fake tensor or number that an argument of a node stands for."""
     return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
 
 
 def tensor_of(arg: Any) -> torch.Tensor | None:
     """The fake tensor that `arg` stands for, or None if it is a number, a list or unknown."""
-    value = value_of(arg)
+    value = held_value(arg)
     return value if isinstance(value, torch.Tensor) else None
 
 
@@ -59,7 +59,7 @@ def narrowed_to(node: fx.Node) -> torch.dtype | None:
 
 def is_scalar(arg: Any) -> bool:
     """Whether `arg` is a number: a literal, or a node that holds a symbolic size."""
-    value = value_of(arg)
+    value = held_value(arg)
     numbers = (int, float, torch.SymInt, torch.SymFloat)
     return isinstance(value, numbers) and not isinstance(value, bool)
 
@@ -100,7 +100,7 @@ def guardless(arguments: Any) -> AbstractContextManager[Any]:
 
 def outcome_of(target: Any, args: Any, kwargs: Any) -> Any:
     """What a call gives on the fake tensors that its arguments stand for."""
-    args, kwargs = fx.map_arg((args, kwargs), value_of)
+    args, kwargs = fx.map_arg((args, kwargs), held_value)
     with guardless((args, kwargs)), torch.no_grad():
         return target(*args, **kwargs)
 
@@ -117,7 +117,7 @@ def flat_leaves(value: Any) -> list[Any]:
 # ---- making nodes ----
 
 
-def named(name: str, value: Any) -> Any:
+def named_value(name: str, value: Any) -> Any:
     """`value`, which goes by `name` in a text unless its user has a better one."""
     if isinstance(value, Value):
         value.node.meta["hint"] = name
@@ -132,7 +132,7 @@ class Maker:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
         """A new node that calls `target`."""
-        args, kwargs = unwrapped(args), unwrapped(kwargs)
+        args, kwargs = unwrapped_values(args), unwrapped_values(kwargs)
         outcome = outcome_of(target, args, kwargs)
         graph = self.here.graph
         with graph.inserting_before(self.here):
@@ -150,15 +150,24 @@ class Maker:
         return arg
 
 
-def unwrapped(arg: Any) -> Any:
+def unwrapped_values(arg: Any) -> Any:
     """`arg` with a node in the place of each value in it."""
     if isinstance(arg, Value):
         return arg.node
     if isinstance(arg, list | tuple):
-        return type(arg)(map(unwrapped, arg))
+        return type(arg)(map(unwrapped_values, arg))
     if isinstance(arg, dict):
-        return {key: unwrapped(item) for key, item in arg.items()}
+        return {key: unwrapped_values(item) for key, item in arg.items()}
     return arg
+
+
+def _calls(op: Any) -> Callable[..., Value]:
+    """A method of a value that calls `op` with it and with the arguments of the method."""
+
+    def method(self: Value, *args: Any, **kwargs: Any) -> Value:
+        return self.made(op, *args, **kwargs)
+
+    return method
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,112 +226,38 @@ class Value:
         """`target(self, *args, **kwargs)` as a new node."""
         return self.maker.call(target, self, *args, **kwargs)
 
-    # ---- operators ----
+    # ---- operators and methods, named and called as those of a tensor ----
 
-    def __neg__(self) -> Value:
-        return self.made(aten.neg.default)
-
-    def __add__(self, other: Any) -> Value:
-        return self.made(aten.add.Tensor, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self.made(aten.add.Tensor, other)
-
-    def __sub__(self, other: Any) -> Value:
-        return self.made(aten.sub.Tensor, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self.made(aten.rsub.Scalar, other)
-
-    def __mul__(self, other: Any) -> Value:
-        return self.made(aten.mul.Tensor, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self.made(aten.mul.Tensor, other)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self.made(aten.div.Tensor, other)
-
-    def __pow__(self, other: Any) -> Value:
-        return self.made(aten.pow.Tensor_Scalar, other)
+    __neg__ = _calls(aten.neg.default)
+    __add__ = __radd__ = _calls(aten.add.Tensor)
+    __sub__ = _calls(aten.sub.Tensor)
+    __rsub__ = _calls(aten.rsub.Scalar)
+    __mul__ = __rmul__ = _calls(aten.mul.Tensor)
+    __truediv__ = _calls(aten.div.Tensor)
+    __pow__ = _calls(aten.pow.Tensor_Scalar)
+    __or__ = _calls(aten.bitwise_or.Tensor)
+    __gt__, __ge__ = _calls(aten.gt.Scalar), _calls(aten.ge.Scalar)
+    __lt__, __le__ = _calls(aten.lt.Scalar), _calls(aten.le.Scalar)
+    eq, ne = _calls(aten.eq.Scalar), _calls(aten.ne.Scalar)
+    exp, erf, rsqrt = map(_calls, (aten.exp.default, aten.erf.default, aten.rsqrt.default))
+    tanh, sigmoid = _calls(aten.tanh.default), _calls(aten.sigmoid.default)
+    masked_fill = _calls(aten.masked_fill.Scalar)
+    gather, scatter_add = _calls(aten.gather.default), _calls(aten.scatter_add.default)
+    t, transpose = _calls(aten.t.default), _calls(aten.transpose.int)
+    unsqueeze, squeeze = _calls(aten.unsqueeze.default), _calls(aten.squeeze.dim)
 
     def __matmul__(self, other: Value) -> Value:
         return self.made({2: aten.mm.default, 3: aten.bmm.default}[self.dim()], other)
 
-    def __gt__(self, other: Any) -> Value:
-        return self.made(aten.gt.Scalar, other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self.made(aten.ge.Scalar, other)
-
-    def __lt__(self, other: Any) -> Value:
-        return self.made(aten.lt.Scalar, other)
-
-    def __le__(self, other: Any) -> Value:
-        return self.made(aten.le.Scalar, other)
-
-    def __or__(self, other: Any) -> Value:
-        return self.made(aten.bitwise_or.Tensor, other)
-
-    # ---- methods, named and called as those of a tensor ----
-
-    def eq(self, other: Any) -> Value:
-        """Where a tensor equals a number."""
-        return self.made(aten.eq.Scalar, other)
-
-    def ne(self, other: Any) -> Value:
-        """Where a tensor differs from a number."""
-        return self.made(aten.ne.Scalar, other)
-
-    def abs(self) -> Value:
-        """|x|."""
-        return self.made(aten.abs.default)
-
-    def sign(self) -> Value:
-        """The sign: -1, 0 or 1."""
-        return self.made(aten.sign.default)
-
-    def exp(self) -> Value:
-        """e to the power x."""
-        return self.made(aten.exp.default)
-
-    def log(self) -> Value:
-        """The natural logarithm."""
-        return self.made(aten.log.default)
-
-    def erf(self) -> Value:
-        """The error function."""
-        return self.made(aten.erf.default)
-
-    def tanh(self) -> Value:
-        """The hyperbolic tangent."""
-        return self.made(aten.tanh.default)
-
-    def sigmoid(self) -> Value:
-        """1 / (1 + exp(-x))."""
-        return self.made(aten.sigmoid.default)
-
-    def rsqrt(self) -> Value:
-        """1 / sqrt(x)."""
-        return self.made(aten.rsqrt.default)
-
     def clamp(self, min: Any = None, max: Any = None) -> Value:
         """x between two bounds."""
         return self.made(aten.clamp.default, min, max)
-
-    def log1p(self) -> Value:
-        """log(1 + x)."""
-        return self.made(aten.log1p.default)
 
     def numel(self) -> Any:
         """The number of elements: a number, or a value if a size is symbolic."""
         if all(isinstance(size, int) for size in self.val.shape):
             return self.val.numel()
         return self.made(aten.sym_numel.default)
-
-    def masked_fill(self, mask: Value, number: float) -> Value:
-        """x, and `number` where `mask` holds."""
-        return self.made(aten.masked_fill.Scalar, mask, number)
 
     def where(self, mask: Value, other: Value) -> Value:
         """x where `mask` holds, else `other`."""
@@ -346,26 +281,6 @@ class Value:
         """The variance over `dim`."""
         return self.made(aten.var.correction, list(dim), correction=correction, keepdim=keepdim)
 
-    def scatter_add(self, dim: int, index: Value, source: Value) -> Value:
-        """x with `source` added to the elements at `index` along `dim`."""
-        return self.made(aten.scatter_add.default, dim, index, source)
-
-    def t(self) -> Value:
-        """The transpose of a matrix."""
-        return self.made(aten.t.default)
-
-    def transpose(self, first: int, second: int) -> Value:
-        """Two dimensions swapped."""
-        return self.made(aten.transpose.int, first, second)
-
-    def unsqueeze(self, dim: int) -> Value:
-        """A dimension of size one more."""
-        return self.made(aten.unsqueeze.default, dim)
-
-    def squeeze(self, dim: int) -> Value:
-        """A dimension of size one less."""
-        return self.made(aten.squeeze.dim, dim)
-
     def reshape(self, shape: Sequence[Any]) -> Value:
         """The same numbers in another shape, which is known where it is given in full."""
         view = self.made(aten.view.default, list(shape))
@@ -374,7 +289,7 @@ class Value:
 
     def of_shape(self, shape: Sequence[Any]) -> Value:
         """This contiguous tensor itself, known to have these sizes where symbols hide it."""
-        sizes = [value_of(unwrapped(size)) for size in shape]
+        sizes = [held_value(unwrapped_values(size)) for size in shape]
         self.node.meta["val"] = outcome_of(aten.new_empty.default, (self.val, sizes), {})
         return self
 
@@ -385,10 +300,6 @@ class Value:
     def to(self, dtype: torch.dtype) -> Value:
         """Another dtype; the value itself if it has that dtype."""
         return self if dtype == self.dtype else self.made(aten._to_copy.default, dtype=dtype)
-
-    def gather(self, dim: int, index: Value) -> Value:
-        """The elements at `index` along `dim`."""
-        return self.made(aten.gather.default, dim, index)
 
     def scatter(self, dim: int, index: Value, source: Any) -> Value:
         """x with the elements at `index` along `dim` replaced."""

@@ -1,7 +1,7 @@
 """Derivatives by differences whose error is estimated, not assumed.
 
 A derivative is taken with differences at steps h, h/2, h/4, ... and Richardson extrapolation. The
-table of extrapolated values tells its own error: how far neighbouring entries are apart. Rounding
+table of extrapolated values shows its own error: how far neighbouring entries are apart. Rounding
 makes small steps noisy and curvature makes large ones wrong; the best entry is where both are
 least. A kink shows as two one-sided derivatives that disagree beyond their errors.
 """
@@ -29,7 +29,7 @@ class Estimate:
 
     @property
     def is_known(self) -> bool:
-        """Whether the estimate says anything: it is finite, and more than half of it is certain."""
+        """Whether the estimate is of use: it is finite, and more than half of it is certain."""
         most = UNCERTAIN * abs(self.value) + UNCERTAIN_AT_ZERO
         return math.isfinite(self.value) and self.error <= most
 

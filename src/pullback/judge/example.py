@@ -6,6 +6,7 @@ a function which writes where it must not cannot spoil the next run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 from pullback.function.isolation import SEED
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""What Python says of where an object lies, which is another place in each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Example:
         """New arguments: copies of the tensors with the same layout, grad required where asked."""
         needs = self.needs if needs is None else needs
         seen: dict[int, Tensor] = {}
-        args = tuple(mapped(arg, lambda t: copy_of(t, seen)) for arg in self.args)
+        args = tuple(mapped(arg, lambda t: exact_copy(t, seen)) for arg in self.args)
         for i in self.differentiable:
             args[i].requires_grad_(i in needs)
         return _tied(args, self.ties) if self.ties else args
@@ -79,11 +83,11 @@ class Example:
 
     def to(self, dtype: torch.dtype, label: str = "") -> Example:
         """The example with every floating tensor as `dtype` (complex ones in the like width)."""
-        return self.map(lambda t: cast(t, dtype), label or self._origin())
+        return self.map(lambda t: cast_tensor(t, dtype), label or self._origin())
 
     def _origin(self) -> str:
         """What a conversion started from, in words."""
-        dtypes = dict.fromkeys(name_of(t.dtype) for t in tensors_in(self.args) if can_differ(t))
+        dtypes = dict.fromkeys(dtype_name(t.dtype) for t in tensors_in(self.args) if can_differ(t))
         given = f"given as {' and '.join(dtypes)}"
         return f"{self.label}, {given}" if self.label else given
 
@@ -99,7 +103,9 @@ class Example:
 
     def words(self, names: tuple[str, ...]) -> str:
         """The arguments in words: names, shapes, dtypes and layouts, never whole tensors."""
-        parts = [f"{name}: {words_of(arg)}" for name, arg in zip(names, self.args, strict=False)]
+        parts = [
+            f"{name}: {describe_value(arg)}" for name, arg in zip(names, self.args, strict=False)
+        ]
         words = ", ".join(parts)
         return f"{words} ({self.label})" if self.label else words
 
@@ -113,10 +119,11 @@ def example_of(args: tuple[Any, ...]) -> Example:
     able = [i for i, arg in enumerate(args) if can_differ(arg)]
     needs = [i for i in able if args[i].requires_grad] or able
     plain = tuple(arg.detach() if isinstance(arg, Tensor) else arg for arg in args)
-    return Example(plain, frozenset(needs), ties=tuple(_ties(args)))
+    return Example(plain, frozenset(needs), ties=tuple(ties_of(args)))
 
 
-def _ties(args: tuple[Any, ...]) -> Iterator[Tie]:
+def ties_of(args: tuple[Any, ...]) -> Iterator[Tie]:
+    """The arguments that are parameters or buffers of modules among them."""
     for module, owner in enumerate(args):
         owned = _owned(owner)
         for position, arg in enumerate(args if owned else ()):
@@ -149,7 +156,7 @@ def can_differ(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` as `dtype` if it is floating, as the complex dtype of that width if complex."""
     if tensor.is_complex():
         wide = torch.complex128 if dtype == torch.float64 else torch.complex64
@@ -190,7 +197,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-def copy_of(tensor: Tensor, seen: dict[int, Tensor] | None = None) -> Tensor:
+def exact_copy(tensor: Tensor, seen: dict[int, Tensor] | None = None) -> Tensor:
     """A copy with the same sizes, strides, offset and bits; one tensor twice stays one."""
     if seen is not None and id(tensor) in seen:
         return seen[id(tensor)]
@@ -214,22 +221,22 @@ def _copied(tensor: Tensor) -> Tensor:
     return copy.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def words_of(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """`value` in a few words."""
     if isinstance(value, Tensor):
-        text = f"{name_of(value.dtype)}{list(value.shape)}"
+        text = f"{dtype_name(value.dtype)}{list(value.shape)}"
         usual = value.layout != torch.strided or value.is_contiguous()
         strides = "" if usual else f" strides {tuple(value.stride())}"
         bits = " conjugated" if value.is_conj() else " negated" if value.is_neg() else ""
         device = "" if value.device.type == "cpu" else f" on {value.device}"
         return f"{text}{strides}{bits}{device}"
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(words_of(item) for item in value[:4])
+        inner = ", ".join(describe_value(item) for item in value[:4])
         return f"[{inner}{', ...' if len(value) > 4 else ''}]"
-    text = repr(value)
+    text = ADDRESS.sub("", repr(value))
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """`float32`."""
     return str(dtype).removeprefix("torch.")

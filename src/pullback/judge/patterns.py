@@ -33,7 +33,7 @@ class Pattern:
     size: int = 0
 
 
-def pattern_of(
+def error_pattern(
     mismatch: Mismatch, others: Sequence[Mismatch], run: Run, *, may_be_mean: bool = True
 ) -> Pattern:
     """The simplest pattern that explains the whole of a wrong gradient."""

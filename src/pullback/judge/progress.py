@@ -49,7 +49,7 @@ current = Progress()
 """That of this process; a worker and who forked it share one."""
 
 
-def shared(file: Path | None = None) -> Progress:
+def shared_progress(file: Path | None = None) -> Progress:
     """A new one from here on: for a worker that is forked next, or in a worker, read by others."""
     global current
     current = Progress(file)

@@ -1,9 +1,9 @@
-"""The truth that a hand-written backward is compared with.
+"""The reference that a hand-written backward is compared with.
 
-Forward itself says what the gradient must be. Its body is run in float64 as plain PyTorch, so that
+Forward itself determines the gradient. Its body is run in float64 as plain PyTorch, so that
 autograd differentiates it; whatever comes out is held against differences of the real forward,
-which have an error estimate of their own. So neither a forward that autograd cannot see into (a
-kernel, NumPy, `detach`) nor a kink is taken for a defect of the backward.
+which have an error estimate of their own. So neither a forward that autograd cannot look into (a
+kernel, NumPy, `detach`) nor a kink is reported as a defect of the backward.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.derive.plain import program_of
+from pullback.derive.plain import plain_program
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
 from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
-from pullback.judge.example import Example, can_differ, dense_of, mapped, tensors_in
+from pullback.judge.example import Example, can_differ, mapped, tensors_in
+from pullback.judge.run import gradients_of, used_outputs
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 
@@ -31,8 +32,8 @@ STEP = 1e-2
 FINEST = torch.finfo(torch.float64).eps
 
 
-class Precision(DispatchMode):
-    """Sees the coarsest floating dtype that went into each tensor of a program."""
+class PrecisionWatcher(DispatchMode):
+    """Notes the coarsest floating dtype that went into each tensor of a program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,9 +54,10 @@ class Precision(DispatchMode):
         return result
 
     def of(self, outputs: Sequence[Tensor]) -> float:
-        """The coarsest dtype that went into the outputs; of all, where one was made unseen.
+        """The rounding error of the coarsest dtype that went into the outputs.
 
-        What is only made coarse to be saved says nothing about forward.
+        That of all tensors, where an output was made by no op that is seen. A tensor that is only
+        converted to be saved does not count.
         """
         found = [self._of(output) for output in outputs if output.numel() > 0]
         known = [eps for eps in found if eps is not None]
@@ -74,7 +76,7 @@ class Reference:
     Arguments:
         call: What is judged, as users call it.
         plain: The same without its hand-written backward, where that is known: the forward of a
-            Function. Any other callable is asked what it calls.
+            Function. Any other callable is run, and the Functions it calls are replaced.
         is_op: Whether it is an op of the dispatcher, which PyTorch sees by its schema.
     """
 
@@ -89,13 +91,13 @@ class Reference:
         self.noise = FINEST
         self._is_op = is_op
         self._has_looked = False
-        self._is_native = False  # whether a C++ Function is in it, which autograd sees nothing of
+        self._is_native = False  # whether it calls a C++ Function, which autograd cannot look into
         self._lost: dict[int, bool] = {}
 
     # ---- autograd over forward as plain PyTorch ----
 
     def program(self, *args: Any) -> Any:
-        """What the target computes, with no hand-written backward in it."""
+        """What the target computes, without any hand-written backward."""
         if self.plain is not None:
             return self.plain(*args)
         if not self._is_native:
@@ -109,9 +111,9 @@ class Reference:
     def gradients(
         self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
     ) -> dict[int, Tensor | None] | None:
-        """The gradient of each wanted argument by position; None when autograd cannot tell.
+        """The gradient of each wanted argument by position; None where autograd has none.
 
-        The example is taken as it is: make it float64 first.
+        The example is used as it is: make it float64 first.
         """
         try:
             return self.derived(example, cotangents, wanted) or None
@@ -121,7 +123,7 @@ class Reference:
     def derived(
         self, example: Example, cotangents: Sequence[Tensor | None], wanted: Sequence[int]
     ) -> dict[int, Tensor | None]:
-        """The same, with nothing in it where none flows; raises where autograd cannot tell."""
+        """The same; empty where no gradient flows, and errors are raised."""
         args = example.fresh(needs=frozenset(wanted))
         leaves: dict[int, Tensor] = {i: args[i] for i in wanted}
         passed = tuple(_cloned(arg) for arg in args)
@@ -131,20 +133,9 @@ class Reference:
                 outputs = tensors_in(self.program(*passed))
                 if look is not None:
                     self.noise = max(self.noise, look.of(outputs))
-            used = [
-                (output, cotangent.to(output.dtype))
-                for output, cotangent in zip(outputs, cotangents, strict=True)
-                if cotangent is not None and output.requires_grad
-            ]
-            if not used:
-                return {}
-            found = torch.autograd.grad(
-                [output for output, _ in used],
-                list(leaves.values()),
-                [cotangent for _, cotangent in used],
-                allow_unused=True,
-            )
-        return {i: dense_of(gradient) for i, gradient in zip(leaves, found, strict=True)}
+            used = [(o, c.to(o.dtype)) for o, c in used_outputs(outputs, cotangents)]
+            found = gradients_of(used, list(leaves.values()))
+        return dict(zip(leaves, found, strict=True)) if used else {}
 
     def loses(self, example: Example, position: int) -> bool:
         """Whether a callable, which is its own reference, takes an argument out of PyTorch."""
@@ -159,13 +150,13 @@ class Reference:
         return self._lost[position]
 
     @contextmanager
-    def _looking(self) -> Iterator[Precision | None]:
+    def _looking(self) -> Iterator[PrecisionWatcher | None]:
         """The first time, watch in which precision forward computes."""
         if self._has_looked:
             yield None
             return
         self._has_looked = True
-        look = Precision()
+        look = PrecisionWatcher()
         try:
             with look:
                 yield look
@@ -183,11 +174,11 @@ class Reference:
     ) -> Callable[[float], float]:
         """`t -> <cotangents, forward(x + t direction)>`, a real number."""
 
-        ways = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
+        steps = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
 
         def value(t: float) -> float:
             moved = list(example.args)
-            for i, along in ways.items():
+            for i, along in steps.items():
                 moved[i] = moved[i].detach() + t * along
             args = replace(example, args=tuple(moved)).fresh(needs=frozenset())
             progress.current.begin(example.size)
@@ -197,7 +188,7 @@ class Reference:
             total = 0.0
             for output, cotangent in zip(outputs, cotangents, strict=True):
                 if cotangent is not None:
-                    total += float(inner(cotangent, output))
+                    total += float(real_inner_product(cotangent, output))
             return total
 
         return value
@@ -236,7 +227,7 @@ class Reference:
         return float(max([self.noise, *coarse]))
 
 
-def inner(cotangent: Tensor, other: Tensor) -> Tensor:
+def real_inner_product(cotangent: Tensor, other: Tensor) -> Tensor:
     """`Re <cotangent, other>` in float64: what PyTorch means by a gradient, also for complex."""
     wide = torch.complex128 if cotangent.is_complex() or other.is_complex() else torch.float64
     one, two = (tensor.detach().to(device="cpu", dtype=wide) for tensor in (cotangent, other))
@@ -247,7 +238,7 @@ def _as_plain(
     cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run the forward of a Function that a program calls, without its backward."""
-    return call(*args, **kwargs) if kwargs else program_of(cls)(*args)
+    return call(*args, **kwargs) if kwargs else plain_program(cls)(*args)
 
 
 def _cloned(arg: Any) -> Any:

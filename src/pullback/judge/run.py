@@ -1,8 +1,8 @@
-"""One call of the user's function, and the pulls of cotangents through it.
+"""One call of the user's function, and the backward passes through it.
 
-Every run of an example starts from the same random numbers, on fresh copies of the arguments. What
-the user's code raises is kept apart by phase: a forward that refuses its arguments is no defect, a
-backward that fails after forward has accepted them is one.
+Every run of an example starts from the same random numbers, on fresh copies of the arguments. An
+error of forward is kept apart from one of backward: a forward that refuses its arguments is no
+defect, a backward that fails after forward has accepted them is one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pullback.function.isolation import seeded
 from pullback.judge import progress
-from pullback.judge.example import Example, can_differ, copy_of, dense_of, tensors_in
+from pullback.judge.example import Example, can_differ, dense_of, exact_copy, tensors_in
 
-PLEA = "(Could this error message be improved?"  # from there on PyTorch speaks of itself
+_PLEA = "(Could this error message be improved?"  # PyTorch adds it to some errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BackwardFailedError(CallError):
 def describe(error: BaseException) -> Raised:
     """An error in one line."""
     text = str(error).strip().splitlines()
-    first = text[0].partition(PLEA)[0].rstrip() if text else ""
+    first = text[0].partition(_PLEA)[0].rstrip() if text else ""
     first = first if len(first) <= 160 else f"{first[:157]}..."
     return Raised(type(error).__name__, first)
 
@@ -104,36 +104,29 @@ class Run:
         """
         leaves = self.leaves
         wanted = list(leaves) if wanted is None else list(wanted)
-        used = [
-            (output, cotangent)
-            for output, cotangent in zip(self.outputs, cotangents, strict=True)
-            if cotangent is not None and output.requires_grad
-        ]
+        used = used_outputs(self.outputs, cotangents)
         if not used or not wanted:
             return dict.fromkeys(wanted)
         progress.current.begin(self.example.size)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                grads = torch.autograd.grad(
-                    [output for output, _ in used],
-                    [leaves[name] for name in wanted],
-                    [cotangent for _, cotangent in used],
-                    retain_graph=retain_graph or create_graph,
-                    create_graph=create_graph,
-                    allow_unused=True,
+                inputs = [leaves[name] for name in wanted]
+                retain_graph = retain_graph or create_graph
+                grads = gradients_of(
+                    used, inputs, retain_graph=retain_graph, create_graph=create_graph
                 )
         except Exception as error:
             found = None if create_graph else self._accumulated(used, wanted, retain_graph)
             if found is None:
                 raise BackwardFailedError(error) from error
             return found
-        return {name: dense_of(grad) for name, grad in zip(wanted, grads, strict=True)}
+        return dict(zip(wanted, grads, strict=True))
 
     def _accumulated(
         self, used: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[str], retain_graph: bool
     ) -> dict[str, Tensor | None] | None:
-        """The same by `backward`, which some Functions serve alone (reentrant checkpoints)."""
+        """The same by `backward`, which some Functions need (reentrant checkpoints)."""
         leaves = self.leaves
         try:
             with warnings.catch_warnings():
@@ -171,8 +164,33 @@ def run(
             result = call(*passed)
     except Exception as error:
         raise ForwardRefusedError(error) from error
-    said = tuple(str(warning.message) for warning in caught)
-    return Run(example, names, args, passed, result, warnings=said)
+    messages = tuple(str(warning.message) for warning in caught)
+    return Run(example, names, args, passed, result, warnings=messages)
+
+
+def used_outputs(
+    outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[tuple[Tensor, Tensor]]:
+    """The outputs that have a cotangent and a graph to pull it through, with that cotangent."""
+    return [
+        (output, cotangent)
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+        if cotangent is not None and output.requires_grad
+    ]
+
+
+def gradients_of(
+    used: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], **options: bool
+) -> list[Tensor | None]:
+    """`torch.autograd.grad` of outputs with their cotangents; None for an input that is unused.
+
+    A gradient that is sparse comes as an ordinary tensor.
+    """
+    if not used or not inputs:
+        return [None] * len(inputs)
+    outputs, cotangents = zip(*used, strict=True)
+    found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+    return [dense_of(gradient) for gradient in found]
 
 
 def _clone(arg: Any, through_clone: bool) -> Any:
@@ -190,8 +208,8 @@ def cotangents_of(outputs: Sequence[Tensor], draw: int) -> tuple[Tensor | None, 
 
 
 def copies_of(cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Copies to pull with, so that what a reference is computed from stays as it was given."""
-    return tuple(None if c is None else copy_of(c) for c in cotangents)
+    """Copies for a backward pass, so that the originals stay as they are for the reference."""
+    return tuple(None if c is None else exact_copy(c) for c in cotangents)
 
 
 def cotangent_of(output: Tensor, draw: int) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Derivatives of the real forward along directions in one input, each with its error.
 
 A direction is an element or a random one; the step follows from the size of the numbers that move,
-and where a large one strays a smaller one is tried.
+and where a large step is inaccurate a smaller one is tried.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Slopes:
         return steps
 
     def entry(self, flat: int, certain: float | None = None) -> complex | float | None:
-        """The true gradient at one element, by differences; None where they cannot tell.
+        """The true gradient at one element, by differences; None where they are not conclusive.
 
         With `certain` also None at a kink, and where that share of it may be wrong.
         """
@@ -89,7 +89,7 @@ class Slopes:
             yield along / along.abs().max().clamp_min(1e-3)
 
     def agrees_elsewhere(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:
-        """Whether differences with another step side with the user: a large one strays."""
+        """Whether differences with another step agree with the user."""
         direction = {self.position: along}
         others = [other for other in self.steps(along) if other != step]
         found = [self.reference.slope(self.exact, self.cotangents, direction, s) for s in others]

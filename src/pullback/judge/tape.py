@@ -1,8 +1,8 @@
-"""What a call computes, as the ops of PyTorch that it ran, run again under autograd.
+"""Replays the PyTorch ops of a call under autograd.
 
 A C++ Function cannot be looked into from Python, and autograd stops at its node. But the ops that
-its forward calls pass the dispatcher: they are written down there, and run again on arguments that
-require grad. What a kernel of its own writes into memory is not seen: the results then differ, and
+its forward calls pass the dispatcher: they are recorded there, and run again on arguments that
+require grad. What a custom kernel writes into memory is not recorded: the results then differ, and
 the call is opaque.
 """
 
@@ -20,12 +20,12 @@ from pullback.function.modes import DispatchMode
 from pullback.judge.example import mapped, tensors_in
 from pullback.judge.tolerances import REPLAYED, are_near
 
-NATIVE = "torch::autograd::CppNode<"  # how the node of a C++ Function is called
+NATIVE = "torch::autograd::CppNode<"  # how the name of the node of a C++ Function begins
 PLAIN = ("aten", "prims")  # ops whose derivatives are PyTorch's own
 
 
 class OpaqueError(Exception):
-    """What a call computes cannot be told from the ops that it ran."""
+    """The ops that a call ran do not determine what it computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Step:
 
 
 class _Tape(DispatchMode):
-    """Writes down each op that reaches the dispatcher."""
+    """Records each op that reaches the dispatcher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Tape(DispatchMode):
 
 
 def has_native_node(outputs: Iterable[Tensor]) -> bool:
-    """Whether the backward of a C++ Function stands behind one of these."""
+    """Whether the backward of a C++ Function is in the graph of one of these."""
     ahead: list[Any] = [output.grad_fn for output in outputs]
     seen = set()
     while ahead:

@@ -1,7 +1,7 @@
 """How far numbers may be apart and still be the same: each tolerance that decides, with its reason.
 
-A rule may have a tolerance of its own beside what it checks; what runs, judges and diagnoses takes
-them from here. `eps` is the relative rounding error of a dtype.
+A rule may have a tolerance of its own; the judge and the diagnosis take theirs from here. `eps` is
+the relative rounding error of a dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tolerance:
     def allowed(self, want: Tensor) -> Tensor:
         """How far each entry of a gradient may be from `want`."""
         size = want.abs()
-        return self.relative * size + (self.scaled * largest(want) + self.floor)
+        return self.relative * size + (self.scaled * largest_entry(want) + self.floor)
 
     def is_near(self, number: complex, truth: complex) -> bool:
         """Whether one number is another."""
@@ -114,7 +114,7 @@ SUSPECT = 0.02  # from this error on it is asked how much the inputs' own roundi
 # ---- patterns of error ----
 
 PATTERN = 1e-6  # a factor, a swap, a mean: exact formulas, computed in double precision
-NEAR_ONE = 1e-4  # a factor so close to one, or to another one, is none that anybody wrote
+NEAR_ONE = 1e-4  # a factor so close to one, or to another one, is rounding
 DIGITS = 16  # roundings of a coarse dtype that a few steps add up to
 SIMPLE = 1e-9  # a fraction or a root that a number is, rather than is near to
 REFINED = 1e-8  # the same for a number that was fitted to gradients
@@ -132,7 +132,7 @@ AGAIN_AT_ZERO = 1e-12  # what such sums leave where they cancel
 REPEATED = Tolerance(1e-3, 0.0, 1e-6)  # outputs of a forward: random numbers differ by far more
 REPLAYED = Tolerance(1e-5, 0.0, 1e-8)  # ops run again one by one: what PyTorch takes by default
 VALUE = Tolerance(1e-9, 1e-12)  # values of two graphs that may stand for each other
-SHOWN = Tolerance(1e-5, 0.0, 1e-6)  # what a repro computes of a number that a finding tells
+SHOWN = Tolerance(1e-5, 0.0, 1e-6)  # a number of a finding, computed again by its repro
 SLOPE_SHOWN = Tolerance(1e-4, 0.0, 1e-6)  # the same for a slope, which a repro takes by one step
 SUM = 1e-4  # probabilities that sum to one, in single precision
 SYMMETRIC = Tolerance(1e-5, 0.0, 1e-7)  # a matrix that was made symmetric in single precision
@@ -169,7 +169,7 @@ def are_near(a: Tensor, b: Tensor, tolerance: Tolerance) -> bool:
     return bool((near | (one == two) | (one.isnan() & two.isnan())).all())
 
 
-def largest(tensor: Tensor) -> float:
+def largest_entry(tensor: Tensor) -> float:
     """The largest finite size of an entry; 0 where there is none."""
     size = tensor.detach().abs()
     finite = size[torch.isfinite(size)]

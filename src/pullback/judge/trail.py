@@ -1,7 +1,7 @@
-"""Whether the outputs of a call come from an input by ops that PyTorch sees.
+"""Whether the outputs of a call are computed from an input by PyTorch ops.
 
 A gradient that ends at a `detach` ends there on purpose. One that ends where the values went
-through NumPy, or through a kernel that was only given a pointer, ends by accident: nothing says so.
+through NumPy, or through a kernel that was only given a pointer, ends by accident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pullback.judge.example import tensors_in
 
 
 class _Trail(DispatchMode):
-    """Knows the memory of what was made of some tensors."""
+    """Follows tensors through ops, by their memory."""
 
     def __init__(self, start: list[Tensor]) -> None:
         super().__init__()

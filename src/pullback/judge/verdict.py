@@ -17,7 +17,7 @@ from pullback.capture.seeds import normal
 from pullback.judge.differences import Estimate
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import Mismatch, index_of
-from pullback.judge.reference import STEP, Reference, inner
+from pullback.judge.reference import STEP, Reference, real_inner_product
 from pullback.judge.run import Run
 from pullback.judge.slopes import DIRECTIONS, Slopes
 from pullback.judge.tolerances import (
@@ -27,7 +27,7 @@ from pullback.judge.tolerances import (
     SHARE,
     USUAL,
     Tolerance,
-    largest,
+    largest_entry,
     tolerance_for,
 )
 
@@ -38,9 +38,9 @@ TOGETHER = 2  # directions along which all inputs move
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Compares gradients with the reference, and settles what differs by differences.
+    """Compares gradients with the reference, and decides by finite differences what differs.
 
-    When it `is_over`, no further differences are asked: what they would have shown is not said.
+    When it `is_over`, no further differences are computed, and nothing is reported for them.
     """
 
     reference: Reference
@@ -53,14 +53,7 @@ class Judge:
         grads: dict[str, Tensor | None],
     ) -> list[Mismatch]:
         """One mismatch for each gradient that is wrong."""
-        return list(self._mismatches(run, cotangents, grads))
-
-    def _mismatches(
-        self,
-        run: Run,
-        cotangents: Sequence[Tensor | None],
-        grads: dict[str, Tensor | None],
-    ) -> Iterator[Mismatch]:
+        mismatches = []
         positions = {name: i for i, name in enumerate(run.names) if name in grads}
         exact = run.example.double()
         wide = self._wide(run, cotangents)
@@ -79,8 +72,8 @@ class Judge:
                 found = case.against(zero if want is None else want, tolerance)
             else:
                 found = case.against_differences(case.tolerance())
-            if found is not None:
-                yield found
+            mismatches += [] if found is None else [found]
+        return mismatches
 
     def unlike_forward(
         self, run: Run, cotangents: Sequence[Tensor | None], grads: dict[str, Tensor | None]
@@ -112,8 +105,8 @@ class Judge:
             value = wide_of(case.exact.args[i]).cpu()
             if case.have.shape != value.shape or not value.numel():
                 return False
-            along[i] = normal(value, 300 + seed + 10 * i) * (largest(value) or 1.0)
-            told += float(inner(case.have, along[i]))
+            along[i] = normal(value, 300 + seed + 10 * i) * (largest_entry(value) or 1.0)
+            told += float(real_inner_product(case.have, along[i]))
             size += float((case.have.abs() * along[i].abs()).sum())
         first = next(iter(cases.values()))
         step = max(STEP, self.reference.noise_of(first.exact) ** (1 / 3))
@@ -166,7 +159,7 @@ class Judge:
         have, want = eager[position], exact[position]
         if have is None or want is None:
             return 0.0
-        return USUAL * largest(wide_of(have) - wide_of(want))
+        return USUAL * largest_entry(wide_of(have) - wide_of(want))
 
 
 @dataclass(slots=True)
@@ -210,26 +203,26 @@ class Case(Slopes):
             if self.is_over():
                 return None
             estimate, step = self.slope(along)
-            told = float(inner(have, along))
+            claimed = float(real_inner_product(have, along))
             size = float((have.abs() * along.abs()).sum()) + abs(estimate.value)
             slack = ALONG * tolerance.relative * size + tolerance.floor
-            if not estimate.is_known or estimate.agrees(told, slack):
+            if not estimate.is_known or estimate.agrees(claimed, slack):
                 continue
             if self.has_kink(along, step):
                 continue
-            if not self._is_confirmed(along, estimate, told, slack):
+            if not self._is_confirmed(along, estimate, claimed, slack):
                 continue
             if k >= DIRECTIONS and any(map(self.has_kink, self.directions(value))):
                 continue  # smooth along one coordinate by chance: at ties, sides may agree
-            return self._searched(have, tolerance) or self._along(estimate.value, told)
+            return self._searched(have, tolerance) or self._along(estimate.value, claimed)
         return None
 
-    def _is_confirmed(self, along: Tensor, first: Estimate, told: float, slack: float) -> bool:
+    def _is_confirmed(self, along: Tensor, first: Estimate, claimed: float, slack: float) -> bool:
         """Whether smaller steps give the same slope: among many kinks, large ones cross some."""
         for step in (STEP / 8, STEP / 64):
             finer = self.reference.slope(self.exact, self.cotangents, {self.position: along}, step)
             if finer.is_known and (
-                finer.agrees(told, slack) or not first.agrees(finer.value, slack)
+                finer.agrees(claimed, slack) or not first.agrees(finer.value, slack)
             ):
                 return False
         return True
@@ -267,16 +260,16 @@ class Case(Slopes):
         truths: list[float] = []
         is_wrong = False
         for k, unit in enumerate(self.units(worst)):
-            said = _part(want.flatten()[worst].item(), k)
+            reference = _part(want.flatten()[worst].item(), k)
             mine = _part(have, k)
             estimate, step = self.slope(unit)
-            truths.append(said)
-            if abs(mine - said) <= allowed:
+            truths.append(reference)
+            if abs(mine - reference) <= allowed:
                 continue
             if estimate.is_known and estimate.agrees(mine, allowed):
                 return None  # differences side with the user
             left, right = self.sides(unit, step)
-            if estimate.is_known and estimate.agrees(said, allowed):
+            if estimate.is_known and estimate.agrees(reference, allowed):
                 # Differences to both sides take the middle of a kink, as PyTorch's `abs` does.
                 if _lies_between(mine, left, right, allowed):
                     return None
@@ -287,7 +280,7 @@ class Case(Slopes):
             if not left.agrees(right.value, ERRORS * right.error + allowed):
                 if _lies_between(mine, left, right, allowed):
                     return None  # a kink, and a slope between its sides
-                is_wrong = is_wrong or _lies_between(said, left, right, allowed)
+                is_wrong = is_wrong or _lies_between(reference, left, right, allowed)
                 continue
             if not estimate.is_known or self.agrees_elsewhere(unit, step, mine, allowed):
                 return None
@@ -305,11 +298,11 @@ class Case(Slopes):
             return True
         unit = apart / apart.abs().max()
         estimate, step = self.slope(unit)
-        said, mine = float(inner(want, unit)), float(inner(have, unit))
-        gap = abs(said - mine)
+        reference, mine = (float(real_inner_product(t, unit)) for t in (want, have))
+        gap = abs(reference - mine)
         return not (
             estimate.is_known
-            and estimate.agrees(said, SHARE * gap)
+            and estimate.agrees(reference, SHARE * gap)
             and not estimate.agrees(mine, SHARE * gap)
             and not self.has_kink(unit, step)
         )

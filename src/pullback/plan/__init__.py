@@ -55,7 +55,7 @@ def plan(
     if isinstance(program, nn.Module):
         from pullback.plan.modules import plan_module as make  # heavy
     else:
-        from pullback.plan.planning import plan as make  # heavy
+        from pullback.plan.planning import plan_program as make  # heavy
     found: Plan[Any] = make(
         program,
         *examples,
@@ -80,6 +80,6 @@ def load_plan(path: str | Path, program: Callable[..., Any], *examples: object) 
     if isinstance(program, nn.Module):
         from pullback.plan.modules import load_module_plan as load  # heavy
     else:
-        from pullback.plan.planned import load_plan as load  # heavy
+        from pullback.plan.planned import load_program_plan as load  # heavy
     found: Plan[Any] = load(path, program, *examples)
     return found

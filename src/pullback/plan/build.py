@@ -8,10 +8,12 @@ from typing import Any
 from pullback.compose.combined import combine
 from pullback.compose.grouped import hybrid
 from pullback.compose.nested import nest
-from pullback.plan.rows import COMBINED, NESTED, Candidate
+from pullback.plan.measurements import COMBINED, NESTED, PlanCandidate
 
 
-def build(program: Callable[..., Any], candidate: Candidate, args: Sequence[Any]) -> Any:
+def build_candidate(
+    program: Callable[..., Any], candidate: PlanCandidate, args: Sequence[Any]
+) -> Any:
     """The composition of `program` that a candidate stands for, made with `args` as examples."""
     if candidate.how == NESTED:
         return nest(program)

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.errors import PlanError
-from pullback.plan.rows import AS_WRITTEN, COMBINED, HYBRID, NESTED, Row
+from pullback.plan.measurements import AS_WRITTEN, COMBINED, HYBRID, NESTED, Measurement
 
 EQUAL = 1.02  # as good, within noise
 ALIKE = 1.05  # as many bytes, or a median as high
@@ -37,19 +37,19 @@ def weight_of(objective: str | float) -> float:
     )
 
 
-def scores(rows: Sequence[Row], weight: float) -> dict[Row, float]:
+def scores(rows: Sequence[Measurement], weight: float) -> dict[Measurement, float]:
     """What each row costs: 1 for the program as written, less for what is better."""
     base = next((row for row in rows if row.candidate == AS_WRITTEN), None)
     whole = (base.saved or 0) + 1 if base else 1
 
-    def score(row: Row) -> float:
+    def score(row: Measurement) -> float:
         bytes_kept = 1.0 if row.saved is None else (row.saved + 1) / whole
         return (1 - weight) * row.relative + weight * bytes_kept
 
     return {row: score(row) for row in rows}
 
 
-def choose(rows: Sequence[Row], weight: float) -> Row:
+def choose_measurement(rows: Sequence[Measurement], weight: float) -> Measurement:
     """The row to take."""
     cost = scores(rows, weight)
     exact = [row for row in rows if not row.is_inexact] or list(rows)
@@ -65,7 +65,7 @@ def choose(rows: Sequence[Row], weight: float) -> Row:
 
 
 def crossover(sizes: tuple[int, int], gains: tuple[float, float]) -> int:
-    """The size from which on the choice of the larger size serves.
+    """The size from which on the choice of the larger size is used.
 
     `gains` are the costs of the smaller size's choice as parts of those of the larger size's, at
     both sizes: below one at the first, above one at the second. In between, their logarithms are
@@ -92,7 +92,7 @@ def follow(
     """A function that calls the one of `calls` that is for the size of its arguments.
 
     The size is that of the argument at `place`, called `name`; if there is none such, that of the
-    largest tensor. `borders[n]` is the size from which on the call n + 1 serves. Dynamo sees the
+    largest tensor. `borders[n]` is the size from which on the call n + 1 is used. Dynamo sees the
     program itself.
     """
 
@@ -109,11 +109,11 @@ def follow(
 
 
 def size_of(args: Any, kwargs: dict[str, Any], name: str) -> int:
-    """The size of a call whose argument `name` is not where it usually is."""
+    """The size of a call whose argument `name` is passed by keyword, or is no tensor."""
     given = kwargs.get(name)
     if isinstance(given, Tensor):
         return given.numel()
-    return max((tensor.numel() for tensor in tensors_in((args, kwargs))), default=0)
+    return max((tensor.numel() for tensor in tensor_leaves((args, kwargs))), default=0)
 
 
 def size_place(examples: Sequence[tuple[Any, ...]], first: int = 0) -> int | None:

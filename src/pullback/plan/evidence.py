@@ -1,4 +1,4 @@
-"""All that a plan knows: what was measured at each size, and what was chosen."""
+"""The evidence of a plan: what was measured at each size, and what was chosen."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.plan.choice import crossover, scores, weight_of
-from pullback.plan.rows import Candidate, Row
+from pullback.plan.measurements import Measurement, PlanCandidate
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What is known at one size: the arguments in words, the rows, and the candidate to take."""
+    """The evidence at one size: the arguments in words, the measurements, and the choice."""
 
     size: int
     shapes: str
-    rows: tuple[Row, ...]
-    chosen: Candidate
+    rows: tuple[Measurement, ...]
+    chosen: PlanCandidate
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> Measurement | None:
         """The row of the chosen candidate; None if nothing was measured."""
         return self.row_of(self.chosen)
 
-    def row_of(self, candidate: Candidate) -> Row | None:
+    def row_of(self, candidate: PlanCandidate) -> Measurement | None:
         """The row of a candidate; None if it was not measured here."""
         return next((row for row in self.rows if row.candidate == candidate), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class PlanEvidence:
     """Everything that a plan knows, and what is written to its file.
 
     The size of a call is that of the argument called `argument`, at `place`. `refused` has the
-    reason for each candidate that could not be had.
+    reason for each candidate that could not be built.
     """
 
     program: str
@@ -49,9 +49,9 @@ class Evidence:
     signature: Any
 
     @property
-    def chosen(self) -> tuple[Candidate, ...]:
-        """The candidates that serve, from small sizes to large ones."""
-        found: list[Candidate] = []
+    def chosen(self) -> tuple[PlanCandidate, ...]:
+        """The chosen candidates, from small sizes to large ones."""
+        found: list[PlanCandidate] = []
         for one in self.sized:
             if not found or found[-1] != one.chosen:
                 found.append(one.chosen)
@@ -59,12 +59,12 @@ class Evidence:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """For each candidate that serves but the first, the size from which on it does."""
+        """The size from which on each chosen candidate, but the first, is used."""
         pairs = zip(self.sized, self.sized[1:], strict=False)
         return tuple(self.border(a, b) for a, b in pairs if a.chosen != b.chosen)
 
     def border(self, small: Sized, large: Sized) -> int:
-        """The size from which on the choice of the larger size serves."""
+        """The size from which on the choice of the larger size is used."""
         gains = (self._gain(small, small, large), self._gain(large, small, large))
         return crossover((small.size, large.size), gains)
 

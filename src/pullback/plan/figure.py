@@ -8,8 +8,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from pullback.errors import PlanFileError
-from pullback.plan.evidence import Evidence, Sized
-from pullback.plan.rows import Row, front
+from pullback.plan.evidence import PlanEvidence, Sized
+from pullback.plan.measurements import Measurement, front
 from pullback.plan.store import write_whole
 from pullback.plan.text import bytes_text, candidate_text, error_text, seconds_text
 
@@ -23,14 +23,14 @@ STYLE = (
 Scale = Callable[[float], float]
 
 
-def write(evidence: Evidence, path: Path) -> None:
+def write_figure(evidence: PlanEvidence, path: Path) -> None:
     """Write the figure of a plan."""
     require_svg(path)
     write_whole(path, svg(evidence))
 
 
 def require_svg(path: Path) -> None:
-    """Raise unless a file is named as what is written to it."""
+    """Raise unless the name of a file ends in .svg."""
     if path.suffix.lower() != ".svg":
         raise PlanFileError(
             f"`{path}` must be a file that a figure can be written to",
@@ -39,7 +39,7 @@ def require_svg(path: Path) -> None:
         )
 
 
-def svg(evidence: Evidence) -> str:
+def svg(evidence: PlanEvidence) -> str:
     """The figure as text."""
     panels = [one for one in evidence.sized if one.rows]
     width = LEFT + max(len(panels), 1) * (WIDE + LEFT)
@@ -59,7 +59,7 @@ def svg(evidence: Evidence) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _panel(evidence: Evidence, sized: Sized, left: float) -> Iterator[str]:
+def _panel(evidence: PlanEvidence, sized: Sized, left: float) -> Iterator[str]:
     of = f" of {evidence.argument}" if evidence.argument else ""
     yield f'<g transform="translate({left},{TOP})">'
     yield _text(0, -12, f"{sized.size} elements{of}")
@@ -75,7 +75,7 @@ def _panel(evidence: Evidence, sized: Sized, left: float) -> Iterator[str]:
     yield "</g>"
 
 
-def _axes(rows: Sequence[Row], across: Scale, up: Scale) -> Iterator[str]:
+def _axes(rows: Sequence[Measurement], across: Scale, up: Scale) -> Iterator[str]:
     for seconds in _ends([row.seconds for row in rows]):
         yield _text(across(seconds), HIGH + 16, seconds_text(seconds), anchor="middle")
     for kept in _ends([row.saved or 0 for row in rows]):
@@ -88,13 +88,13 @@ def _ends(values: Sequence[float]) -> list[float]:
     return sorted({min(values), max(values)})
 
 
-def _mark(row: Row, x: float, y: float, is_chosen: bool) -> Iterator[str]:
+def _mark(row: Measurement, x: float, y: float, is_chosen: bool) -> Iterator[str]:
     colour = COLOURS[row.candidate.how]
-    told = (
+    title = (
         f"{row.label}: {candidate_text(row.candidate)}, {seconds_text(row.seconds)}, "
         f"{bytes_text(row.saved)} saved, error {error_text(row)}"
     )
-    yield f"<g><title>{escape(told)}</title>"
+    yield f"<g><title>{escape(title)}</title>"
     if row.is_inexact:
         yield (
             f'<path d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10" stroke="{colour}" '
@@ -120,9 +120,9 @@ def _legend(x: float, y: float) -> Iterator[str]:
     yield _text(LEFT + 92, y + 16, "— nothing beats these in both", kind="small")
 
 
-def _text(x: float, y: float, told: str, *, kind: str = "", anchor: str = "start") -> str:
+def _text(x: float, y: float, text: str, *, kind: str = "", anchor: str = "start") -> str:
     named = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{named} text-anchor="{anchor}">{escape(told)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{named} text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _scale(values: Sequence[float], first: float, last: float) -> Scale:

@@ -1,4 +1,4 @@
-"""What a plan depends on: how its program is written, what it calls, and on what."""
+"""What a plan depends on: the source of its program, the calls it makes, and its arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.seeds import uniform
+from pullback.capture.seeds import uniform_like
 from pullback.capture.units import Program
 from pullback.capture.watch import FUNCTION
 from pullback.errors import PlanFileError
@@ -21,7 +21,7 @@ from pullback.errors import PlanFileError
 
 
 def fingerprint_of(program: Any, units: Program | None) -> str:
-    """A number for how a program is written, and for the calls that it makes.
+    """A hash of the source of a program, and of the calls that it makes.
 
     Comments, blank lines and the sizes of its arguments do not count.
     """
@@ -37,7 +37,7 @@ def _calls(units: Program | None) -> Iterator[str]:
 
 
 def _text(thing: Any) -> str:
-    """How a function or class is written; its name, where nobody can tell."""
+    """The source of a function or class; its name and bytecode, where there is no source."""
     written = inspect.unwrap(getattr(thing, "__func__", thing))
     try:
         text = textwrap.dedent(inspect.getsource(written))
@@ -46,7 +46,7 @@ def _text(thing: Any) -> str:
         return f"{getattr(written, '__qualname__', type(written).__qualname__)} {_code(code)}"
     try:
         return ast.dump(ast.parse(text))
-    except SyntaxError:  # a lambda in the middle of something
+    except SyntaxError:  # a lambda inside a longer statement
         return text
 
 
@@ -60,7 +60,7 @@ def _code(code: Any) -> str:
 # ---- its arguments ----
 
 
-def signature_of(args: Sequence[Any]) -> Any:
+def arguments_signature(args: Sequence[Any]) -> Any:
     """Arguments as JSON: kinds and sizes of tensors, plain values as they are, others by type."""
     return [_written(arg) for arg in args]
 
@@ -84,8 +84,8 @@ def _written(value: Any) -> Any:
     return {"other": type(value).__name__}
 
 
-def examples_from(signature: Any) -> tuple[Any, ...]:
-    """Arguments like those that a signature was taken of, with other numbers in the tensors."""
+def arguments_from(signature: Any) -> tuple[Any, ...]:
+    """Arguments of the same kinds and sizes as those of a signature, with other numbers."""
     return tuple(_read(entry) for entry in signature)
 
 
@@ -105,7 +105,7 @@ def _tensor(dtype: str, entry: Any) -> Tensor:
         )
     if not (kind.is_floating_point or kind.is_complex):
         return torch.zeros(shape, dtype=kind, device=device)
-    drawn = uniform(torch.empty(shape, dtype=kind, device=device), 0, 0.0, 1.0)
+    drawn = uniform_like(torch.empty(shape, dtype=kind, device=device), 0, 0.0, 1.0)
     return drawn.requires_grad_(entry["requires_grad"])
 
 

@@ -25,13 +25,13 @@ class Groupings:
     """The groups of a program and how they follow each other; sets of units are bits of a number.
 
     `sets` are the sets of done units, smaller ones first. `groups` are the steps between them that
-    are considered, and `told` says in words which ones these are.
+    are considered, and `description` says which ones these are.
     """
 
     count: int
     sets: tuple[int, ...]
     groups: tuple[Group, ...]
-    told: str
+    description: str
 
     def __post_init__(self) -> None:
         assert self.sets[0] == 0
@@ -49,8 +49,8 @@ class Groupings:
         bits = {group: _bits(group) for group in self.groups}
         return frozenset(g for g, b in bits.items() if b in known or whole ^ b in known)
 
-    def by_promise(self, names: Sequence[str]) -> list[Group]:
-        """The groups, those first that are worth the most if there is no time for all.
+    def most_promising_first(self, names: Sequence[str]) -> list[Group]:
+        """The groups, those first that are most likely to be worth it, if there is no time for all.
 
         A group that occurs often, by the names of its units, is built once and saves often. Then
         come those that a program can begin or end with, as a grouping of two needs no others, large
@@ -89,12 +89,12 @@ def groupings_of(
     longest = _longest(count, groups)
     rows = [(a, b) for b in range(1, count + 1) for a in range(b) if b - a in (count, *longest)]
     intervals = tuple(tuple(range(a, b)) for a, b in rows)
-    told = f"{len(intervals)} groups of consecutive units"
+    words = f"{len(intervals)} groups of consecutive units"
     if len(longest) < count:
-        told += f", of at most {len(longest)} or of all"
+        words += f", of at most {len(longest)} or of all"
     if found is None or len(found) > count + 1:
-        told += " (the program has too many branches to consider every group)"
-    return Groupings(count, prefixes, tuple(sorted(intervals)), told)
+        words += " (the program has too many branches to consider every group)"
+    return Groupings(count, prefixes, tuple(sorted(intervals)), words)
 
 
 def best_groupings(

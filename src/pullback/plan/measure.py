@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.seeds import normal
-from pullback.capture.trees import map_leaves, tensors_in
+from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.plan.memory import peak_bytes, saved_bytes
 from pullback.plan.precision import Gradients, error_of
 
@@ -21,11 +21,11 @@ SECONDS = 0.002  # about how long one candidate runs in one round
 class Task:
     """A function and what it is called on; a call runs it forward and backward.
 
-    `leaves` are the tensors to differentiate by. Where it `renews`, the function gets copies, as it
-    changes what it is given. A call returns the gradients.
+    `leaves` are the tensors to differentiate by. A function that `changes_inputs` gets copies. A
+    call returns the gradients.
     """
 
-    __slots__ = ("args", "calls", "cotangents", "function", "leaves", "renews")
+    __slots__ = ("args", "calls", "changes_inputs", "cotangents", "function", "leaves")
 
     def __init__(
         self,
@@ -33,18 +33,20 @@ class Task:
         args: Sequence[Any],
         leaves: Sequence[Tensor],
         *,
-        renews: bool = False,
+        changes_inputs: bool = False,
     ) -> None:
         self.function = function
         self.args = tuple(args)
         self.leaves = tuple(leaves)
-        self.renews = renews
+        self.changes_inputs = changes_inputs
         self.cotangents: list[Tensor] | None = None
         self.calls = 0  # in one round; none as long as it was never timed
 
     def forward(self) -> Any:
-        """What the function gives."""
-        return self.function(*(map_leaves(_copied, self.args) if self.renews else self.args))
+        """The output of the function."""
+        return self.function(
+            *(map_leaves(_copied, self.args) if self.changes_inputs else self.args)
+        )
 
     def __call__(self) -> Gradients:
         linked = _linked(self.forward())
@@ -59,9 +61,9 @@ def _linked(returned: Any) -> list[Tensor]:
     """The outputs that have gradients. Few programs return more than one tensor or a tuple."""
     if isinstance(returned, Tensor):
         return [returned] if returned.requires_grad else []
-    flat = returned if type(returned) is tuple else tensors_in(returned)
+    flat = returned if type(returned) is tuple else tensor_leaves(returned)
     if not all(isinstance(one, Tensor) for one in flat):
-        flat = tensors_in(returned)
+        flat = tensor_leaves(returned)
     return [tensor for tensor in flat if tensor.requires_grad]
 
 
@@ -126,6 +128,6 @@ class Meter:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Gradients are recorded inside, whatever is around."""
+    """Record gradients inside, whatever mode the caller is in."""
     with torch.inference_mode(False), torch.enable_grad():
         yield

@@ -33,7 +33,7 @@ def _memory(tensor: Tensor) -> tuple[Any, int]:
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int | None:
-    """The most bytes that `run` holds at once, besides what there was; None if nobody can tell."""
+    """The most bytes that `run` holds at once, besides earlier ones; None if not measurable."""
     if device.type == "cuda":
         return _peak_of_cuda(run, device)
     return _peak_of_cpu(run) if device.type == "cpu" else None
@@ -51,12 +51,16 @@ def _peak_of_cuda(run: Callable[[], Any], device: torch.device) -> int:
 def _peak_of_cpu(run: Callable[[], Any]) -> int | None:
     """By PyTorch's old profiler: the new one starts a thread that stays, and writes to the screen.
 
-    It hears of each allocation of this thread, by ops and by compiled code.
+    It sees each allocation of this thread, by ops and by compiled code.
     """
     old: Any = profiler_legacy
     try:
         old._enable_profiler_legacy(old.profile(profile_memory=True).config())
-    except (AttributeError, TypeError, RuntimeError):  # another torch, or somebody is profiling
+    except (
+        AttributeError,
+        TypeError,
+        RuntimeError,
+    ):  # another torch version, or a profiler is running
         return None
     try:
         run()

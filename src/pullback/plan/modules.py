@@ -14,18 +14,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from pullback.compose.functional import (
-    Layout,
+    ModuleLayout,
     changed_by,
+    module_program,
     odd_tensor,
-    program_of,
     require_values,
-    serve,
+    with_own_tensors,
 )
 from pullback.compose.modules import ModuleNodes, plain_of, served
 from pullback.compose.nested import as_written
 from pullback.errors import PlanError
 from pullback.plan import planned, planning, store
-from pullback.plan.fingerprint import examples_from
+from pullback.plan.fingerprint import arguments_from
 
 _OTHERWISE = "the module is not as it was when it was planned"
 
@@ -39,7 +39,7 @@ def plan_module(
     planned_as = _Planned.of(plain_of(module), first)
     row = planned_as.row
     found = planned_as.run(
-        planning.plan,
+        planning.plan_program,
         *((*row, *examples) if examples else ()),
         sizes=[(*row, *one) for one in further],
         held=len(row),
@@ -51,14 +51,14 @@ def plan_module(
 def load_module_plan(path: str | Path, module: nn.Module, *examples: Any) -> planned.Plan[Any]:
     """The plan of a module that was saved in `path`: see `plan.planned`."""
     plain = plain_of(module)
-    count = len(Layout(plain).names)
+    count = len(ModuleLayout(plain).names)
     file = Path(path)
     read = store.read(file).signature
-    args = examples or store.guarded(file, lambda: examples_from(read[count:]))
+    args = examples or store.guarded(file, lambda: arguments_from(read[count:]))
     planned_as = _Planned.of(plain, args)
 
     def load(program: Any, *row: Any) -> planned.Plan[Any]:
-        return planned.load_plan(path, program, *row)
+        return planned.load_program_plan(path, program, *row)
 
     return planned_as.used_like_the_module(planned_as.run(load, *planned_as.row, *args))
 
@@ -67,7 +67,7 @@ def load_module_plan(path: str | Path, module: nn.Module, *examples: Any) -> pla
 class _Planned:
     """A module as the program that is planned; `row` is what it is given before its arguments."""
 
-    layout: Layout
+    layout: ModuleLayout
     changing: frozenset[str]
     program: Callable[..., Any]
     row: Sequence[Tensor]
@@ -76,7 +76,7 @@ class _Planned:
     def of(cls, module: nn.Module, examples: Sequence[Any]) -> _Planned:
         """A module, which changes buffers as in a call with `examples`."""
         require_values(module)
-        layout = Layout(module)
+        layout = ModuleLayout(module)
         row = layout.row()
         reason = layout.reason or odd_tensor(layout, row)
         if reason:
@@ -86,7 +86,7 @@ class _Planned:
             )
         changing = changed_by(layout, row, examples, {}) if layout.buffers else frozenset[str]()
         given = [t.clone() if n in changing else t for n, t in zip(layout.names, row, strict=True)]
-        return cls(layout, changing, program_of(layout, changing), given)
+        return cls(layout, changing, module_program(layout, changing), given)
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a function of the program; as written, that is the module, if it changes nothing."""
@@ -96,7 +96,7 @@ class _Planned:
         def call(*row: Any, **options: Any) -> Any:
             return function(self.program, *args, **options)
 
-        return serve(call, self.row, (), options)
+        return with_own_tensors(call, self.row, (), options)
 
     def used_like_the_module(self, plan: planned.Plan[Any]) -> planned.Plan[Any]:
         """`plan`, whose `best` is a module."""

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 from pullback.compose.nested import callable_of, composition, nest
 from pullback.errors import PlanFileError
 from pullback.plan import figure, store, text
-from pullback.plan.build import build
-from pullback.plan.case import case_of
+from pullback.plan.build import build_candidate
 from pullback.plan.choice import follow
-from pullback.plan.evidence import Evidence, Sized
-from pullback.plan.fingerprint import examples_from, fingerprint_of
-from pullback.plan.rows import NESTED, Candidate, Row, front
+from pullback.plan.evidence import PlanEvidence, Sized
+from pullback.plan.fingerprint import arguments_from, fingerprint_of
+from pullback.plan.measurements import NESTED, Measurement, PlanCandidate, front
+from pullback.plan.sized_program import sized_program
 
 UNCOMPILED = ("", "eager")
 
@@ -34,8 +34,8 @@ class Plan(Generic[C]):
     def __init__(
         self,
         program: C,
-        evidence: Evidence,
-        functions: Mapping[tuple[Candidate, int], Any],
+        evidence: PlanEvidence,
+        functions: Mapping[tuple[PlanCandidate, int], Any],
     ) -> None:
         self.program = program
         self.evidence = evidence
@@ -60,7 +60,7 @@ class Plan(Generic[C]):
         """Every candidate that was measured, size by size: time, bytes, error, nodes."""
         return text.table(self.evidence)
 
-    def pareto(self, size: int | None = None) -> tuple[Row, ...]:
+    def pareto(self, size: int | None = None) -> tuple[Measurement, ...]:
         """The rows at a size that nothing beats in both time and saved bytes, fastest first.
 
         At the largest size, unless one is given: the nearest one that was measured.
@@ -75,17 +75,17 @@ class Plan(Generic[C]):
 
     def plot(self, path: str | Path) -> None:
         """Write a figure of time against saved bytes, as SVG."""
-        figure.write(self.evidence, Path(path))
+        figure.write_figure(self.evidence, Path(path))
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; `pb.load_plan` reads it."""
-        store.write(self.evidence, Path(path))
+        store.write_plan(self.evidence, Path(path))
 
     def __repr__(self) -> str:
         return f"<Plan of {self.evidence.program}: {text.chosen_text(self.evidence)}>"
 
 
-def _stops(evidence: Evidence) -> tuple[list[Sized], list[int]]:
+def _stops(evidence: PlanEvidence) -> tuple[list[Sized], list[int]]:
     """The sizes that have functions of their own, smallest first, and the borders between them.
 
     What is not compiled serves all sizes alike: neighbours that chose the same share it.
@@ -98,7 +98,7 @@ def _stops(evidence: Evidence) -> tuple[list[Sized], list[int]]:
     return stops, borders
 
 
-def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan[Any]:
+def load_program_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan[Any]:
     """The plan in the file `path`, for the program that it was measured with.
 
     Nothing is measured again. The program is recorded once, to see that it is the same: on
@@ -107,8 +107,8 @@ def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> 
     """
     program, path = callable_of(program), Path(path)
     evidence = store.read(path)
-    args = examples or store.guarded(path, lambda: examples_from(evidence.signature))
-    units = case_of(program, args, 0).units
+    args = examples or store.guarded(path, lambda: arguments_from(evidence.signature))
+    units = sized_program(program, args, 0).units
     if fingerprint_of(program, units) != evidence.fingerprint:
         raise PlanFileError(
             f"`{getattr(program, '__name__', 'program')}` must be the program that was planned",
@@ -118,4 +118,4 @@ def load_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> 
             fix="plan again: pb.plan(program, *examples).save(path)",
         )
     wanted = [(one.chosen, one.size) for one in evidence.sized]
-    return Plan(program, evidence, {key: build(program, key[0], args) for key in wanted})
+    return Plan(program, evidence, {key: build_candidate(program, key[0], args) for key in wanted})

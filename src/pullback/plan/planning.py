@@ -9,26 +9,26 @@ from typing import Any
 import torch
 
 from pullback.capture.names import parameter_names
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.compose.nested import callable_of
 from pullback.compose.reasons import call_text
 from pullback.errors import PlanError
 from pullback.function.isolation import keeping_random_state
-from pullback.plan.case import Case, case_of
-from pullback.plan.choice import choose, size_of, size_place, weight_of
-from pullback.plan.evidence import Evidence, Sized
-from pullback.plan.fingerprint import fingerprint_of, signature_of
+from pullback.plan.choice import choose_measurement, size_of, size_place, weight_of
+from pullback.plan.evidence import PlanEvidence, Sized
+from pullback.plan.fingerprint import arguments_signature, fingerprint_of
 from pullback.plan.measure import Meter
+from pullback.plan.measurements import AS_WRITTEN
 from pullback.plan.planned import Plan
 from pullback.plan.progress import reporting
-from pullback.plan.rows import AS_WRITTEN
-from pullback.plan.search import Search
+from pullback.plan.search import PlanSearch
+from pullback.plan.sized_program import SizedProgram, sized_program
 from pullback.run import AUTO, backend_of, backends_of
 
 SAVES = ("everything", "auto", "factors")
 
 
-def plan(
+def plan_program(
     program: Callable[..., Any],
     *examples: Any,
     sizes: Iterable[tuple[Any, ...]] = (),
@@ -55,13 +55,13 @@ def plan(
             and each policy of saving, is always measured.
         progress: whether to show a bar, or a function of the steps done, the steps known of, and a
             text. Unless it is given, there is a bar on a terminal.
-        held: how many of the first arguments belong to the program, and say nothing of the size.
+        held: how many of the first arguments belong to the program, and do not count for the size.
 
     Ctrl-C ends the search: the plan is then made of what is known.
 
     >>> import torch
     >>> x = torch.ones(8, requires_grad=True)
-    >>> p = plan(lambda x: x.sin().exp(), x, budget=0, backends=["eager"])
+    >>> p = plan_program(lambda x: x.sin().exp(), x, budget=0, backends=["eager"])
     >>> bool(p.best(x).equal(x.sin().exp()))
     True
     """
@@ -80,7 +80,7 @@ def plan(
     pairs = [(backend, save) for backend in reversed(names) for save in saves]
     meter = Meter(_device(rows))
     with keeping_random_state(), reporting(progress) as report:
-        search = Search(program, cases, pairs, weight, float(budget), meter, report)
+        search = PlanSearch(program, cases, pairs, weight, float(budget), meter, report)
         search.run()
     return _plan_of(search, objective, place, name)
 
@@ -94,7 +94,7 @@ def _examples(
     """The arguments of each size."""
     further = [tuple(one) if isinstance(one, (tuple, list)) else (one,) for one in sizes]
     rows = ([examples] if examples else []) + further
-    if not rows or not all(tensors_in(row) for row in rows):
+    if not rows or not all(tensor_leaves(row) for row in rows):
         raise PlanError(
             f"`{_name(program)}` must be planned with examples of its arguments",
             expected="tensors like those it will be called with, and its other arguments",
@@ -114,7 +114,7 @@ def _require_budget(budget: Any) -> None:
 
 def _cases(
     program: Callable[..., Any], rows: Sequence[tuple[Any, ...]], place: int | None, name: str
-) -> list[Case]:
+) -> list[SizedProgram]:
     """The program at each size, smallest first."""
     by_size: dict[int, tuple[Any, ...]] = {}
     for row in rows:
@@ -125,11 +125,11 @@ def _cases(
                 got=f"{call_text(by_size[size])} and {call_text(row)}, both of {size} elements",
             )
         by_size[size] = row
-    return [case_of(program, by_size[size], size) for size in sorted(by_size)]
+    return [sized_program(program, by_size[size], size) for size in sorted(by_size)]
 
 
 def _device(rows: Sequence[Any]) -> torch.device:
-    devices = [tensor.device for tensor in tensors_in(rows)]
+    devices = [tensor.device for tensor in tensor_leaves(rows)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
@@ -143,14 +143,14 @@ def _name(program: Any) -> str:
 # ---- what is found ----
 
 
-def _plan_of(search: Search, objective: str | float, place: int | None, name: str) -> Plan[Any]:
+def _plan_of(search: PlanSearch, objective: str | float, place: int | None, name: str) -> Plan[Any]:
     sized = []
     for case in search.cases:
         rows = search.rows.get(case.size, ())
-        chosen = choose(rows, search.weight).candidate if rows else AS_WRITTEN
+        chosen = choose_measurement(rows, search.weight).candidate if rows else AS_WRITTEN
         sized.append(Sized(case.size, call_text(case.args), rows, chosen))
     first = search.cases[0]
-    evidence = Evidence(
+    evidence = PlanEvidence(
         program=_name(search.program),
         objective=objective,
         sized=tuple(sized),
@@ -160,7 +160,7 @@ def _plan_of(search: Search, objective: str | float, place: int | None, name: st
         refused=dict(search.refused),
         made_with=_machine(search.meter.device, search.meter.now() - search.start),
         fingerprint=fingerprint_of(search.program, first.units),
-        signature=signature_of(first.args),
+        signature=arguments_signature(first.args),
     )
     return Plan(search.program, evidence, search.functions)
 

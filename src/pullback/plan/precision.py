@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.capture.units import Program, Ref
 from pullback.function.isolation import isolated
 
@@ -40,7 +40,7 @@ def exact_gradients(
 
 
 def _pairs(program: Program, args: Sequence[Any]) -> Any:
-    return zip(program.inputs, tensors_in(tuple(args)), strict=True)
+    return zip(program.inputs, tensor_leaves(tuple(args)), strict=True)
 
 
 def _wide(tensor: Tensor) -> Tensor:

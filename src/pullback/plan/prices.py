@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from pullback.compose.flow import node_of
-from pullback.compose.reasons import is_refusal, reason_of
+from pullback.compose.reasons import is_refusal, reason_text
 from pullback.errors import CaptureError
-from pullback.plan.case import Case
 from pullback.plan.groupings import Group, Groupings
 from pullback.plan.measure import Meter, Task
+from pullback.plan.sized_program import SizedProgram
 from pullback.plan.timing import interleave, typical
 
 ROUNDS = 5
@@ -27,8 +27,8 @@ WRITTEN = "as written"
 class Prices:
     """What groups cost. `nodes` are those that are cheapest as a node; `left` were not measured.
 
-    `built` keeps the nodes alive: a composition that is made meanwhile takes them over. `refused`
-    has for each group that can be no node the reason.
+    `built` keeps the nodes alive: a composition that is made meanwhile reuses them. `refused` has
+    the reason for each group that cannot be a node.
     """
 
     costs: dict[Group, float] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Prices:
     left: int = 0
 
     def cost(self, group: Group) -> float:
-        """The cost of a group; infinite if it cannot be had."""
+        """The cost of a group; infinite if it cannot be a node."""
         return self.costs.get(group, math.inf)
 
 
@@ -51,7 +51,7 @@ class _Measured:
 
 
 def price_groups(
-    case: Case,
+    case: SizedProgram,
     space: Groupings,
     pair: tuple[str, str],
     *,
@@ -67,7 +67,7 @@ def price_groups(
     """
     prices, measured = Prices(), _Measured()
     prices.built = [measured.nodes]
-    order = space.by_promise(case.names)
+    order = space.most_promising_first(case.names)
     for place, group in enumerate(order):
         if is_over():
             prices.left = len(order) - place
@@ -80,14 +80,14 @@ def price_groups(
                 task()
                 measured.tasks[node] = task
             measured.nodes[group] = node
-        except Exception as error:  # what cannot be captured, compiled or run is no node
-            prices.refused[group] = reason_of(error) if is_refusal(error) else repr(error)
+        except Exception as error:  # what cannot be captured, compiled or run cannot be a node
+            prices.refused[group] = reason_text(error) if is_refusal(error) else repr(error)
     alike = {u: measured.nodes.get((u,), u) for u in range(space.count)}
     for unit, key in alike.items():
         if (WRITTEN, key) not in measured.tasks:
             assert case.units is not None
             task = case.task_of_unit(case.units.units[unit])
-            with suppress(Exception):  # alone, a unit may miss what runs around it
+            with suppress(Exception):  # alone, a unit may lack what the program sets up
                 task()
                 measured.tasks[WRITTEN, key] = task
     found = _measure(case, measured.tasks, meter, weights)
@@ -102,7 +102,7 @@ def price_groups(
     return prices
 
 
-def _node(case: Case, group: Group, pair: tuple[str, str]) -> Any:
+def _node(case: SizedProgram, group: Group, pair: tuple[str, str]) -> Any:
     """The class of a node for the group. Raises if there can be none."""
     if case.crosses(group):
         raise CaptureError("a change in place must stay inside a group")
@@ -112,9 +112,9 @@ def _node(case: Case, group: Group, pair: tuple[str, str]) -> Any:
 
 
 def _measure(
-    case: Case, tasks: Mapping[Any, Task], meter: Meter, weights: tuple[float, float]
+    case: SizedProgram, tasks: Mapping[Any, Task], meter: Meter, weights: tuple[float, float]
 ) -> dict[Any, float]:
-    """The cost of each task, without what it costs to ask for a gradient at all."""
+    """The cost of each task, without the fixed cost of a call of autograd."""
     leaf = torch.ones(1, requires_grad=True)
     floor = Task(lambda x: x.view_as(x), (leaf,), (leaf,))
     keys, costs = list(tasks), dict[Any, float]()

@@ -26,7 +26,7 @@ def reporting(progress: bool | Report | None) -> Iterator[Report]:
 
 @contextmanager
 def _bar(*, is_forced: bool) -> Iterator[Report]:
-    from rich.console import Console  # only where there is somebody to see it
+    from rich.console import Console  # only on a terminal
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))

@@ -4,7 +4,7 @@ First the program as written and combined as a whole are measured, and before th
 units, the groupings of them for which nothing must be compiled. Then each group of units is
 measured by itself, once for all groups that are written alike, and groupings are ranked by what
 their groups cost together. The best few are built and measured side by side with the first: only
-that decides. A search can be stopped at any time and says what it knows by then.
+that decides. A search can be stopped at any time, and keeps what it has measured by then.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from pullback.derive.returned import record_of
 from pullback.errors import PullbackWarning
 from pullback.graph.cut_problem import is_factor
-from pullback.plan.build import build
-from pullback.plan.case import Case
-from pullback.plan.choice import choose, scores
+from pullback.plan.build import build_candidate
+from pullback.plan.choice import choose_measurement, scores
 from pullback.plan.groupings import Groupings, best_groupings, groupings_of
 from pullback.plan.measure import Meter, Task, measuring
-from pullback.plan.prices import Prices, price_groups
-from pullback.plan.rows import (
+from pullback.plan.measurements import (
     AS_WRITTEN,
     COMBINED,
     HYBRID,
     NESTED,
-    Candidate,
-    Row,
+    Measurement,
+    PlanCandidate,
     label_of,
     marked,
-    nodes_of,
+    node_count,
 )
+from pullback.plan.prices import Prices, price_groups
+from pullback.plan.sized_program import SizedProgram
 from pullback.plan.stopping import stoppable
 from pullback.plan.timing import interleave, ratio, typical
 
@@ -53,36 +53,36 @@ Report = Callable[[int, int, str], None]
 
 
 @dataclass
-class Search:
-    """A search under way. `pairs` are the backends and policies of saving to try.
+class PlanSearch:
+    """The search for the best candidate. `pairs` are the backends and policies of saving to try.
 
     Each size has Functions of its own: what is compiled for one size serves others less well.
     """
 
     program: Callable[..., Any]
-    cases: Sequence[Case]
+    cases: Sequence[SizedProgram]
     pairs: Sequence[tuple[str, str]]
     weight: float
     budget: float
     meter: Meter
     report: Report
-    functions: dict[tuple[Candidate, int], Any] = field(default_factory=dict)
+    functions: dict[tuple[PlanCandidate, int], Any] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    rows: dict[int, tuple[Row, ...]] = field(default_factory=dict)
+    rows: dict[int, tuple[Measurement, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stopped: str = ""
 
     def __post_init__(self) -> None:
         self.start = self.meter.now()
         self.done, self.total = 0, 3 * len(self.cases)
-        self._contenders: dict[int, list[Candidate]] = {}
+        self._contenders: dict[int, list[PlanCandidate]] = {}
         self._alive: list[Prices] = []
         self._check: Callable[[], None] = lambda: None
         first = [pair for pair in self.pairs if pair[0] == self.pairs[0][0]]
-        self._always = {AS_WRITTEN, *(Candidate(COMBINED, (), *pair) for pair in first)}
+        self._always = {AS_WRITTEN, *(PlanCandidate(COMBINED, (), *pair) for pair in first)}
 
     def run(self) -> None:
-        """Search until all is known, the budget is spent, or Ctrl-C."""
+        """PlanSearch until all is known, the budget is spent, or Ctrl-C."""
         count = len(self.cases)
         try:
             with measuring(), stoppable() as self._check:
@@ -109,21 +109,21 @@ class Search:
 
     # ---- candidates ----
 
-    def _built(self, candidate: Candidate, case: Case) -> Any:
-        """The Function of a candidate; None if it cannot be had."""
+    def _built(self, candidate: PlanCandidate, case: SizedProgram) -> Any:
+        """The Function of a candidate; None if it cannot be built."""
         key = candidate, case.size
         if key not in self.functions:
             self.functions[key] = self._build(candidate, case)
         return self.functions[key]
 
-    def _build(self, candidate: Candidate, case: Case) -> Any:
+    def _build(self, candidate: PlanCandidate, case: SizedProgram) -> Any:
         if candidate.save == "factors" and not self._has_factors(candidate, case):
             return None  # it would save what "auto" saves
         self._step(f"building {candidate}")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PullbackWarning)
-                made = build(self.program, candidate, case.args)
+                made = build_candidate(self.program, candidate, case.args)
         except Exception as error:  # a backend that fails is no reason to fail
             self._refuse(candidate, f"{type(error).__name__}: {error}")
             return None
@@ -132,7 +132,7 @@ class Search:
         self._refuse(candidate, made.explain().removeprefix("nested: "))
         return None
 
-    def _has_factors(self, candidate: Candidate, case: Case) -> bool:
+    def _has_factors(self, candidate: PlanCandidate, case: SizedProgram) -> bool:
         """Whether the policy "factors" saves more than "auto" does for the whole program."""
         whole = replace(candidate, how=COMBINED, groups=(), save="auto")
         made = self.functions.get((whole, case.size))
@@ -140,18 +140,18 @@ class Search:
             return False
         return any(map(is_factor, record_of(made).general.captured.joint.graph.nodes))
 
-    def _refuse(self, what: Candidate | str, reason: str) -> None:
+    def _refuse(self, what: PlanCandidate | str, reason: str) -> None:
         self.refused.setdefault(str(what), " ".join(reason.split())[:300])
 
-    def _task(self, candidate: Candidate, case: Case) -> Task | None:
-        """What it takes to measure a candidate; None if it cannot be had, or does not run here."""
+    def _task(self, candidate: PlanCandidate, case: SizedProgram) -> Task | None:
+        """A task for a candidate; None if it cannot be built, or does not run here."""
         function = self._built(candidate, case)
         if function is None:
             return None
         call = self.program if candidate.how == NESTED else function.apply
         task = case.task(call)
         if candidate.how == NESTED:
-            return task  # an error of the program itself is raised as it is
+            return task  # an error of the program itself is the user's
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PullbackWarning)  # the plan says the same
@@ -169,7 +169,7 @@ class Search:
 
     # ---- which ones to measure ----
 
-    def _explore(self, case: Case, until: float) -> None:
+    def _explore(self, case: SizedProgram, until: float) -> None:
         """Find the contenders at one size."""
         whole = [AS_WRITTEN]
         self._contenders[case.size] = whole
@@ -182,19 +182,19 @@ class Search:
         is_single = len(case.units.units) < 2
         space = groupings_of(case.waits)
         hybrids = [] if is_single else self._at_once(case, space)
-        whole += [Candidate(COMBINED, (), *pair) for pair in self.pairs]
+        whole += [PlanCandidate(COMBINED, (), *pair) for pair in self.pairs]
         self._settle(case, whole, self._at(1.0), rounds=FIRST)
         if is_single:
             return
         whole += hybrids
-        self._note(space.told)
+        self._note(space.description)
         for pair in self._promising(case):
             if self._is_over(until):
                 self._note("not every backend and policy was searched: the budget was spent")
                 return
             whole += self._ranked(case, space, pair, until)
 
-    def _at_once(self, case: Case, space: Groupings) -> list[Candidate]:
+    def _at_once(self, case: SizedProgram, space: Groupings) -> list[PlanCandidate]:
         """Every grouping of few, if no compiler is needed, measured before one is called.
 
         To compile takes seconds for each group, which may be more than there are.
@@ -207,12 +207,12 @@ class Search:
             return []
         nodes = [tuple(group for group in row if len(group) > 1) for _, row in every]
         nodes = [groups for groups in nodes if groups and groups != (space.everything,)]
-        found = [Candidate(HYBRID, groups, *pair) for groups in nodes]
+        found = [PlanCandidate(HYBRID, groups, *pair) for groups in nodes]
         until = self.meter.now() + AT_ONCE * self.budget / len(self.cases)
         self._settle(case, [AS_WRITTEN, *found], until, rounds=FIRST, is_last=False)
         return found
 
-    def _promising(self, case: Case) -> list[tuple[str, str]]:
+    def _promising(self, case: SizedProgram) -> list[tuple[str, str]]:
         """The backends and policies, those first that do well on the whole program."""
         cost = scores(self.rows[case.size], self.weight)
         whole = [row for row in cost if row.candidate.how == COMBINED]
@@ -222,7 +222,7 @@ class Search:
         hopeful = [pair for pair in self.pairs if known[pair] <= best * PROMISING]
         for backend, save in self.pairs:
             if (backend, save) in hopeful or math.isinf(known[backend, save]):
-                continue  # what was not measured is said elsewhere
+                continue  # there is another note for what was not measured
             self._note(
                 f'no grouping was built with backend "{backend}" and save "{save}": '
                 "combined with them, the program is far from the best"
@@ -230,8 +230,8 @@ class Search:
         return sorted(hopeful, key=known.__getitem__)
 
     def _ranked(
-        self, case: Case, space: Groupings, pair: tuple[str, str], until: float
-    ) -> list[Candidate]:
+        self, case: SizedProgram, space: Groupings, pair: tuple[str, str], until: float
+    ) -> list[PlanCandidate]:
         """The groupings to measure with one backend and policy."""
         prices = self._prices(case, space, pair, until)
         for group, reason in prices.refused.items():
@@ -246,10 +246,12 @@ class Search:
         for _, grouping in ranked:
             nodes = tuple(group for group in grouping if group in prices.nodes)
             if nodes and nodes != (space.everything,):
-                found.append(Candidate(HYBRID, nodes, *pair))
+                found.append(PlanCandidate(HYBRID, nodes, *pair))
         return found
 
-    def _prices(self, case: Case, space: Groupings, pair: tuple[str, str], until: float) -> Prices:
+    def _prices(
+        self, case: SizedProgram, space: Groupings, pair: tuple[str, str], until: float
+    ) -> Prices:
         base = next(row for row in self.rows[case.size] if row.candidate == AS_WRITTEN)
         self._expect(len(space.groups))
         prices = price_groups(
@@ -277,8 +279,8 @@ class Search:
 
     def _settle(
         self,
-        case: Case,
-        candidates: Sequence[Candidate],
+        case: SizedProgram,
+        candidates: Sequence[PlanCandidate],
         until: float,
         *,
         rounds: int = MOST,
@@ -288,7 +290,7 @@ class Search:
 
         Those that there is no time to build are left out, which is said if this `is_last`.
         """
-        tasks: dict[Candidate, Task] = {}
+        tasks: dict[PlanCandidate, Task] = {}
         for candidate in dict.fromkeys(candidates):
             is_new = candidate not in self._always and (candidate, case.size) not in self.functions
             if is_new and self._is_over(until):
@@ -299,7 +301,7 @@ class Search:
             if task is not None:
                 tasks[candidate] = task
         self._step(f"{case.size} elements: {len(tasks)} candidates side by side")
-        taken: dict[Candidate, list[float]] = {}
+        taken: dict[PlanCandidate, list[float]] = {}
         alive = dict(tasks)
         while alive and len(next(iter(taken.values()), ())) < rounds:
             is_first = not taken
@@ -310,8 +312,10 @@ class Search:
                 break
         self._keep(case, tasks, taken)
 
-    def _is_clear(self, taken: dict[Candidate, list[float]], alive: dict[Candidate, Task]) -> bool:
-        """Whether more rounds would tell nothing new; forgets who has no hope left."""
+    def _is_clear(
+        self, taken: dict[PlanCandidate, list[float]], alive: dict[PlanCandidate, Task]
+    ) -> bool:
+        """Whether more rounds would not change the choice; drops candidates that are far behind."""
         if self.weight == 1:
             return True
         leader = min(alive, key=lambda one: ratio(taken[one], taken[AS_WRITTEN])[0])
@@ -324,7 +328,10 @@ class Search:
         return is_clear
 
     def _keep(
-        self, case: Case, tasks: dict[Candidate, Task], taken: dict[Candidate, list[float]]
+        self,
+        case: SizedProgram,
+        tasks: dict[PlanCandidate, Task],
+        taken: dict[PlanCandidate, list[float]],
     ) -> None:
         """Turn what was measured into rows."""
         old = {row.candidate: row for row in self.rows.get(case.size, ())}
@@ -334,32 +341,34 @@ class Search:
             evidence = (
                 (known.saved, known.peak, known.error) if known else self._evidence(case, task)
             )
-            fresh[candidate] = Row(
+            fresh[candidate] = Measurement(
                 candidate,
                 label_of(candidate, case.names) or "as written",
-                nodes_of(candidate, len(case.names)),
+                node_count(candidate, len(case.names)),
                 typical(taken[candidate]),
                 *ratio(taken[candidate], taken[AS_WRITTEN]),
                 *evidence,
             )
         self.rows[case.size] = marked(tuple((old | fresh).values()), case.rounding)
 
-    def _evidence(self, case: Case, task: Task) -> tuple[int, int | None, float | None]:
+    def _evidence(self, case: SizedProgram, task: Task) -> tuple[int, int | None, float | None]:
         """Saved bytes, peak bytes and error of a task."""
         saved, peak = self.meter.saved(task, case.spared), self.meter.peak(task)
         exact = case.reference(task)
         return saved, peak, None if exact is None else self.meter.error(task, exact)
 
-    # ---- the last word ----
+    # ---- confirmation ----
 
     def _confirm(self) -> None:
-        """Measure anew, at each size, what won at any with what needs no grouping.
+        """Measure again, at each size, the winners of all sizes and what needs no grouping.
 
-        One of many wins more often than it is the best, and where a choice overtakes another is
-        known only from both at both sizes.
+        The best of many noisy measurements is often not the best candidate, and the size at which
+        a choice overtakes another is known only from both at both sizes.
         """
         winners = {
-            size: choose(rows, self.weight).candidate for size, rows in self.rows.items() if rows
+            size: choose_measurement(rows, self.weight).candidate
+            for size, rows in self.rows.items()
+            if rows
         }
         for case in self.cases:
             rows = {row.candidate: row for row in self.rows[case.size]}

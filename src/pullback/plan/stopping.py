@@ -18,7 +18,7 @@ from typing import Any
 def stoppable() -> Iterator[Callable[[], None]]:
     """Inside, a function that raises `KeyboardInterrupt` if Ctrl-C was pressed.
 
-    Only the main thread hears of Ctrl-C, and a handler of somebody else's is left as it is.
+    Only the main thread gets Ctrl-C, and another handler that is installed is left in place.
     """
     pressed: list[bool] = []
 

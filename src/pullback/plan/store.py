@@ -13,13 +13,13 @@ from typing import Any
 
 from pullback.errors import PlanFileError
 from pullback.plan.choice import weight_of
-from pullback.plan.evidence import Evidence, Sized
-from pullback.plan.rows import Candidate, Row
+from pullback.plan.evidence import PlanEvidence, Sized
+from pullback.plan.measurements import Measurement, PlanCandidate
 
 FORMAT, VERSION = "pullback-plan", 1
 
 
-def write(evidence: Evidence, path: Path) -> None:
+def write_plan(evidence: PlanEvidence, path: Path) -> None:
     """Write a plan: the whole file or nothing."""
     text = json.dumps(
         {"format": FORMAT, "version": VERSION, **_encoded(asdict(evidence))}, indent=1
@@ -28,7 +28,7 @@ def write(evidence: Evidence, path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file such that a reader finds the old text or the new one, and no part of either."""
+    """Write a file atomically: a reader finds the old text or the new one."""
     require_folder(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -42,7 +42,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """Raise unless the folder that a file is to stand in is there, and the file is no folder."""
+    """Raise unless the folder of a file exists, and the file is not a folder."""
     if not path.parent.is_dir() or path.is_dir():
         raise PlanFileError(
             f"`{path}` must be a file in a folder that is there",
@@ -51,14 +51,14 @@ def require_folder(path: Path) -> None:
 
 
 def _mask() -> int:
-    """What a new file of this user is not allowed."""
+    """The umask of this process."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _encoded(value: Any) -> Any:
-    """Numbers that JSON does not know, as text."""
+    """Numbers that JSON does not have, as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, dict):
@@ -71,14 +71,14 @@ def _encoded(value: Any) -> Any:
 # ---- reading ----
 
 
-def read(path: Path) -> Evidence:
+def read(path: Path) -> PlanEvidence:
     """What is written in the file of a plan."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanFileError("a plan must be a file that can be read", got=str(error)) from None
 
-    def decoded() -> Evidence:
+    def decoded() -> PlanEvidence:
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError("something else")
@@ -96,26 +96,26 @@ def read(path: Path) -> Evidence:
 
 
 def guarded(path: Path, make: Callable[[], Any]) -> Any:
-    """What `make` gives; whatever it stumbles over is the fault of the file."""
+    """What `make` gives; an error in it means that the file is not a plan."""
     try:
         return make()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError) as error:
         if isinstance(error, PlanFileError):
             raise
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         raise PlanFileError(
             f"`{path}` must be a plan that `save` wrote",
-            got=told,
+            got=first_line,
             fix="plan again: pb.plan(program, *examples).save(path)",
         ) from None
 
 
-def _evidence(data: dict[str, Any]) -> Evidence:
+def _evidence(data: dict[str, Any]) -> PlanEvidence:
     sized = []
     for one in data.pop("sized"):
         rows = tuple(_row(row) for row in one.pop("rows"))
         sized.append(Sized(rows=rows, chosen=_candidate(one.pop("chosen")), **one))
-    found = Evidence(sized=tuple(sized), notes=tuple(data.pop("notes")), **data)
+    found = PlanEvidence(sized=tuple(sized), notes=tuple(data.pop("notes")), **data)
     weight_of(found.objective)
     if not found.chosen or not all(isinstance(border, int) for border in found.borders):
         raise ValueError("no choice in it")
@@ -126,11 +126,11 @@ def _row(data: dict[str, Any]) -> Any:
     numbers: Any = {k: float(data.pop(k)) for k in ("seconds", "relative", "low", "high")}
     error = data.pop("error")
     candidate = _candidate(data.pop("candidate"))
-    return Row(candidate, error=None if error is None else float(error), **numbers, **data)
+    return Measurement(candidate, error=None if error is None else float(error), **numbers, **data)
 
 
 def _candidate(data: dict[str, Any]) -> Any:
     if data["how"] not in ("nested", "combined", "hybrid"):
         raise ValueError(f"no composition {data['how']!r}")
     groups = tuple(tuple(map(int, group)) for group in data.pop("groups"))
-    return Candidate(groups=groups, **data)
+    return PlanCandidate(groups=groups, **data)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from pullback.plan.choice import scores, weight_of
-from pullback.plan.evidence import Evidence, Sized
-from pullback.plan.rows import AS_WRITTEN, COMBINED, NESTED, Candidate, Row
+from pullback.plan.evidence import PlanEvidence, Sized
+from pullback.plan.measurements import AS_WRITTEN, COMBINED, NESTED, Measurement, PlanCandidate
 
 HEADS = ("grouping", "backend", "save", "time", "speed-up", "saved", "peak", "error", "nodes")
 LEFT = 3  # columns that begin at the left
@@ -37,7 +37,7 @@ def bytes_text(count: int | None) -> str:
     return f"{size:.3g} GiB"
 
 
-def error_text(row: Row) -> str:
+def error_text(row: Measurement) -> str:
     """The error of a row."""
     if row.error is None:
         return "?"
@@ -52,12 +52,12 @@ def count_text(count: int) -> str:
 # ---- the table ----
 
 
-def table(evidence: Evidence) -> str:
+def table(evidence: PlanEvidence) -> str:
     """Every row, size by size, the chosen ones marked with a star."""
     return "\n\n".join("\n".join(_table(evidence, one)) for one in evidence.sized)
 
 
-def _table(evidence: Evidence, sized: Sized) -> Iterator[str]:
+def _table(evidence: PlanEvidence, sized: Sized) -> Iterator[str]:
     of = f" of `{evidence.argument}`" if evidence.argument else ""
     yield f"{evidence.program}{sized.shapes}: {count_text(sized.size)} elements{of}"
     if not sized.rows:
@@ -76,7 +76,7 @@ def _table(evidence: Evidence, sized: Sized) -> Iterator[str]:
         yield "   ! loses accuracy: its error is clearly larger than another's"
 
 
-def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
+def _cells(row: Measurement, is_chosen: bool) -> tuple[str, ...]:
     one = row.candidate
     spread = "" if one == AS_WRITTEN else f" ({1 / row.high:.2f} to {1 / row.low:.2f})"
     return (
@@ -96,7 +96,7 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
 # ---- the reasons ----
 
 
-def candidate_text(candidate: Candidate, label: str = "") -> str:
+def candidate_text(candidate: PlanCandidate, label: str = "") -> str:
     """A candidate in words."""
     if candidate.how == NESTED:
         return "nested, as written"
@@ -104,7 +104,7 @@ def candidate_text(candidate: Candidate, label: str = "") -> str:
     return f'{what}, backend "{candidate.backend}", save "{candidate.save}"'
 
 
-def chosen_text(evidence: Evidence) -> str:
+def chosen_text(evidence: PlanEvidence) -> str:
     """What serves, from small sizes to large ones."""
     labels = {row.candidate: row.label for one in evidence.sized for row in one.rows}
     names = [candidate_text(one, labels.get(one, "")) for one in evidence.chosen]
@@ -115,7 +115,7 @@ def chosen_text(evidence: Evidence) -> str:
     return "; ".join(parts)
 
 
-def explain(evidence: Evidence) -> str:
+def explain(evidence: PlanEvidence) -> str:
     """Why this was chosen: for each size, and what was considered."""
     lines = [f"{evidence.program}: {chosen_text(evidence)}"]
     weight = weight_of(evidence.objective)
@@ -144,12 +144,12 @@ def _why(sized: Sized, weight: float) -> Iterator[str]:
         yield "nothing was measured, so the program runs as written"
         return
     base = sized.row_of(AS_WRITTEN)
-    told = f"{candidate_text(row.candidate, row.label)}, {seconds_text(row.seconds)}"
+    chosen = f"{candidate_text(row.candidate, row.label)}, {seconds_text(row.seconds)}"
     if row.candidate == AS_WRITTEN or base is None:
-        yield f"{told}, {bytes_text(row.saved)} saved"
+        yield f"{chosen}, {bytes_text(row.saved)} saved"
     else:
         low, high = 1 / row.high, 1 / row.low
-        yield told
+        yield chosen
         yield (
             f"{row.speedup:.2f} times as fast as written ({low:.2f} to {high:.2f}), "
             f"{bytes_text(row.saved)} saved instead of {bytes_text(base.saved)}"
@@ -157,7 +157,7 @@ def _why(sized: Sized, weight: float) -> Iterator[str]:
     yield from _rivals(sized, row, weight)
 
 
-def _rivals(sized: Sized, row: Row, weight: float) -> Iterator[str]:
+def _rivals(sized: Sized, row: Measurement, weight: float) -> Iterator[str]:
     """What was as good or seemed better, and why it was not taken."""
     cost = scores(sized.rows, weight)
     others = [other for other in sized.rows if other != row]
@@ -178,7 +178,7 @@ def _rivals(sized: Sized, row: Row, weight: float) -> Iterator[str]:
         yield f"next is {name}: {how}, {bytes_text(second.saved)} saved"
 
 
-def _between(evidence: Evidence) -> Iterator[str]:
+def _between(evidence: PlanEvidence) -> Iterator[str]:
     """Where one choice overtakes the other."""
     changes = [
         (small, large)
@@ -192,7 +192,7 @@ def _between(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _machine(evidence: Evidence) -> str:
+def _machine(evidence: PlanEvidence) -> str:
     made = evidence.made_with
     threads = f"{made['threads']} thread" + ("" if made["threads"] == 1 else "s")
     return f"torch {made['torch']}, {made['device']}, {threads}, in {made['seconds']} s"

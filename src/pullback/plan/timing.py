@@ -4,7 +4,7 @@ Machines drift by more than the differences that matter, so no two times are com
 taken moments apart. A round runs every candidate, in a new order; the ratio of two candidates is
 the median over rounds, and its interval holds the true median in nineteen of twenty cases. Where
 other programs take most of the machine, so that a candidate usually takes several times as long as
-it can, the shortest times tell more: what else runs only adds to them.
+it can, the shortest times are used: other programs only add to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 Key = TypeVar("Key")
 
-WILD = 3.0  # times the shortest time: a median from which on it tells of other programs
+WILD = 3.0  # times the shortest time: a larger median is due to other programs
 
 
 def interleave(

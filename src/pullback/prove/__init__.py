@@ -33,6 +33,6 @@ def prove(target: Any, *examples: object, seconds: float = 10.0) -> Proof:
     >>> prove(Square, torch.randn(3)).verdict
     'refuted'
     """
-    from pullback.prove.proof import prove as decide  # heavy
+    from pullback.prove.proof import proof_of  # heavy
 
-    return decide(target, *examples, seconds=seconds)
+    return proof_of(target, *examples, seconds=seconds)

@@ -1,10 +1,10 @@
 """Is a hand-written expression equal to the derived one, wherever that is defined? Case by case.
 
-Where an expression is made of cases, the variables are divided into regions by the signs of what
-decides: in each region both expressions are plain formulas. The regions of all patterns of signs
+Where an expression is made of cases, the variables are divided into regions by the signs of the
+conditions: in each region both expressions are plain formulas. The regions of all sign patterns
 cover everything, so it does no harm that some of them are empty. A region with an equality in it (a
-tie) that has no volume is the one exception: what is not shown there is said, and does not count
-against the rest. Nothing is asked where the function itself, the `domain`, is not defined.
+tie) and no volume is the one exception: what is not shown there is a proviso, and does not count
+against the rest. Nothing needs to hold where the function itself, the `domain`, is not defined.
 """
 
 from __future__ import annotations
@@ -14,31 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pullback.prove.bounds import Expr
-from pullback.prove.deadline import TimeLimitError, within
-from pullback.prove.formula import (
-    NONNEGATIVE,
-    NONZERO,
-    POSITIVE,
-    Formula,
-    Infinite,
-    Nowhere,
-    Unclear,
-)
+from pullback.prove.deadline import TimeLimitError, call_within
+from pullback.prove.region_formula import Infinite, Nowhere, RegionFormula, Unclear
 from pullback.prove.regions import Region, Split, relation
-from pullback.prove.scalars import Scalar, variables_of
-from pullback.prove.thin import is_thin
-from pullback.prove.vanish import vanishes
+from pullback.prove.scalars import NONNEGATIVE, NONZERO, POSITIVE, Scalar, variables_of
+from pullback.prove.signs import Expr
+from pullback.prove.zero_sets import is_thin
+from pullback.prove.zero_test import vanishes
 
 MOST = 400  # regions
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownEqual:
     """The hand-written expression is right wherever the derived one is defined.
 
     `provisos` say what is left open, on sets without volume, and where there is nothing to show.
-    `has_domain` tells whether it mattered where the function is defined.
+    `has_domain` says whether the domain of the function mattered.
     """
 
     provisos: tuple[str, ...]
@@ -46,29 +38,29 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Nothing is shown: `reason`, and in which region it failed, if in one."""
+class NotShown:
+    """Nothing is shown: the `reason`, and the region where the proof failed, if it was in one."""
 
     reason: str
     region: Region | None = None
 
 
-def compare(
+def compare_expressions(
     hand: Scalar, derived: Scalar, deadline: float, domain: Sequence[Scalar] = ()
-) -> Shown | Open:
+) -> ShownEqual | NotShown:
     """Whether the hand-written expression is equal to the derived one.
 
     `deadline` is a time of `time.process_time`. It matters only where all of `domain` is defined.
     """
     try:
         comparison = _Comparison(hand, derived, domain, deadline)
-        return Shown(comparison.run(), comparison.has_domain)
+        return ShownEqual(comparison.run(), comparison.has_domain)
     except _Failed as failed:
-        return Open(str(failed), failed.region)
+        return NotShown(str(failed), failed.region)
     except TimeLimitError:
-        return Open("time limit")
+        return NotShown("time limit")
     except Exception as error:  # sympy has no one class for what it cannot do
-        return Open(f"sympy gives up: {type(error).__name__}")
+        return NotShown(f"sympy gives up: {type(error).__name__}")
 
 
 class _Failed(Exception):
@@ -132,7 +124,7 @@ class _Comparison:
             raise _Failed(f"no way found to show that both are equal{where}", region)
         self.provisos += provisos
 
-    def _poles(self, hand: Formula, derived: Formula) -> Iterator[str]:
+    def _poles(self, hand: RegionFormula, derived: RegionFormula) -> Iterator[str]:
         """What only one of the two needs to be defined.
 
         The hand-written one may need more than the derived one on a set without volume. If it
@@ -155,7 +147,7 @@ class _Comparison:
         self.has_domain = bool(self.domain)
         try:
             for scalar in self.domain:
-                formula: Formula = self._limited(Formula, scalar, region)
+                formula: RegionFormula = self._limited(RegionFormula, scalar, region)
                 for of, rule in formula.needs:
                     if rule != NONZERO:
                         self._limited(region.sign, of)
@@ -181,7 +173,7 @@ class _Comparison:
             else:
                 self.ties.append(part)
 
-    def _is_equal(self, hand: Formula, derived: Formula) -> bool:
+    def _is_equal(self, hand: RegionFormula, derived: RegionFormula) -> bool:
         if vanishes(hand.value - derived.value, self.deadline):
             return True
         # Where both are defined, more is known: that logarithms are taken of what is positive.
@@ -198,10 +190,10 @@ class _Comparison:
             return False
         return hand is not None and derived is not None and self._is_equal(hand, derived)
 
-    def _formula(self, scalar: Scalar, region: Region) -> Formula | None:
+    def _formula(self, scalar: Scalar, region: Region) -> RegionFormula | None:
         """The formula in a region; None where it is defined nowhere."""
         try:
-            formula: Formula = self._limited(Formula, scalar, region)
+            formula: RegionFormula = self._limited(RegionFormula, scalar, region)
         except Nowhere as nowhere:
             if nowhere.is_nearly:
                 self.provisos.append(f"not shown where {region}")
@@ -209,8 +201,8 @@ class _Comparison:
         return formula
 
     def _limited(self, function: Callable[..., Any], *args: Any) -> Any:
-        return within(self.deadline - time.process_time(), function, *args)
+        return call_within(self.deadline - time.process_time(), function, *args)
 
 
-def _needed(formula: Formula, of: Expr, rule: str) -> str:
+def _needed(formula: RegionFormula, of: Expr, rule: str) -> str:
     return relation(formula.region.meant(of), rule)

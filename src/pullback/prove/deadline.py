@@ -1,9 +1,9 @@
 """A call with a time limit that holds wherever the call is, on every thread.
 
-sympy takes seconds or hours, and nobody can say beforehand. A call runs on a thread of its own, and
-when its time is over an exception is raised inside that thread, whatever it is doing in Python.
-Time is that of the processor, so that a busy machine decides no less than an idle one.
-Nothing of it is left then, but for a call that sits in C: that one ends when C returns.
+sympy takes seconds or hours, and there is no way to know beforehand. A call runs on a thread of its
+own, and when its time is over an exception is raised inside that thread, whatever it is doing in
+Python. Time is processor time, so that a busy machine decides no less than an idle one. A call that
+is inside C code ends when C returns.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_PATIENCE = 1.0  # seconds given to a stopped call to come to its end
+_PATIENCE = 1.0  # seconds in which a stopped call must end
 _CROWDED = 10  # times as long by the clock, for a call that waits
-_AGAIN = 0.1  # seconds after which it is told again: code may catch what it is told
+_AGAIN = 0.1  # seconds after which the exception is raised again: code may catch it
 
 
 class TimeLimitError(Exception):
-    """A call took longer than it may."""
+    """A call took longer than its limit."""
 
 
 class _Stop(BaseException):
-    """Raised inside a call whose time is over; no `except Exception` holds it up."""
+    """Raised inside a call whose time is over; `except Exception` does not catch it."""
 
 
-def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
+def call_within(seconds: float, function: Callable[..., T], *args: Any) -> T:
     """What `function(*args)` returns or raises, or `TimeLimitError` after `seconds` of work."""
     if seconds <= 0:
         raise TimeLimitError
@@ -59,9 +59,9 @@ class _Call(Generic[T]):
         self.has_result = self.is_over = self.is_stopped = False
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, in short steps, so that this thread can be stopped as well.
+        """Whether the call ends in time; waits in short steps, so that this thread can be stopped.
 
-        Whether it came: what a call gives after it was told to stop does not count.
+        A result that comes after the limit does not count.
         """
         end, latest = time.process_time() + seconds, time.monotonic() + _CROWDED * seconds
         while self.thread.is_alive() and (left := end - time.process_time()) > 0:
@@ -71,7 +71,7 @@ class _Call(Generic[T]):
         return not self.thread.is_alive()
 
     def stop(self) -> None:
-        """End the call if it is still under way."""
+        """End the call if it is still running."""
         self.is_stopped = True
         end = time.monotonic() + _PATIENCE
         while self.thread.is_alive() and time.monotonic() < end:
@@ -107,7 +107,7 @@ def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
     """Raise `error` in `thread` at its next step in Python.
 
     Never call this with None, to take an exception back: Python (3.11) then keeps looking for an
-    exception that is not there, ten times slower, for the rest of its days.
+    exception that is not there, which makes the whole process ten times slower.
     """
     place = ctypes.c_ulong(thread.ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(place, ctypes.py_object(error))

@@ -1,30 +1,31 @@
-"""Tensors of expressions: a number for each element, which torch moves about as it moves elements.
+"""Tensors of expressions.
 
 A `Grid` keeps its expressions in a table and is itself an integer tensor of places in that table.
 So a view, a transpose or a concatenation of a grid is done by the op that does it to tensors, and
-an op that fills up with zeros fills up with the place 0, where the table has the number 0.
+an op that pads with zeros pads with the place 0, where the table has the number 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback.prove.scalars import Scalar, as_scalar, number
+from pullback.prove.scalars import Scalar, as_scalar, known_number
 
 
 class Table:
     """Expressions by place; the first is the number 0."""
 
     def __init__(self) -> None:
-        self.scalars = [number(0)]
+        self.scalars = [known_number(0)]
         self.places = {self.scalars[0]: 0}
 
     def grid(self, scalars: Sequence[Scalar], shape: Sequence[int]) -> Grid:
-        """A grid of this shape, its expressions in the order of memory."""
+        """A grid of this shape, from its expressions in memory order."""
         places = torch.tensor([self._place(scalar) for scalar in scalars], dtype=torch.int64)
         return Grid(places.reshape(tuple(shape)), self)
 
@@ -50,22 +51,19 @@ class Grid:
         return tuple(self.places.shape)
 
     def scalars(self) -> list[Scalar]:
-        """The expressions, in the order of memory."""
+        """The expressions, in memory order."""
         return [self.table.scalars[place] for place in self.places.flatten().tolist()]
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is one number, wherever one looks."""
+        """Whether all elements are one known number."""
         scalars = set(self.scalars())
         return len(scalars) <= 1 and all(scalar.kind == "number" for scalar in scalars)
 
     # ---- element by element ----
 
     def map(self, function: Callable[..., Scalar], *others: Any) -> Grid:
-        """`function` of each element, and of those of `others` that stand at its place.
-
-        A number, or anything else that is no grid, is the same at all places.
-        """
+        """`function` of each element and those of `others`, which are broadcast against it."""
         return together(self.table, function, [self, *others])
 
     def __add__(self, other: Grid) -> Grid:
@@ -88,20 +86,20 @@ class Grid:
         keepdim: bool,
         join: Callable[[Sequence[Scalar]], Scalar],
     ) -> Grid:
-        """The elements along `dims`, joined into one; along all dimensions if there are none."""
+        """The elements along `dims` joined into one; along all dimensions if there are none."""
         rank = len(self.shape)
         chosen = [dims] if isinstance(dims, int) else list(dims or range(rank))
-        along = sorted(dim % max(rank, 1) for dim in chosen) if rank else []
+        along = {dim % rank for dim in chosen} if rank else set()
         kept = [dim for dim in range(rank) if dim not in along]
-        moved = self.places.permute([*kept, *along])
-        rows = moved.reshape(*moved.shape[: len(kept)], -1).reshape(-1, _count(moved, len(kept)))
+        rows = self.places.permute([*kept, *sorted(along)])
+        rows = rows.reshape(-1, math.prod(self.shape[dim] for dim in along))
         joined = [join([self.table.scalars[place] for place in row]) for row in rows.tolist()]
         sizes = [1 if dim in along else size for dim, size in enumerate(self.shape)]
         shape = sizes if keepdim else [self.shape[dim] for dim in kept]
         return self.table.grid(joined, shape)
 
     def running(self, dim: int, join: Callable[[Sequence[Scalar]], Scalar]) -> Grid:
-        """At each place, the elements along `dim` up to there, joined into one."""
+        """The elements along `dim` up to each place, joined into one."""
         if not self.shape:
             return self
         size = self.shape[dim]
@@ -110,13 +108,6 @@ class Grid:
             for end in range(1, size + 1)
         ]
         return Grid(torch.cat(parts, dim), self.table)
-
-
-def _count(places: Tensor, first: int) -> int:
-    count = 1
-    for size in places.shape[first:]:
-        count *= size
-    return count
 
 
 def together(table: Table, function: Callable[..., Scalar], arguments: Sequence[Any]) -> Grid:

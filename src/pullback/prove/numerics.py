@@ -1,26 +1,26 @@
-"""Expressions at points: exact fractions for the variables, as many digits as asked."""
+"""Values of expressions at points: exact fractions for the variables, as many digits as asked."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from pullback.prove.scalars import Scalar, nodes_of
+from pullback.prove.scalars import DOMAINS, MEETS, Scalar, subexpressions
 
 Point = Mapping[Scalar, Fraction]
 
-LARGEST = 10**5  # of what exp is taken of: beyond, numbers have more digits than memory
+LARGEST = 10**5  # argument of exp: beyond it, numbers have more digits than memory
 
 
 class Undefined(Exception):
-    """An expression has no value at this point, or none that can be told.
+    """An expression has no value at this point, or none that can be computed.
 
-    `is_outside` says that it has none anywhere around the point either, `is_vague` that it may
-    well have one.
+    `is_outside` says that it has none anywhere near the point either, `is_vague` that it may have
+    one.
     """
 
     def __init__(self, why: str, *, is_outside: bool = False, is_vague: bool = False) -> None:
@@ -91,7 +91,7 @@ class Values:
         if base == 0 and exponent < 0:
             raise Undefined("a negative power of zero")
         if base < 0 and exponent != int(exponent):
-            raise Undefined("a broken power of a negative number", is_outside=True)
+            raise Undefined("a fractional power of a negative number", is_outside=True)
         if base != 0 and abs(exponent * self.context.log(abs(base))) > LARGEST:
             raise Undefined("too large", is_vague=True)
         return base**exponent
@@ -99,7 +99,7 @@ class Values:
     def _function(self, kind: str, x: Any) -> Any:
         if abs(x) >= LARGEST:
             raise Undefined(f"{kind} of a number that is too large", is_vague=True)
-        if kind in _DOMAINS and not _DOMAINS[kind](x):
+        if not all(MEETS[rule](value) for value, rule in DOMAINS.get(kind, lambda x: ())(x)):
             raise Undefined(f"{kind} of {x}", is_outside=x != 0)
         if kind == "lgamma":
             return self.context.log(abs(self.context.gamma(x)))
@@ -112,45 +112,39 @@ def _nonzero(value: Any) -> Any:
     return value
 
 
-_DOMAINS: dict[str, Callable[[Any], bool]] = {
-    "log": lambda x: x > 0,
-    "asin": lambda x: abs(x) <= 1,
-    "acos": lambda x: abs(x) <= 1,
-    "acosh": lambda x: x >= 1,
-    "atanh": lambda x: abs(x) < 1,
-}
-
-
 # ---- points ----
 
-# Where the numbers of a point lie: all below one, all above, on both sides of zero, far out.
+# The ranges of the numbers of a point: all below one, all above, on both sides of zero, far out.
 _RANGES = [(-3, 3), (0, 1), (1, 4), (-1, 1), (0, 3), (-3, 0), (-40, 40)]
 _NEAR = (1, 1, 8, 64)  # how near to the numbers in the formulas: corners may be close together
-_STEP = 2**20  # so fine that what is equal at a point is equal everywhere, and exact in a float
+_STEP = 2**20  # so fine that no equality holds by chance, and exact in a float
 
 
 def draw(
     variables: Sequence[Scalar],
-    likes: Mapping[Scalar, Fraction],
+    examples: Mapping[Scalar, Fraction],
     roots: Sequence[Scalar],
     rounds: int,
 ) -> Iterator[dict[Scalar, Fraction]]:
-    """Points to try: in several ranges, around `likes`, and around the numbers in `roots`.
+    """Points to try: in several ranges, around `examples`, and around the numbers in `roots`.
 
-    They are the same for the same arguments.
+    The same arguments give the same points.
     """
     rng = random.Random(len(variables))
     special = _special(roots)
     for _ in range(rounds):
         for low, high in _RANGES:
-            yield {v: between(rng, low, high) for v in variables}
-        yield {v: _fine(likes.get(v, Fraction(1))) + between(rng, -1, 1) / 8 for v in variables}
+            yield {v: fraction_between(rng, low, high) for v in variables}
+        yield {
+            v: _fine(examples.get(v, Fraction(1))) + fraction_between(rng, -1, 1) / 8
+            for v in variables
+        }
         for near in _NEAR if special else ():
-            yield {v: rng.choice(special) + between(rng, -1, 1) / near for v in variables}
+            yield {v: rng.choice(special) + fraction_between(rng, -1, 1) / near for v in variables}
 
 
-def between(rng: random.Random, low: int, high: int) -> Fraction:
-    """A fraction between two whole numbers; never one of them, nor any other short one."""
+def fraction_between(rng: random.Random, low: int, high: int) -> Fraction:
+    """A fraction between two whole numbers, never one with a small denominator."""
     return Fraction(2 * rng.randrange(low * _STEP // 2, high * _STEP // 2) + 1, _STEP)
 
 
@@ -159,7 +153,7 @@ def _fine(value: Fraction) -> Fraction:
 
 
 def _special(roots: Sequence[Scalar]) -> list[Fraction]:
-    """The numbers in `roots`, roughly: what is compared is compared with one of them."""
-    numbers = [s.parts[0] for s in nodes_of(*roots) if s.kind == "number"]
+    """The numbers in `roots`, rounded: a comparison in a formula is with one of them."""
+    numbers = [s.parts[0] for s in subexpressions(*roots) if s.kind == "number"]
     rough = {_fine(n) for n in numbers if abs(n) < 1000}
     return sorted(rough | {-n for n in rough})

@@ -7,7 +7,6 @@ Then they are compared as expressions, case by case: no difference anywhere is a
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 import time
@@ -15,16 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.capture.trees import flatten
-from pullback.derive.plain import program_of
-from pullback.function.signature import signature_of
-from pullback.prove.judge import PROVED, REFUTED, UNKNOWN, Judgement, Judging, Witness
+from pullback.capture.names import parameter_names
+from pullback.capture.trees import tensor_leaves
+from pullback.derive.plain import plain_program
+from pullback.prove.programs import Key, ProgramPair, UnreadableError, View, pair_of_programs
+from pullback.prove.requests import Request, partial_requests, view_for
 from pullback.prove.scalars import Outside
-from pullback.prove.settings import Setting, settings_of, view_in
-from pullback.prove.sides import Key, Sides, UnreadableError, View, sides_of
+from pullback.prove.verdicts import PROVED, REFUTED, UNKNOWN, GradientProver, Judgement, Witness
 
 # Neither sympy nor the capture of a program may run twice at a time.
 _ONE_AT_A_TIME = threading.Lock()
@@ -67,7 +65,7 @@ class Proof:
         return "\n".join(lines)
 
 
-def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
+def proof_of(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
     """Decide whether the hand-written gradients of `target` are right for all inputs.
 
     Arguments:
@@ -94,17 +92,18 @@ def prove(target: Any, *examples: Any, seconds: float = 10.0) -> Proof:
     with _ONE_AT_A_TIME:
         deadline = time.process_time() + seconds
         try:
-            sides = sides_of(hand, derived, examples)
-            views = sides.views()
+            programs = pair_of_programs(hand, derived, examples)
+            views = programs.views()
         except UnreadableError as error:
             return Proof(name, UNKNOWN, reason=str(error))
-        if not sides.names:
+        if not programs.names:
             return Proof(name, UNKNOWN, reason="no input needs a gradient")
-        judgements = _judgements(sides, views, deadline)
-    given = [*sides.fixed, *_plain_names(target, examples)]
+        judgements = _judgements(programs, views, deadline)
+    names = zip(parameter_names(hand, len(examples)), examples, strict=True)
+    given = [*programs.fixed, *(each for each, example in names if not tensor_leaves(example))]
     surrogates = _surrogates(target)
     gradients = {
-        sides.names[key]: _said(judgement, sides.names[key], given, surrogates)
+        programs.names[key]: _with_scope(judgement, programs.names[key], given, surrogates)
         for key, judgement in judgements.items()
     }
     verdicts = [judgement.verdict for judgement in gradients.values()]
@@ -122,7 +121,7 @@ def _programs(target: Any) -> tuple[str, Callable[..., Any], Callable[..., Any]]
             f"not {target!r}"
         )
     name = getattr(hand, "__name__", type(hand).__name__)
-    return name, hand.apply if _is_class(hand) else hand, program_of(reference or hand)
+    return name, hand.apply if _is_class(hand) else hand, plain_program(reference or hand)
 
 
 def _pair(target: Any) -> tuple[Any, Any]:
@@ -136,45 +135,47 @@ def _is_class(thing: Any) -> bool:
 # ---- judgements ----
 
 
-def _judgements(sides: Sides, views: Sequence[View], deadline: float) -> dict[Key, Judgement]:
-    """A judgement for each gradient, when everything is asked for, and when less is."""
-    judgements = Judging(views, list(sides.names), deadline).run()
-    for setting in settings_of(sides):
+def _judgements(
+    programs: ProgramPair, views: Sequence[View], deadline: float
+) -> dict[Key, Judgement]:
+    """A judgement on each gradient, for every request."""
+    judgements = GradientProver(views, list(programs.names), deadline).run()
+    for request in partial_requests(programs):
         if all(judgement.verdict != PROVED for judgement in judgements.values()):
             break
-        for key, found in _in_setting(setting, views[0], judgements, deadline).items():
+        for key, found in _for_request(request, views[0], judgements, deadline).items():
             judgements[key] = found
     return judgements
 
 
-def _in_setting(
-    setting: Setting, whole: View, judgements: Mapping[Key, Judgement], deadline: float
+def _for_request(
+    request: Request, whole: View, judgements: Mapping[Key, Judgement], deadline: float
 ) -> dict[Key, Judgement]:
-    """What a setting changes of what was proved so far."""
+    """The judgements that asking for less changes, of those that are proved so far."""
     proved = [key for key, judgement in judgements.items() if judgement.verdict == PROVED]
-    keys = [key for key in proved if setting.asks_for(key, whole.sides)]
+    keys = [key for key in proved if request.asks_for(key, whole.programs)]
     try:
-        view = view_in(setting, whole, keys) if keys else None
+        view = view_for(request, whole, keys) if keys else None
     except (UnreadableError, Outside) as error:
-        unknown = Judgement(UNKNOWN, reason=f"where {setting.text}: {error}")
+        unknown = Judgement(UNKNOWN, reason=f"where {request.text}: {error}")
         return dict.fromkeys(keys, unknown)
     if view is None:
         return {}
-    found = Judging([view], keys, deadline, setting.text).run()
-    return {key: _joined(judgements[key], each, setting) for key, each in found.items()}
+    found = GradientProver([view], keys, deadline, request.text).run()
+    return {key: _joined(judgements[key], each, request) for key, each in found.items()}
 
 
-def _joined(whole: Judgement, found: Judgement, setting: Setting) -> Judgement:
+def _joined(whole: Judgement, found: Judgement, request: Request) -> Judgement:
     if found.verdict == UNKNOWN:
-        return replace(found, reason=f"where {setting.text}: {found.reason}")
+        return replace(found, reason=f"where {request.text}: {found.reason}")
     provisos = tuple(dict.fromkeys([*whole.provisos, *found.provisos]))
     return replace(found, provisos=provisos if found.verdict == PROVED else ())
 
 
-def _said(
+def _with_scope(
     judgement: Judgement, name: str, given: Sequence[str], surrogates: Sequence[str] | None
 ) -> Judgement:
-    """A judgement with what it holds for; none on a gradient that is declared to be another."""
+    """A judgement with what it holds for; unknown for a declared surrogate gradient."""
     if surrogates is None or name in surrogates:
         reason = "declared a surrogate: it is not meant to be the derivative"
         return Judgement(UNKNOWN, reason=reason)
@@ -193,38 +194,20 @@ def _surrogates(target: Any) -> Sequence[str] | None:
     return (found,) if isinstance(found, str) else tuple(found)
 
 
-def _plain_names(target: Any, examples: Sequence[Any]) -> list[str]:
-    """The arguments without a tensor in them, by the user's names."""
-    plain = [
-        place
-        for place, example in enumerate(examples)
-        if not any(isinstance(leaf, Tensor) for leaf in flatten(example)[0])
-    ]
-    hand = _pair(target)[0]
-    if not plain:
-        return []
-    if _is_class(hand):
-        return [signature_of(hand).name(place) for place in plain]
-    try:
-        names = list(inspect.signature(hand).parameters)
-    except (TypeError, ValueError):
-        names = []
-    return [names[p] if p < len(names) else f"argument {p}" for p in plain]
-
-
 # ---- scope ----
 
 
 def _scope(view: View) -> str:
-    captured = view.sides.hand.captured, view.sides.derived.captured
+    captured = view.programs.hand.captured, view.programs.derived.captured
     is_pointwise = view.hand.is_pointwise and view.derived.is_pointwise
-    if is_pointwise and all(_is_for_all_sizes(each.conditions) for each in captured):
+    clauses = [clause for each in captured for clause in each.clauses]
+    if is_pointwise and all(map(_is_harmless, clauses)):
         rank = max(len(shape) for shape in view.shapes)
         if rank == 0:
             return "for tensors without dimensions"
         common = " common to all inputs" if len(view.inputs) > 1 else ""
         return f"for every size from 2 on{common}, in {rank} dimension{'s' if rank > 1 else ''}"
-    names = [i.name for i in view.sides.hand.captured.inputs]
+    names = [i.name for i in view.programs.hand.captured.inputs]
     shapes = [f"{n} {list(s)}" for n, s in zip(names, view.shapes, strict=False)]
     return f"for shapes {', '.join(shapes)}"
 
@@ -232,13 +215,8 @@ def _scope(view: View) -> str:
 _SIZE = r"L\['t(\d+)'\]\.size\(\)\[(\d+)\]"
 
 
-def _is_for_all_sizes(conditions: str) -> bool:
-    """Whether a capture assumes nothing of sizes but that they are above 1, and common to all."""
-    clauses = [] if conditions == "True" else conditions[1:-1].split(") and (")
-    return all(_is_harmless(clause) for clause in clauses)
-
-
 def _is_harmless(clause: str) -> bool:
+    """Whether a guard of a capture only says that sizes are above 1, or common to all inputs."""
     if ".stride()" in clause or re.fullmatch(f"2 <= {_SIZE}", clause):
         return True  # contiguous tensors; what every capture assumes
     same = re.fullmatch(f"{_SIZE} == {_SIZE}", clause)

@@ -1,7 +1,7 @@
-"""Parts of the space of the variables, in which the signs that decide are known.
+"""Parts of the space of the variables, in which the signs of conditions are known.
 
-A region is made by assuming signs, one after the other. Where it can, it says so by new symbols: x
-is `y + p` with a positive p where x > y. sympy then knows the sign of everything that follows.
+A region is made by assuming signs, one after the other. Where possible, an assumption becomes a new
+symbol: x is `y + p` with a positive p where x > y. sympy then derives the signs that follow.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import sympy  # type: ignore[import-untyped]
 
-from pullback.prove.bounds import Expr, sign_of
 from pullback.prove.scalars import Scalar
+from pullback.prove.signs import Expr, sign_of
 
 
 class Split(Exception):
@@ -26,10 +26,10 @@ class Split(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Values of the variables, by symbols that are free: real, or positive where that is said.
+    """Values of the variables, in terms of free symbols that are real, or positive.
 
-    `facts` are signs of expressions which could not be said by the symbols; `meanings` says what
-    each new symbol is in terms of the old ones, `conditions` what makes the region, in words.
+    `facts` are signs of expressions that symbols could not express; `meanings` gives each new
+    symbol in terms of the old ones, `conditions` the definition of the region in words.
     """
 
     values: Mapping[Scalar, Expr]
@@ -121,7 +121,7 @@ class Region:
 
 
 def rational_of(value: Fraction) -> Expr:
-    """A fraction as sympy's."""
+    """A fraction as a sympy number."""
     return sympy.Rational(value.numerator, value.denominator)
 
 

@@ -1,8 +1,8 @@
 """Expressions of unknown numbers: what one element of a gradient is computed from.
 
 A `Scalar` is a number, a variable, or an operation on scalars. Equal expressions are one object, so
-an expression is a graph in which nothing is repeated. Building one simplifies only what is the
-same for every value of the variables, also where it is not defined: `0 * (1 / x)` stays.
+an expression is a graph without repetition. Building one simplifies only what has the same value
+and the same domain: `0 * (1 / x)` stays, which sympy would turn into 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Number = int | float | Fraction
 
 
 class Outside(Exception):
-    """Something that no expression can say; the text completes "... uses"."""
+    """Something that no expression can describe; the text completes "the gradient uses ..."."""
 
 
 class Scalar:
-    """One expression: what `kind` it is of, and its parts.
+    """One expression: its `kind`, and its parts.
 
     The kinds are "number" (a `Fraction`), "variable" (its name), "pi", "add", "mul", "div", "pow",
     "case" and the `FUNCTIONS`. A case has four parts: its value is the second, third or fourth
@@ -35,31 +35,29 @@ class Scalar:
         self.parts = parts
 
     def __add__(self, other: Scalar | Number) -> Scalar:
-        return total([self, as_scalar(other)])
+        return sum_of([self, as_scalar(other)])
 
-    def __radd__(self, other: Number) -> Scalar:
-        return number(other) + self
+    __radd__ = __add__
 
     def __neg__(self) -> Scalar:
-        return number(-1) * self
+        return known_number(-1) * self
 
     def __sub__(self, other: Scalar | Number) -> Scalar:
         return self + -as_scalar(other)
 
     def __rsub__(self, other: Number) -> Scalar:
-        return number(other) - self
+        return known_number(other) - self
 
     def __mul__(self, other: Scalar | Number) -> Scalar:
         return _product(self, as_scalar(other))
 
-    def __rmul__(self, other: Number) -> Scalar:
-        return number(other) * self
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Scalar | Number) -> Scalar:
         return _quotient(self, as_scalar(other))
 
     def __rtruediv__(self, other: Number) -> Scalar:
-        return number(other) / self
+        return known_number(other) / self
 
     def __pow__(self, other: Scalar | Number) -> Scalar:
         return _power(self, as_scalar(other))
@@ -82,10 +80,10 @@ def _make(kind: str, *parts: Any) -> Scalar:
 
 def as_scalar(value: Scalar | Number) -> Scalar:
     """`value` as an expression."""
-    return value if isinstance(value, Scalar) else number(value)
+    return value if isinstance(value, Scalar) else known_number(value)
 
 
-def value_of(scalar: Scalar) -> Fraction | None:
+def constant_value(scalar: Scalar) -> Fraction | None:
     """The number that `scalar` is, or None."""
     return scalar.parts[0] if scalar.kind == "number" else None
 
@@ -98,7 +96,7 @@ def variable(name: str) -> Scalar:
     return _make("variable", name)
 
 
-def number(value: Number) -> Scalar:
+def known_number(value: Number) -> Scalar:
     """The number that `value` stands for.
 
     A float stands for the simplest number that rounds to it: 0.1 for 1/10, 0.7978845608028654 for
@@ -109,7 +107,7 @@ def number(value: Number) -> Scalar:
     return _make("number", Fraction(value))
 
 
-_DIGITS = 2.0**-51  # how far a float may be from what it stands for: the last two bits
+_DIGITS = 2.0**-51  # how far a float may be from the number it stands for: the last two bits
 
 
 def _simplest(value: float) -> Scalar:
@@ -118,10 +116,10 @@ def _simplest(value: float) -> Scalar:
     found = _fraction(value, 10**7)
     if found is not None:
         return _make("number", found)
-    for constant, size in _constants():
+    for scalar, size in _constants():
         found = _fraction(value / size, 1000)
         if found is not None:
-            return _make("number", found) * constant
+            return _make("number", found) * scalar
     return _make("number", Fraction(repr(value)))
 
 
@@ -131,62 +129,56 @@ def _fraction(value: float, limit: int) -> Fraction | None:
 
 
 def _constants() -> Iterator[tuple[Scalar, float]]:
-    """The numbers that formulas are full of, beside fractions."""
+    """The irrational numbers that formulas often contain."""
     pi, half = _make("pi"), Fraction(1, 2)
-    logs = [(log(number(n)), math.log(n)) for n in (2, 10)]
-    yield from [(pi, math.pi), (1 / pi, 1 / math.pi)]
-    for scalar, size in [(number(2), 2.0), (number(3), 3.0), (pi, math.pi), (2 * pi, 2 * math.pi)]:
-        yield from [(scalar**half, math.sqrt(size)), (scalar**-half, 1 / math.sqrt(size))]
-    yield (2 / pi) ** half, math.sqrt(2 / math.pi)
-    for scalar, size in logs:
+    bases = [(known_number(2), 2.0), (known_number(3), 3.0), (pi, math.pi), (2 * pi, 2 * math.pi)]
+    roots = [(scalar**half, math.sqrt(size)) for scalar, size in bases]
+    logs = [(log(known_number(n)), math.log(n)) for n in (2, 10)]
+    for scalar, size in [(pi, math.pi), *roots, *logs]:
         yield from [(scalar, size), (1 / scalar, 1 / size)]
-
-
-def pi() -> Scalar:
-    """The circle's."""
-    return _make("pi")
+    yield (2 / pi) ** half, math.sqrt(2 / math.pi)
 
 
 # ---- arithmetic ----
 
 
-def total(scalars: Sequence[Scalar]) -> Scalar:
+def sum_of(scalars: Sequence[Scalar]) -> Scalar:
     """The sum of `scalars`."""
-    constant = sum((s.parts[0] for s in scalars if s.kind == "number"), Fraction(0))
+    known = sum((s.parts[0] for s in scalars if s.kind == "number"), Fraction(0))
     parts = [s for s in scalars if s.kind != "number"]
-    if constant:
-        parts.append(number(constant))
+    if known:
+        parts.append(known_number(known))
     if not parts:
-        return number(0)
+        return known_number(0)
     return parts[0] if len(parts) == 1 else _make("add", *parts)
 
 
 def _product(a: Scalar, b: Scalar) -> Scalar:
-    x, y = value_of(a), value_of(b)
+    x, y = constant_value(a), constant_value(b)
     if x is not None and y is not None:
-        return number(x * y)
+        return known_number(x * y)
     if y is not None:
         return _product(b, a)
     if x == 1:
         return b
-    first = value_of(b.parts[0]) if b.kind == "mul" else None
+    first = constant_value(b.parts[0]) if b.kind == "mul" else None
     if x is not None and first is not None:
-        return _product(number(x * first), b.parts[1])
+        return _product(known_number(x * first), b.parts[1])
     return _make("mul", a, b)
 
 
 def _quotient(a: Scalar, b: Scalar) -> Scalar:
-    divisor = value_of(b)
+    divisor = constant_value(b)
     if divisor:
-        return number(1 / divisor) * a
+        return known_number(1 / divisor) * a
     return _make("div", a, b)
 
 
 def _power(a: Scalar, b: Scalar) -> Scalar:
-    if value_of(b) == 1:
+    if constant_value(b) == 1:
         return a
-    if value_of(b) == 0:
-        return number(1)  # also of zero, as in PyTorch
+    if constant_value(b) == 0:
+        return known_number(1)  # also of zero, as in PyTorch
     return _make("pow", a, b)
 
 
@@ -194,30 +186,30 @@ def _power(a: Scalar, b: Scalar) -> Scalar:
 
 
 def case(of: Scalar, below: Scalar, at: Scalar, above: Scalar) -> Scalar:
-    """`below`, `at` or `above`, as `of` is negative, zero or positive."""
+    """`below`, `at` or `above`, where `of` is negative, zero or positive."""
     if below is at is above:
         return at
-    constant = value_of(of)
-    if constant is not None:
-        return above if constant > 0 else below if constant < 0 else at
+    known = constant_value(of)
+    if known is not None:
+        return above if known > 0 else below if known < 0 else at
     if of.kind == "case" and all(part.kind == "number" for part in of.parts[1:]):
         return case(of.parts[0], *(case(part, below, at, above) for part in of.parts[1:]))
     return _make("case", of, below, at, above)
 
 
-def where(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
+def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
     """`yes` where `condition`, which is 0 or 1, is 1, otherwise `no`."""
     return case(condition, no, no, yes)
 
 
 def greater(a: Scalar, b: Scalar) -> Scalar:
     """1 where a > b, otherwise 0."""
-    return case(a - b, number(0), number(0), number(1))
+    return case(a - b, known_number(0), known_number(0), known_number(1))
 
 
-def equal(a: Scalar, b: Scalar) -> Scalar:
+def equal_to(a: Scalar, b: Scalar) -> Scalar:
     """1 where a = b, otherwise 0."""
-    return case(a - b, number(0), number(1), number(0))
+    return case(a - b, known_number(0), known_number(1), known_number(0))
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
@@ -233,6 +225,23 @@ FUNCTIONS = (
 )
 
 
+POSITIVE, NONNEGATIVE, NONZERO = "> 0", ">= 0", "!= 0"
+MEETS: dict[str, Callable[[Any], bool]] = {
+    POSITIVE: lambda x: x > 0,
+    NONNEGATIVE: lambda x: x >= 0,
+    NONZERO: lambda x: x != 0,
+}
+
+DOMAINS: dict[str, Callable[[Any], Sequence[tuple[Any, str]]]] = {
+    "log": lambda x: [(x, POSITIVE)],
+    "asin": lambda x: [(1 - x, NONNEGATIVE), (1 + x, NONNEGATIVE)],
+    "acos": lambda x: [(1 - x, NONNEGATIVE), (1 + x, NONNEGATIVE)],
+    "acosh": lambda x: [(x - 1, NONNEGATIVE)],
+    "atanh": lambda x: [(1 - x, POSITIVE), (1 + x, POSITIVE)],
+}
+"""What must hold of the argument of a function, for numbers and for sympy expressions."""
+
+
 def _function(kind: str) -> Callable[[Scalar], Scalar]:
     def function(a: Scalar) -> Scalar:
         return _make(kind, a)
@@ -246,15 +255,15 @@ exp, log, sin, cos, asin, acos, atan, asinh, acosh, atanh, erf, lgamma, digamma,
 
 
 def replaced(roots: Sequence[Scalar], values: Mapping[Scalar, Scalar]) -> list[Scalar]:
-    """`roots` with other expressions in the place of some variables, built anew."""
+    """`roots` with some variables replaced by other expressions."""
     known: dict[Scalar, Scalar] = {}
-    for scalar in nodes_of(*roots):
+    for scalar in subexpressions(*roots):
         known[scalar] = values.get(scalar) or _rebuilt(scalar, [known[p] for p in children(scalar)])
     return [known[root] for root in roots]
 
 
 _BUILDERS: dict[str, Callable[..., Scalar]] = {
-    "add": lambda *parts: total(parts),
+    "add": lambda *parts: sum_of(parts),
     "mul": _product,
     "div": _quotient,
     "pow": _power,
@@ -277,7 +286,7 @@ def children(scalar: Scalar) -> tuple[Scalar, ...]:
     return () if scalar.kind in ("number", "variable") else scalar.parts
 
 
-def nodes_of(*roots: Scalar) -> list[Scalar]:
+def subexpressions(*roots: Scalar) -> list[Scalar]:
     """Every expression inside `roots`, parts before what they are part of."""
     seen: dict[Scalar, None] = {}
     stack = [(root, False) for root in reversed(roots)]
@@ -293,15 +302,15 @@ def nodes_of(*roots: Scalar) -> list[Scalar]:
 
 def variables_of(*roots: Scalar) -> list[Scalar]:
     """The variables in `roots`, in the order in which they come."""
-    return [scalar for scalar in nodes_of(*roots) if scalar.kind == "variable"]
+    return [scalar for scalar in subexpressions(*roots) if scalar.kind == "variable"]
 
 
 def form_of(*roots: Scalar) -> tuple[Any, ...]:
-    """What is left of `roots` when the names of the variables are forgotten."""
+    """The structure of `roots` without the names of the variables."""
     places: dict[Scalar, int] = {}
     form: list[Any] = []
     names = 0
-    for scalar in nodes_of(*roots):
+    for scalar in subexpressions(*roots):
         places[scalar] = len(places)
         if scalar.kind == "variable":
             form.append(("variable", names))
@@ -317,7 +326,7 @@ def coefficients(root: Scalar, of: frozenset[Scalar]) -> dict[Scalar, Scalar] | 
     """The coefficient of each variable in `of`, if `root` is by its form a linear sum of them."""
     found: dict[Scalar, dict[Scalar, Scalar] | None] = {}
     free: dict[Scalar, bool] = {}
-    for scalar in nodes_of(root):
+    for scalar in subexpressions(root):
         free[scalar] = scalar not in of and all(free[part] for part in children(scalar))
         found[scalar] = _coefficients(scalar, found, free)
     return found[root]
@@ -327,12 +336,12 @@ def _coefficients(
     scalar: Scalar, found: dict[Scalar, dict[Scalar, Scalar] | None], free: dict[Scalar, bool]
 ) -> dict[Scalar, Scalar] | None:
     if free[scalar]:
-        return {} if value_of(scalar) == 0 else None
+        return {} if constant_value(scalar) == 0 else None
     if scalar.kind == "variable":
-        return {scalar: number(1)}
+        return {scalar: known_number(1)}
     parts = [found[part] for part in scalar.parts]
     if scalar.kind == "add" and None not in parts:
-        return _joined(parts, lambda each: total(each))
+        return _joined(parts, lambda each: sum_of(each))
     if scalar.kind == "mul":
         return _scaled(scalar.parts, parts, free)
     if scalar.kind == "div" and parts[0] is not None and free[scalar.parts[1]]:
@@ -357,4 +366,4 @@ def _joined(
     parts: Sequence[dict[Scalar, Scalar] | None], join: Callable[[list[Scalar]], Scalar]
 ) -> dict[Scalar, Scalar]:
     names = dict.fromkeys(v for part in parts for v in part or ())
-    return {v: join([(part or {}).get(v, number(0)) for part in parts]) for v in names}
+    return {v: join([(part or {}).get(v, known_number(0)) for part in parts]) for v in names}

@@ -1,7 +1,7 @@
 """Run: how the graphs of a node become functions, one backend per file.
 
-What a backend is, and the law that it keeps, stands in `backend.py`. The module called like a
-backend has it as `BACKEND`.
+`backend.py` says what a backend is and what it must keep. The module called like a backend has it
+as `BACKEND`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def backends_of(name: str) -> dict[str, Backend]:
     return {one: backend_of(one) for one in given or available()}
 
 
-def candidates(backends: Mapping[str, Backend], tell: Callable[[], Any]) -> list[str]:
+def candidates_now(backends: Mapping[str, Backend], notify: Callable[[], Any]) -> list[str]:
     """Those of several backends to choose from now.
 
     While one is being built, which this begins in the background, another serves (`meanwhile`), and
-    the method `tell` is called when it is there; from then on the other is not needed.
+    the method `notify` is called when it is there; from then on the other is not needed.
     """
     names = list(backends)
     for name, backend in backends.items():
         if backend.meanwhile in names:
-            names.remove(backend.meanwhile if backend.is_ready(tell) else name)
+            names.remove(backend.meanwhile if backend.is_ready(notify) else name)
     return names
 
 
-def text_of(name: str) -> str:
+def describe_backend(name: str) -> str:
     """A choice of backends in words."""
     names = list(backends_of(name))
     return f'backend "{names[0] if len(names) == 1 else name}"'

@@ -10,7 +10,7 @@ the others have a default that suits a backend which compiles graphs and nothing
         def specialise(self, graph, row, *, name, free_sizes=False, donated=()):
             return abacus.compile(graph, [bead.like(x) for x in row])
 
-The law that every backend keeps:
+What every backend must keep:
 
 - For arguments that fit, it computes what eager mode computes, up to rounding. Nobody relies on
   that: each node is compared with its recipe (`verify`). That a call fits is for the caller to see
@@ -30,12 +30,12 @@ from typing import Any, ClassVar, Protocol
 
 from torch import fx
 
-from pullback.run.minimal import Minimal, whole
+from pullback.run.minimal import Minimal
 from pullback.run.node import Compiled, NodeSpec, make_node
 
 
 class Backend(Protocol):
-    """How the graphs of a node become functions: see the top of this module for its law."""
+    """How the graphs of a node become functions; the top of this module says what it must keep."""
 
     compiles: ClassVar[bool] = True
     """Whether its code is made for some layouts, and compared with the recipe before it is used.
@@ -84,16 +84,16 @@ class Backend(Protocol):
         return make_node(spec)
 
     def whole(self, minimal: Minimal, compiled: Compiled) -> Compiled:
-        """What completes the results of a minimal graph; by default `minimal.whole`, in Python."""
-        return whole(minimal, compiled)
+        """What completes the results of a minimal graph; by default in Python."""
+        return minimal.whole(compiled)
 
     def donates(self, forward: Compiled) -> bool:
         """Whether the node may give away what `forward` saved, for backward to write over."""
         return False
 
-    def is_ready(self, tell: Callable[[], Any]) -> bool:
+    def is_ready(self, notify: Callable[[], Any]) -> bool:
         """Whether it can compile at once; asked only of one that has another `meanwhile`.
 
-        If not, its building begins, and the method `tell` is called when that is done.
+        If not, its building begins, and the method `notify` is called when that is done.
         """
         return True

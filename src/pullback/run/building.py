@@ -67,11 +67,11 @@ def is_built(library: Library) -> bool:
     return False
 
 
-def build(library: Library, load: Callable[[Path], Loaded]) -> Loaded:
+def build_library(library: Library, load: Callable[[Path], Loaded]) -> Loaded:
     """What `load` makes of the path of a library, which is built first if need be.
 
     `load` is called while no other process may remove the library. If it fails on one from the
-    cache, that is built anew. Raises `BuildError` where there is no compiler, or where it refuses.
+    cache, that is built again. Raises `BuildError` where there is no compiler, or where it refuses.
     """
     with _place(library) as place:
         path = place.folder / f"lib{library.name}.so"
@@ -229,7 +229,7 @@ def _in_short(error: re.Match[str], file: Path | None) -> str:
 @functools.cache
 def extension(library: Library) -> ModuleType:
     """The Python module that a library is, which initialises itself."""
-    return build(library, lambda path: _imported(library.name, path))
+    return build_library(library, lambda path: _imported(library.name, path))
 
 
 def _imported(name: str, path: Path) -> ModuleType:

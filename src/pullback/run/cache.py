@@ -1,8 +1,8 @@
-"""The cache on disk: one folder per compiled graph, whole or not there.
+"""The cache on disk: one folder per compiled graph, complete or absent.
 
 A folder is filled under a lock, then sealed with a manifest: the checksum of every file, and what
 the folder was made from and for. A folder without a manifest that fits, to the last byte, is
-emptied: what was cut short, damaged, or made by another torch or machine is made anew.
+emptied: what was cut short, damaged, or made by another torch or machine is made again.
 
 The cache lives under `PULLBACK_CACHE_DIR`, by default in the user's cache folder. It keeps the
 `LIMIT` entries that were used last; `clear()` empties it, and so does removing the folder.

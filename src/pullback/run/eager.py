@@ -11,46 +11,24 @@ from typing import Any
 
 from torch import fx
 
-from pullback.derive.recipe import compiled
-from pullback.graph.names import Names
+from pullback.derive.recipe import printed_function
 from pullback.run.backend import Backend
 from pullback.run.node import Compiled
 
 
-def absence() -> str | None:
-    """It is always there."""
-    return None
+class EagerBackend(Backend):
+    """Serves every row that the capture serves."""
 
-
-def specialise(
-    graph: fx.Graph,
-    row: Sequence[Any] = (),
-    *,
-    name: str,
-    free_sizes: bool = True,
-    program: str = "program",
-    names: Names | None = None,
-) -> Compiled:
-    """`graph` as Python: it serves every row that the capture serves.
-
-    `program` is what the user calls the program, and `names` are the user's names for the values:
-    both are read in tracebacks.
-    """
-    function = compiled(graph, name, program, names or {})
-    returned: Any = graph.output_node().args[0]
-    if len(returned) == 1:
-        return lambda row: (function(*row),)
-    return lambda row: function(*row)
-
-
-class _Eager(Backend):
     compiles = False
 
     def absence(self) -> str | None:
-        return absence()
+        """It is always there."""
+        return None
 
     def specialise(self, graph: fx.Graph, row: Sequence[Any], *, name: str, **_: Any) -> Compiled:
-        return specialise(graph, row, name=name)
+        """`graph` as Python, whatever `row` is."""
+        function = printed_function(graph, name, "program", {})
+        return lambda row: function(*row)
 
 
-BACKEND = _Eager()
+BACKEND = EagerBackend()

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.run.settle import Settled
-
-aten: Any = torch.ops.aten
+from pullback.graph.values import aten
+from pullback.run.retrace import RetracedGraph
 
 FORMS = "scatters, sums, casts kept"
-"""What is done here, in words: code that was compiled after something else is compiled anew."""
+"""What is done here, in words: code that was compiled after something else is compiled again."""
 
 
 # ---- scatters ----
@@ -47,9 +46,9 @@ def scatter_src(into: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
 # ---- sums ----
 
 
-def merge_sums(settled: Settled) -> None:
+def merge_sums(retraced: RetracedGraph) -> None:
     """Turn what adds sums up, and of which nobody sees a part, into the sum of one tensor."""
-    graph = settled.module.graph
+    graph = retraced.module.graph
     kinds: dict[Any, str] = {}
     for node in graph.nodes:
         kind = _kind(node, kinds)
@@ -58,10 +57,10 @@ def merge_sums(settled: Settled) -> None:
     for root in [node for node in kinds if _is_add(node) and not _is_part(node, kinds)]:
         below = _below(root, kinds)
         if all(_is_part(node, kinds) for node in below) and sum(map(_is_sum, below)) > 1:
-            with settled.stage.mode:
+            with retraced.stage.mode:
                 _merge(graph, [node for node in kinds if node in below or node is root])
     graph.eliminate_dead_code()
-    settled.module.recompile()
+    retraced.module.recompile()
 
 
 def _kind(node: fx.Node, kinds: Mapping[Any, str]) -> str:

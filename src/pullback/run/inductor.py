@@ -26,12 +26,11 @@ from pullback.graph.cost import base_of, is_opaque
 from pullback.graph.parts import calls
 from pullback.graph.values import narrowed_to
 from pullback.run.backend import Backend
-from pullback.run.cache import Entry, clear, entry
+from pullback.run.cache import Entry, entry
 from pullback.run.fusible import FORMS, fusible, merge_sums
-from pullback.run.lower import SETTINGS, Call, absence, decompositions, load, lower
-from pullback.run.settle import settle
-
-__all__ = ["BACKEND", "absence", "clear", "specialise"]
+from pullback.run.lower import SETTINGS, decompositions, device_absence, load_lowered, lower
+from pullback.run.node import Compiled
+from pullback.run.retrace import retrace
 
 NODES = 3000
 """How many ops a graph may have: compiling takes some 20 ms for each."""
@@ -39,39 +38,34 @@ NODES = 3000
 _ALIGNMENT = 16  # bytes; GPU code reads that many at once
 
 
-def specialise(
-    graph: fx.Graph,
-    row: Sequence[Any],
-    *,
-    name: str,
-    free_sizes: bool = False,
-    donated: Sequence[int] = (),
-) -> Call:
-    """`graph`, compiled for arguments that are laid out exactly like those of `row`.
+class InductorBackend(Backend):
+    """Compiles for arguments that are laid out exactly like a row, or for all of its sizes."""
 
-    Arguments:
-        graph: a forward or a backward graph, as `graph.split` gives it.
-        row: one value for each placeholder: a tensor of the sizes, strides, dtype and device that
-            all calls will have, or the number itself.
-        name: "forward" or "backward".
-        free_sizes: whether sizes, and numbers that stand for sizes, may be others than those of
-            `row`. The tensors of the calls lie in memory like those of the row, and the capture
-            serves the calls. What is returned has a method `meets` that says whether the code
-            serves a row, too.
-        donated: places in the row of a backward graph for one layout: these tensors may be written
-            over, since each call gives them away.
+    def absence(self) -> str | None:
+        """Why nothing can be compiled here."""
+        return device_absence()
 
-    Returns a function of one list, which it may empty, that returns the results of the graph as a
-    tuple or list. It checks nothing. Raises `CaptureError` for what cannot be compiled.
-    """
-    if free_sizes:
-        return _any_size(graph, row, name)
-    return realigned(compiled(graph, row, name=name, donated=donated), row)
+    def specialise(
+        self,
+        graph: fx.Graph,
+        row: Sequence[Any],
+        *,
+        name: str,
+        free_sizes: bool = False,
+        donated: Sequence[int] = (),
+    ) -> Compiled:
+        """See `Backend`; numbers in `row` that stand for sizes are free with `free_sizes`, too."""
+        if free_sizes:
+            return _any_size(graph, row, name)
+        return realigned(aligned_code(graph, row, name=name, donated=donated), row)
 
 
-def compiled(
+BACKEND = InductorBackend()
+
+
+def aligned_code(
     graph: fx.Graph, row: Sequence[Any], *, name: str, donated: Sequence[int] = ()
-) -> Call:
+) -> Compiled:
     """As `specialise` for one layout, for arguments whose memory begins at a multiple of 16."""
     return _made(graph, row, name, donated=donated)[0]
 
@@ -83,17 +77,17 @@ def _made(
     *,
     free_sizes: bool = False,
     donated: Sequence[int] = (),
-) -> tuple[Call, str]:
+) -> tuple[Compiled, str]:
     """The compiled graph, and what it demands of sizes."""
     _require_what_it_takes(graph, row, name)
-    origin = origin_of(graph, row, f"{name} {list(donated)}" if donated else name, free_sizes)
+    origin = text_of_origin(graph, row, f"{name} {list(donated)}" if donated else name, free_sizes)
     with ONE_AT_A_TIME, entry(origin) as place:
         return _loaded(place) or _built(place, graph, row, name, free_sizes, donated)
 
 
 def _require_what_it_takes(graph: fx.Graph, row: Sequence[Any], name: str) -> None:
     for device in sorted({v.device.type for v in row if isinstance(v, Tensor)} or {"cpu"}):
-        reason = absence(device)
+        reason = device_absence(device)
         if reason is not None:
             raise CaptureError("Inductor must be able to compile here", got=reason)
     if len(graph.nodes) > NODES:
@@ -111,22 +105,22 @@ def _built(
     name: str,
     free_sizes: bool,
     donated: Sequence[int],
-) -> tuple[Call, str]:
+) -> tuple[Compiled, str]:
     place.empty()
     try:
         parts = {**decompositions(), **fusible(row)}
-        settled = settle(graph, row, parts, free_sizes=free_sizes)
-        merge_sums(settled)
-        spent = _unreturned(settled.module.graph, donated)
+        retraced = retrace(graph, row, parts, free_sizes=free_sizes)
+        merge_sums(retraced)
+        spent = _unreturned(retraced.module.graph, donated)
         is_backward = name == "backward"
         lowered = lower(
-            settled,
+            retraced,
             place.folder,
             is_backward=is_backward,
             donated=spent,
             keeps_casts=_has_casts(graph),
         )
-        conditions = settled.stage.conditions(settled.arguments) if free_sizes else ""
+        conditions = retraced.stage.conditions(retraced.arguments) if free_sizes else ""
     except Exception as error:
         place.empty()
         raise CaptureError(
@@ -161,14 +155,14 @@ def _unreturned(graph: fx.Graph, places: Sequence[int]) -> list[int]:
     return [place for place in places if inputs[place] not in bases]
 
 
-def _loaded(place: Entry) -> tuple[Call, str] | None:
+def _loaded(place: Entry) -> tuple[Compiled, str] | None:
     """What the cache holds, if that can be run."""
     facts = place.facts()
     if facts is None:
         return None
     try:
         constants = _unpacked(facts["constants"])
-        call = load(place.folder, facts["module"], constants, trusted=facts["trusted"])
+        call = load_lowered(place.folder, facts["module"], constants, trusted=facts["trusted"])
     except Exception:
         return None  # made with a compiler that has changed meanwhile
     if place.has_grown():
@@ -184,7 +178,7 @@ def _in_one_line(error: BaseException) -> str:
 # ---- what an entry depends on ----
 
 
-def origin_of(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) -> str:
+def text_of_origin(graph: fx.Graph, row: Sequence[Any], name: str, free_sizes: bool) -> str:
     """All that the compiled code depends on, besides torch and the machine."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     lines = [f"{name} {free_sizes} {threads} {strict} {sorted(SETTINGS.items())} {FORMS}"]
@@ -235,7 +229,7 @@ def _unpacked(text: str) -> dict[str, Tensor]:
 # ---- alignment ----
 
 
-def realigned(call: Call, row: Sequence[Any]) -> Call:
+def realigned(call: Compiled, row: Sequence[Any]) -> Compiled:
     """`call` for arguments that may begin anywhere in memory.
 
     On a CPU, code reads from anywhere; on a GPU it reads several numbers at once.
@@ -269,7 +263,7 @@ def _moved(tensor: Tensor) -> Tensor:
 class _AnySize:
     """The graph for arguments of any size that meets what the compiler assumed."""
 
-    def __init__(self, call: Call, conditions: str) -> None:
+    def __init__(self, call: Compiled, conditions: str) -> None:
         self.call, self.conditions = call, conditions
         self.stage = Stage(dynamic=True)
 
@@ -281,19 +275,8 @@ class _AnySize:
         return self.stage.meets(self.conditions, arguments)
 
 
-def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Call:
+def _any_size(graph: fx.Graph, row: Sequence[Any], name: str) -> Compiled:
     if any(isinstance(value, float) for value in row):
         raise CaptureError(f"the {name} graph must have no numbers but sizes", got="a float")
     call, conditions = _made(graph, row, name, free_sizes=True)
     return _AnySize(realigned(call, row), conditions)
-
-
-class _Inductor(Backend):
-    def absence(self) -> str | None:
-        return absence()
-
-    def specialise(self, graph: fx.Graph, row: Sequence[Any], *, name: str, **options: Any) -> Call:
-        return specialise(graph, row, name=name, **options)
-
-
-BACKEND = _Inductor()

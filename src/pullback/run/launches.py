@@ -1,4 +1,4 @@
-"""How Inductor launches a kernel on a GPU, as what the driver is told.
+"""How Inductor launches a kernel on a GPU, as the arguments of the driver.
 
 A kernel is launched by a function that Inductor wrote for its block sizes. That one is run here
 once, with the launch itself replaced by notes.

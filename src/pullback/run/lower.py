@@ -1,4 +1,4 @@
-"""PyTorch's Inductor, in this one place: a settled graph as compiled code in a folder.
+"""PyTorch's Inductor, in this one place: a retraced graph as compiled code in a folder.
 
 All of it is private in PyTorch. The code is a Python module, which Inductor writes, with kernels
 in C++ or Triton beside it; its function `call` takes one list and returns a tuple.
@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
+from pullback.graph.copies import copied_graph
 from pullback.graph.cost import is_view
+from pullback.graph.values import tensor_of
 from pullback.run import toolchain
-from pullback.run.settle import Settled
-
-Call = Callable[[list[Any]], Sequence[Any]]
+from pullback.run.node import Compiled
+from pullback.run.retrace import RetracedGraph
 
 # Names that a version of torch does not know are left out.
 SETTINGS: Mapping[str, Any] = {
@@ -51,7 +52,7 @@ SETTINGS: Mapping[str, Any] = {
 
 
 @functools.cache
-def absence(device: str = "cpu") -> str | None:
+def device_absence(device: str = "cpu") -> str | None:
     """Why nothing can be compiled for this kind of device, in one line; None if it can."""
     if importlib.util.find_spec("torch._inductor.compile_fx") is None:
         return f"this torch ({torch.__version__}) has no Inductor"
@@ -123,45 +124,45 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Compiled code: a function, and what `load` makes it from.
+    """Compiled code: a function, and what `load_lowered` makes it from.
 
     `module` is the name of its module in the folder, or "" if it has none; `trusted` says whether
     the compiler knew all that the processor can do.
     """
 
-    call: Call
+    call: Compiled
     module: str
     constants: Mapping[str, torch.Tensor]
     trusted: bool
 
 
 def lower(
-    settled: Settled,
+    retraced: RetracedGraph,
     folder: Path,
     *,
     is_backward: bool,
     donated: Sequence[int] = (),
     keeps_casts: bool = False,
 ) -> Lowered:
-    """Compile `settled` into `folder`.
+    """Compile `retraced` into `folder`.
 
     Of a backward graph, the arguments at the places `donated` may be written over by the code.
     Inductor leaves out casts to half precision and back, unless the code `keeps_casts`.
     """
-    end = settled.module.graph.output_node()
+    end = retraced.module.graph.output_node()
     # Otherwise a result may get other strides than it has in eager.
     end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))  # type: ignore[arg-type]
     trusted = True
-    with _inside(folder), _tracing(settled, donated):
+    with _inside(folder), _tracing(retraced, donated):
         try:
             with _trusting_the_compiler():
-                compiled = _compile(settled, is_backward=is_backward, keeps_casts=keeps_casts)
+                compiled = _compile(retraced, is_backward=is_backward, keeps_casts=keeps_casts)
         except Exception as error:
             _forget_the_processor()
             if "CppCompileError" not in f"{type(error).__name__} {error}":
                 raise
             trusted = False
-            compiled = _compile(settled, is_backward=is_backward, keeps_casts=keeps_casts)
+            compiled = _compile(retraced, is_backward=is_backward, keeps_casts=keeps_casts)
     if trusted and not any(folder.rglob("*.so")):
         _forget_the_processor()  # nothing has shown that the trust was right
     module = getattr(compiled, "cache_key", "")
@@ -170,43 +171,41 @@ def lower(
     return Lowered(call, module, constants, trusted)
 
 
-def _tracing(settled: Settled, donated: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+def _tracing(
+    retraced: RetracedGraph, donated: Sequence[int]
+) -> contextlib.AbstractContextManager[Any]:
     """What Inductor asks about the graph that it compiles."""
-    context = _torch().context(settled.stage.mode)
+    context = _torch().context(retraced.stage.mode)
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated), static_input_indices=[])
     tracing: contextlib.AbstractContextManager[Any] = _torch().tracing(context)
     return tracing
 
 
-def _compile(settled: Settled, *, is_backward: bool, keeps_casts: bool) -> Any:
+def _compile(retraced: RetracedGraph, *, is_backward: bool, keeps_casts: bool) -> Any:
     # It changes the module that it is given.
-    module = torch.fx.GraphModule(settled.module, _copied(settled.module.graph))
+    module = torch.fx.GraphModule(retraced.module, copied_graph(retraced.module.graph)[0])
     more: dict[str, Any] = {"emulate_precision_casts": keeps_casts}
     if keeps_casts:
-        for node in filter(_is_half, module.graph.nodes):
-            node.meta["low_precision_pointwise_barrier"] = True  # what it gives is rounded
+        for node in module.graph.nodes:
+            if _has_dtype(node, torch.float16, torch.bfloat16):
+                node.meta["low_precision_pointwise_barrier"] = True  # what it gives is rounded
     if _growth(module.graph) >= _GROWTH:
         more["realize_opcount_threshold"] = _OPS
-    if any(_is_double(node) for node in module.graph.nodes):
+    if any(_has_dtype(node, torch.float64) for node in module.graph.nodes):
         more["triton.mix_order_reduction"] = False  # it sums in single precision on the way
-    if settled.stage.dynamic and torch.torch_version.TorchVersion(torch.__version__) >= "2.14":
+    if retraced.stage.dynamic and torch.torch_version.TorchVersion(torch.__version__) >= "2.14":
         more["size_asserts"] = True  # since then, sizes are read from arguments for these alone
     with _settings(**more):
-        return _torch().compile(module, list(settled.arguments), is_backward=is_backward)
+        return _torch().compile(module, list(retraced.arguments), is_backward=is_backward)
 
 
-def _is_double(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float64
-
-
-def _is_half(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+def _has_dtype(node: torch.fx.Node, *dtypes: torch.dtype) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype in dtypes
 
 
 _GROWTH, _OPS = 1000, 8
-"""Inductor writes a pointwise op anew into each op that uses it, and only afterwards sees that it
+"""Inductor writes a pointwise op again into each op that uses it, and only afterwards sees that it
 has it already. In a loop that grows by a factor with each turn: ten leapfrog steps took minutes.
 Where one op would come to be of more than `_GROWTH`, those of more than `_OPS` that are used twice
 become values of their own. They are fused all the same, so the code is as fast: 5 s instead."""
@@ -221,23 +220,17 @@ def _growth(graph: torch.fx.Graph) -> int:
     return max(sizes.values(), default=0)
 
 
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    copy = torch.fx.Graph()
-    twins: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.nodes:
-        twins[node] = copy.node_copy(node, twins.__getitem__)
-    return copy
-
-
-def load(
+def load_lowered(
     folder: Path, module: str, constants: Mapping[str, torch.Tensor], *, trusted: bool
-) -> Call:
+) -> Compiled:
     """The function that `lower` compiled into `folder`."""
     (path,) = folder.rglob(f"{module}.py")
     trusting = _trusting_the_compiler() if trusted else contextlib.nullcontext()
     with _inside(folder), trusting, _without_headers(), _settings():
         modules = _torch().codecache.PyCodeCache
-        call: Call = modules.load_by_key_path(module, str(path), [], dict(constants) or None).call
+        call: Compiled = modules.load_by_key_path(
+            module, str(path), [], dict(constants) or None
+        ).call
         return call
 
 
@@ -273,7 +266,7 @@ def _without_headers() -> Iterator[None]:
 
 
 def _forget_the_processor() -> None:
-    """Let Inductor find out anew what the processor and the compiler have in common."""
+    """Let Inductor find out again what the processor and the compiler have in common."""
     instructions = _torch().instructions
     for kind in (type(each) for each in instructions.supported_vec_isa_list):
         for name in ("__bool__", "_VecISA__bool__impl", "is_avx512_bf16_supported"):

@@ -1,4 +1,4 @@
-"""How the recipe of a derived Function becomes a light node, with one backend or another.
+"""How the recipe of a derived Function becomes a node of the fast path, by one backend or another.
 
 The eager node serves every size and layout that its capture serves. A backend that compiles makes
 code for the first layout of each pattern of strides, and once more, with the sizes left open, for
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
-from pullback.run import candidates, specs
+from pullback.run import candidates_now, specs
 from pullback.run.backend import Backend
 from pullback.run.choosing import fastest
-from pullback.run.graphs import text_of
 from pullback.run.node import Layout, make_node
-from pullback.run.open_sizes import pattern_of
-from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, Reason
-from pullback.run.specs import Maker
+from pullback.run.open_sizes import stride_pattern
+from pullback.run.paths import LAYOUTS, LAZY, META, OFFSETS, RANDOM, Paths, UncompiledReason
+from pullback.run.specs import SpecMaker
 from pullback.run.verify import graph_difference, node_difference
 
 PATTERNS = 8  # how many patterns of strides of one recipe are compiled for
@@ -74,7 +73,7 @@ class _Made:
 
 @dataclass(eq=False)
 class Nodes:
-    """The light nodes of one derived Function; safe to use from several threads.
+    """The nodes of one derived Function; safe to use from several threads.
 
     `derived` is what its class knows; of `backends` the fastest is taken. `reasons` says why
     something that should be compiled is not, `paths` how its calls were run, `is_wrong` whether
@@ -92,18 +91,18 @@ class Nodes:
     reasons: list[str] = field(default_factory=list)
     _of: dict[Recipe, _Made] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
-    _tell: Any = None
+    _notify: Any = None
 
     def __post_init__(self) -> None:
         compiles = any(backend.compiles for backend in self.backends.values())
-        self.paths = Paths(self.name, is_told=compiles)
+        self.paths = Paths(self.name, warns=compiles)
 
     def find(self, recipe: Recipe, row: Sequence[Tensor]) -> Found | None:
         """The node for a row of tensors; None where only the general way is right."""
         reason = _reason(recipe, row)
         if reason is not None:
-            if self.paths.is_told:
-                self.paths.tell(reason)
+            if self.paths.warns:
+                self.paths.warn(reason)
             return None
         with self._lock:
             if not torch.is_grad_enabled() or not _is_live(recipe):
@@ -119,17 +118,17 @@ class Nodes:
                 )
             return Found(node, f'run by backend "{name}"')
 
-    def await_backends(self, tell: Callable[[], Any]) -> None:
-        """Call the method `tell`, and choose anew, when a backend that is being built is there."""
-        self._tell = weakref.WeakMethod(tell)
+    def await_backends(self, notify: Callable[[], Any]) -> None:
+        """Call the method `notify`, and choose again, when a backend is built that was not."""
+        self._notify = weakref.WeakMethod(notify)
 
     def _begin_anew(self) -> None:
         with self._lock:
             for made in self._of.values():
                 made.choices.clear()
-        tell = self._tell() if self._tell else None
-        if tell is not None:
-            tell()
+        notify = self._notify() if self._notify else None
+        if notify is not None:
+            notify()
 
     def _made_of(self, recipe: Recipe) -> _Made:
         return self._of.setdefault(recipe, _Made())
@@ -138,7 +137,7 @@ class Nodes:
 
     def _fastest(self, recipe: Recipe, row: Sequence[Tensor]) -> str:
         """The backend that runs tensors of about these sizes fastest."""
-        names = candidates(self.backends, self._begin_anew)
+        names = candidates_now(self.backends, self._begin_anew)
         if len(names) == 1:
             return names[0]
         nodes = {name: self._node(name, recipe, row) for name in names}
@@ -150,11 +149,11 @@ class Nodes:
         backend = self.backends[name]
         if not backend.compiles:
             return self._eager_node(recipe, row)
-        patterns, key = self._made_of(recipe).patterns, (name, pattern_of(row))
+        patterns, key = self._made_of(recipe).patterns, (name, stride_pattern(row))
         layouts = tuple(Layout.of(x) for x in row)
         if key not in patterns:
             if sum(other == name for other, _ in patterns) >= PATTERNS:
-                self.paths.tell(LAYOUTS)
+                self.paths.warn(LAYOUTS)
                 return None
             patterns[key] = _Pattern(layouts, self._made(name, recipe, row, specs.exact))
         pattern = patterns[key]
@@ -199,7 +198,7 @@ class Nodes:
         """What gives the outputs without gradients, compiled; None where that cannot be had."""
         names = [
             name
-            for name in candidates(self.backends, self._begin_anew)
+            for name in candidates_now(self.backends, self._begin_anew)
             if self.backends[name].compiles
         ]
         if not names:
@@ -220,8 +219,8 @@ class Nodes:
             self.note(error)
             return None
         if self.verifies:
-            text = text_of(one, "forward", recipe)
-            names = [f"output {place}" for place in range(one.made_count)]
+            text = one.printed("forward", recipe)
+            names = [f"output {place}" for place in range(len(one.made))]
             given = [x.detach() for x in row]
             found = graph_difference(code, text, one.graph, given, names)
             if found is not None:
@@ -254,11 +253,11 @@ class Nodes:
         self._note(f'what backend "{name}" made computes something else: {found}')
         self.paths.differs(name, ", ".join(map(_kind, row)), found)
 
-    def _maker(self, name: str) -> Maker:
+    def _maker(self, name: str) -> SpecMaker:
         def differs(found: object) -> None:
             self._differs(name, (), found)
 
-        return Maker(
+        return SpecMaker(
             self.name,
             self.module,
             self.derived,
@@ -287,14 +286,16 @@ class Nodes:
         got = error.facts["got"]
         reason = " ".join((error.rule + (f": {got}" if got else "")).split())
         self._note(reason)
-        self.paths.tell(Reason(reason, error.facts["fix"] or 'use backend="eager" to say so'))
+        self.paths.warn(
+            UncompiledReason(reason, error.facts["fix"] or 'use backend="eager" to say so')
+        )
 
     def _note(self, reason: str) -> None:
         if reason not in self.reasons:
             self.reasons.append(reason)
 
 
-def _reason(recipe: Recipe, row: Sequence[Tensor]) -> Reason | None:
+def _reason(recipe: Recipe, row: Sequence[Tensor]) -> UncompiledReason | None:
     """Why no node serves these tensors; None if one does."""
     if recipe.is_random:
         return RANDOM

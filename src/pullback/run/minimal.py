@@ -7,14 +7,18 @@ graph returns each value that it *makes* once, and says where all the others com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from pullback.graph.copies import copy_of
-from pullback.run.node import Compiled, Source
+from pullback.derive.recipe import Recipe, printed_function
+from pullback.graph.copies import copied_graph
+from pullback.run.node import Compiled, ValueSource
+
+if TYPE_CHECKING:
+    from pullback.run.backend import Backend
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,15 +32,49 @@ class Minimal:
     sources: tuple[Any, ...]
 
     @property
-    def made_count(self) -> int:
-        """How many values the graph returns."""
+    def made(self) -> tuple[ValueSource, ...]:
+        """What the graph itself returns."""
         returned: Any = self.graph.output_node().args[0]
-        return len(returned)
+        return tuple(ValueSource(False, place) for place in range(len(returned)))
+
+    @property
+    def bare(self) -> Minimal:
+        """The same graph for what it makes alone."""
+        return Minimal(self.graph, self.made)
+
+    def whole(self, compiled: Compiled) -> Compiled:
+        """A function that gives all values of the first graph, for the compiled minimal one."""
+        if self.sources == self.made:
+            return compiled
+        return _picking(self.sources, compiled if self.made else _nothing)
+
+    def compiled(
+        self,
+        backend: Backend,
+        row: Sequence[Any],
+        name: str,
+        *,
+        is_open: bool,
+        donated: Sequence[int] = (),
+    ) -> Compiled:
+        """All values of the first graph, compiled by a backend for arguments like `row`."""
+        if not self.made:
+            return self.whole(_nothing)
+        code = backend.specialise(self.graph, row, name=name, free_sizes=is_open, donated=donated)
+        found = backend.whole(self, code)
+        return _meeting(found, code) if is_open and found is not code else found
+
+    def printed(self, name: str, recipe: Recipe) -> Compiled:
+        """All values of the first graph, by Python under the names of the recipe."""
+        if not self.made:
+            return self.whole(_nothing)
+        function = printed_function(self.graph, name, recipe.captured.name, recipe.parts.names)
+        return self.whole(lambda row: function(*row))
 
 
 def minimal(graph: fx.Graph, count: int | None = None) -> Minimal:
     """`graph` with the first `count` values that it returns, or all of them."""
-    copy, _ = copy_of(graph)
+    copy, _ = copied_graph(graph)
     inputs = list(copy.find_nodes(op="placeholder"))
     output = copy.output_node()
     returned: Any = output.args[0]
@@ -46,32 +84,37 @@ def minimal(graph: fx.Graph, count: int | None = None) -> Minimal:
         if not isinstance(value, fx.Node):
             sources.append(value)
         elif value in inputs:
-            sources.append(Source(True, inputs.index(value)))
+            sources.append(ValueSource(True, inputs.index(value)))
         else:
             if value not in made:
                 made.append(value)
-            sources.append(Source(False, made.index(value)))
+            sources.append(ValueSource(False, made.index(value)))
     output.args = (tuple(made),)
     copy.eliminate_dead_code()
     return Minimal(copy, tuple(sources))
 
 
-def whole(minimal: Minimal, compiled: Compiled) -> Compiled:
-    """A function that gives all values of the first graph, for the compiled minimal one."""
-    if minimal.sources == tuple(Source(False, i) for i in range(minimal.made_count)):
-        return compiled
-    if not minimal.made_count:
-        return _picking(minimal.sources, lambda row: ())
-    return _picking(minimal.sources, compiled)
+def _nothing(row: list[Any]) -> Sequence[Any]:
+    return ()
 
 
-def _picking(sources: Sequence[Any], compiled: Callable[[list[Any]], Sequence[Any]]) -> Compiled:
+def _picking(sources: Sequence[Any], compiled: Compiled) -> Compiled:
     def run(row: list[Any]) -> list[Any]:
         given = tuple(row)  # which the compiled graph may clear
         made = compiled(row)
         return [
-            (given if one.is_input else made)[one.place] if isinstance(one, Source) else one
+            (given if one.is_input else made)[one.place] if isinstance(one, ValueSource) else one
             for one in sources
         ]
 
     return run
+
+
+def _meeting(run: Compiled, code: Any) -> Compiled:
+    """`run`, which serves what `code` serves."""
+
+    def call(row: list[Any]) -> Sequence[Any]:
+        return run(row)
+
+    call.meets = code.meets  # type: ignore[attr-defined]
+    return call

@@ -2,7 +2,7 @@
 
 One extension serves every program (`cpp/`). It is built when a node is asked for, once for each
 torch and Python, which takes a C++ compiler about half a minute, and is kept in the cache on disk;
-`absence()` says why it cannot be had.
+`absence` says why it cannot be had.
 
 What the node calls is compiled by Inductor as for backend "inductor". Where the Python around the
 kernels can be read (`wrapper.py`), neither forward nor backward runs Python or holds its lock;
@@ -27,11 +27,12 @@ import torch
 from torch import Tensor, fx
 
 from pullback.errors import BackendError, BuildError, CaptureError
-from pullback.run import building, inductor, toolchain
+from pullback.run import building, toolchain
 from pullback.run.backend import Backend
+from pullback.run.inductor import BACKEND as INDUCTOR
+from pullback.run.inductor import aligned_code, realigned
 from pullback.run.minimal import Minimal
-from pullback.run.minimal import whole as whole_in_python
-from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, Source
+from pullback.run.node import EXACT, MISS, Compiled, Layout, NodeSpec, ValueSource
 from pullback.run.wrapper import reading_of
 
 _SOURCE = Path(__file__).with_name("cpp") / "node.cpp"
@@ -54,43 +55,98 @@ _state = _State()
 log = logging.getLogger("pullback")
 
 
-def absence() -> str | None:
-    """Why there is no native node here, in one line; None if there is, or can be built."""
-    return _failure[0] if _failure else toolchain.absence(python=True) or inductor.absence()
+class NativeBackend(Backend):
+    """Inductor's code in a node of C++."""
 
+    meanwhile = "inductor"  # whose code it runs, with less around it
 
-def is_built() -> bool:
-    """Whether a native node can be had at once, without building."""
-    return absence() is None and building.is_built(_library())
+    def absence(self) -> str | None:
+        """Why there is no native node here, in one line; None if there is, or can be built."""
+        return _failure[0] if _failure else toolchain.absence(python=True) or INDUCTOR.absence()
 
+    def specialise(
+        self,
+        graph: fx.Graph,
+        row: Sequence[Any],
+        *,
+        name: str,
+        free_sizes: bool = False,
+        donated: Sequence[int] = (),
+    ) -> Compiled:
+        """As Inductor does it; without Python where that can be had."""
+        if free_sizes:
+            return INDUCTOR.specialise(graph, row, name=name, free_sizes=True)
+        code = aligned_code(graph, row, name=name, donated=donated)
+        if any(isinstance(value, Tensor) and value.is_cuda for value in row):
+            _run_once(code, row, donated)
+        reading = reading_of(code, row)
+        if reading is None:
+            return realigned(code, row)
+        rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
+        try:
+            facts = reading.device, list(reading.reused), reading.register_count
+            return native_extension().steps(*facts, *rows)  # type: ignore[no-any-return]
+        except ValueError:  # a kernel that cannot be called from C++
+            return realigned(code, row)
 
-def is_ready(tell: Callable[[], Any]) -> bool:
-    """Whether a native node can be had at once.
+    def make_node(self, spec: NodeSpec) -> Callable[..., Any]:
+        """As `node.make_node`, in C++.
 
-    If not, it is built in the background, and the method `tell` of an object that is still alive
-    then is called when that is done.
-    """
-    with _lock:
-        if _state.is_ready or absence() is not None:
+        The function checks its arguments: tensors and parameters of the kinds that the spec says,
+        with gradient recording on, and no mode, transform, tangent or autocast around. It returns
+        `MISS` for all others. Its `grad_fn` has the name of the program's, and is of the class
+        `CppFunction`. Raises `CaptureError` for a program that returns numbers.
+        """
+        if len(spec.live) + len(spec.silent) < len(spec.outputs):
+            raise CaptureError(f"`{spec.name}` must return only tensors to be one native node")
+        node: Callable[..., Any] = native_extension().entry(_description(spec))
+        type(node).checks_calls = True  # type: ignore[attr-defined]
+        return node
+
+    def whole(self, minimal: Minimal, compiled: Compiled) -> Compiled:
+        """As `minimal.whole`; without Python where `compiled` is."""
+        if not isinstance(compiled, native_extension().Library):
+            return minimal.whole(compiled)
+        results = [_result(one) for one in minimal.sources]
+        return native_extension().picked(compiled, results)  # type: ignore[no-any-return]
+
+    def donates(self, forward: Compiled) -> bool:
+        """Whether the node gives what this forward saved to the compiled backward, to write over.
+
+        It does where nobody else can have seen it: what was once a tensor in Python is held by it.
+        """
+        return isinstance(forward, native_extension().Library)
+
+    def is_ready(self, notify: Callable[[], Any]) -> bool:
+        """Whether a native node can be had at once.
+
+        If not, it is built in the background, and the method `notify` of an object that is still
+        alive then is called when that is done.
+        """
+        with _lock:
+            if _state.is_ready or self.absence() is not None:
+                return _state.is_ready
+            if _state.thread is None and building.is_built(_library()):
+                _state.is_ready = True
+            elif _state.thread is None:
+                log.warning(
+                    "building the native node in the background (about half a minute, once for "
+                    'this torch); until then, nodes run with backend "inductor"'
+                )
+                _state.thread = threading.Timer(PATIENCE, _build)
+                _state.thread.name, _state.thread.daemon = "pullback-build", True
+                _state.thread.start()
+            if not _state.is_ready:
+                _state.waiting.append(weakref.WeakMethod(notify))
             return _state.is_ready
-        if _state.thread is None and building.is_built(_library()):
-            _state.is_ready = True
-        elif _state.thread is None:
-            log.warning(
-                "building the native node in the background (about half a minute, once for this "
-                'torch); until then, nodes run with backend "inductor"'
-            )
-            _state.thread = threading.Timer(PATIENCE, _build)
-            _state.thread.name, _state.thread.daemon = "pullback-build", True
-            _state.thread.start()
-        if not _state.is_ready:
-            _state.waiting.append(weakref.WeakMethod(tell))
-        return _state.is_ready
+
+
+BACKEND = NativeBackend()
 
 
 def _build() -> None:
     try:
-        building.build(_library(), lambda path: path)
+        building.build_library(_library(), lambda path: path)
     except Exception as error:
         _failure.append(_in_one_line(error))
         return
@@ -98,118 +154,31 @@ def _build() -> None:
         _state.is_ready = True
         waiting, _state.waiting = _state.waiting, []
     for one in waiting:
-        tell = one()
-        if tell is not None:
-            tell()
+        notify = one()
+        if notify is not None:
+            notify()
 
 
-def make_node(spec: NodeSpec) -> Callable[..., Any]:
-    """As `node.make_node`, in C++.
-
-    The function checks its arguments: tensors and parameters of the kinds that the spec says, with
-    gradient recording on, and no mode, transform, tangent or autocast around. It returns `MISS` for
-    all others. Its `grad_fn` has the name of the program's, and is of the class `CppFunction`.
-    Raises `CaptureError` for a program that returns numbers.
-    """
-    if len(spec.live) + len(spec.silent) < len(spec.outputs):
-        raise CaptureError(f"`{spec.name}` must return only tensors to be one native node")
-    node: Callable[..., Any] = extension().entry(_description(spec))
-    type(node).checks_calls = True  # type: ignore[attr-defined]
-    return node
-
-
-def specialise(
-    graph: fx.Graph,
-    row: Sequence[Any],
-    *,
-    name: str,
-    free_sizes: bool = False,
-    donated: Sequence[int] = (),
-) -> Compiled:
-    """As `inductor.specialise`; without Python where that can be had."""
-    if free_sizes:
-        return inductor.specialise(graph, row, name=name, free_sizes=True)
-    call = inductor.compiled(graph, row, name=name, donated=donated)
-    if any(isinstance(value, Tensor) and value.is_cuda for value in row):
-        _settle(call, row, donated)
-    reading = reading_of(call, row)
-    if reading is None:
-        return inductor.realigned(call, row)
-    rows = list(reading.taken), list(reading.steps), list(reading.constants), list(reading.made)
-    try:
-        facts = reading.device, list(reading.reused), reading.register_count
-        return extension().steps(*facts, *rows)  # type: ignore[no-any-return]
-    except ValueError:  # a kernel that cannot be called from C++
-        return inductor.realigned(call, row)
-
-
-def _settle(call: Compiled, row: Sequence[Any], donated: Sequence[int]) -> None:
-    """Run it once: on a GPU, it measures which of several block sizes it takes."""
+def _run_once(code: Compiled, row: Sequence[Any], donated: Sequence[int]) -> None:
+    """Let code for a GPU measure which of several block sizes it takes."""
     with torch.no_grad():
-        given = [_copy(value) if i in donated else value for i, value in enumerate(row)]
-        inductor.realigned(call, row)(given)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return Layout.of(tensor).empty().copy_(tensor)
-
-
-def donates(forward: Compiled) -> bool:
-    """Whether the node gives what this forward saved to the compiled backward, to write over.
-
-    It does where nobody else can have seen it: what was once a tensor in Python is held by that.
-    """
-    return isinstance(forward, extension().Library)
-
-
-def whole(minimal: Minimal, compiled: Compiled) -> Compiled:
-    """As `minimal.whole`; without Python where `compiled` is."""
-    if not isinstance(compiled, extension().Library):
-        return whole_in_python(minimal, compiled)
-    results = [_result(one) for one in minimal.sources]
-    return extension().picked(compiled, results)  # type: ignore[no-any-return]
+        given = [Layout.copy_of(x) if i in donated else x for i, x in enumerate(row)]
+        realigned(code, row)(given)
 
 
 def _result(source: Any) -> tuple[str, Any]:
-    if isinstance(source, Source):
+    if isinstance(source, ValueSource):
         return ("given" if source.is_input else "made"), source.place
     return ("nothing", 0) if source is None else ("number", source)
-
-
-class _Native(Backend):
-    meanwhile = "inductor"  # whose code it runs, with less around it
-
-    def absence(self) -> str | None:
-        return absence()
-
-    def specialise(
-        self, graph: fx.Graph, row: Sequence[Any], *, name: str, **options: Any
-    ) -> Compiled:
-        return specialise(graph, row, name=name, **options)
-
-    def make_node(self, spec: NodeSpec) -> Callable[..., Any]:
-        return make_node(spec)
-
-    def whole(self, minimal: Minimal, compiled: Compiled) -> Compiled:
-        return whole(minimal, compiled)
-
-    def donates(self, forward: Compiled) -> bool:
-        return donates(forward)
-
-    def is_ready(self, tell: Callable[[], Any]) -> bool:
-        return is_ready(tell)
-
-
-BACKEND = _Native()
 
 
 # ---- the extension ----
 
 
-def extension() -> Any:
+def native_extension() -> Any:
     """The extension; raises `BackendError` where it cannot be built."""
     with _lock:
-        missing = absence()
+        missing = BACKEND.absence()
         if missing is None:
             try:
                 return _loaded()
@@ -230,7 +199,7 @@ def _library() -> building.Library:
 
 @functools.cache
 def _loaded() -> Any:
-    if not is_built():
+    if not building.is_built(_library()):
         log.info("building the native node: about half a minute, once for this torch")
     module = building.extension(_library())
     module.set_miss(MISS)
@@ -248,7 +217,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _description(spec: NodeSpec) -> dict[str, Any]:
-    sources = [one if isinstance(one, Source) else None for one in spec.numbers]
+    sources = [one if isinstance(one, ValueSource) else None for one in spec.numbers]
     return {
         "name": f"{spec.name}Backward",
         "inputs": [_row(one) for one in spec.inputs],
@@ -257,7 +226,7 @@ def _description(spec: NodeSpec) -> dict[str, Any]:
         "outputs": [_code(one) for one in spec.outputs],
         "saved": [_code(one) for one in spec.saved],
         "read": spec.read,
-        "numbers": [None if isinstance(one, Source) else one for one in spec.numbers],
+        "numbers": [None if isinstance(one, ValueSource) else one for one in spec.numbers],
         "number_sources": [0 if one is None else _code(one) for one in sources],
         "shadows": spec.shadows,
         "is_live": [place in spec.live for place in range(len(spec.outputs))],
@@ -272,7 +241,7 @@ def _row(layout: Layout) -> tuple[Any, ...]:
     return layout.dtype, layout.device, layout.shape, layout.stride
 
 
-def _code(source: Source) -> int:
+def _code(source: ValueSource) -> int:
     """A source as one number: an input as its place, what forward made as the complement of it."""
     return source.place if source.is_input else ~source.place
 

@@ -1,9 +1,9 @@
-"""A light node: one captured program for calls of one kind, with nothing left to decide.
+"""A node of the fast path: one program for calls of one kind, with nothing left to decide.
 
 A `NodeSpec` says all that a node needs to know about such calls; whoever asks for a node makes sure
 that a call fits it: a call finds its node by a key of all this (`derive.call_table`). `make_node`
 is the node in Python: a Function of PyTorch's whose forward and backward are written out for this
-very spec. `native.make_node` is the same in C++, and checks for itself that a call fits.
+very spec. backend "native" makes the same in C++, and checks for itself that a call fits.
 
 What backward meets and the spec does not cover goes to `general`: a backward that is to be
 differentiated, an output without cotangent or with a batch of them, a saved tensor that hooks gave
@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function as TorchFunction
 
+from pullback.capture.seeds import memory_order
 from pullback.derive.call_table import MISS as MISS
-from pullback.derive.recipe import laid_out
+from pullback.derive.recipe import dense_cotangent
 from pullback.function.generated import run_text
 from pullback.function.slots import (
     c_apply,
     engine_runs,
-    hidden,
+    hidden_from_dynamo,
     is_batched,
     new_class,
     set_materialize,
@@ -77,9 +78,18 @@ class Layout:
         kind: Any = {"dtype": self.dtype, "device": self.device}
         return torch.empty_strided(self.shape, self.stride, **kind)
 
+    def filled(self, tensor: Tensor) -> Tensor:
+        """A tensor that is laid out so, with the numbers of `tensor`."""
+        return self.empty().copy_(tensor)
+
+    @staticmethod
+    def copy_of(tensor: Tensor) -> Tensor:
+        """A copy with the strides of `tensor`, which a clone of a slice has not."""
+        return Layout.of(tensor).filled(tensor)
+
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ValueSource:
     """Where a value comes from: the row of inputs, or what forward made; and its place there."""
 
     is_input: bool
@@ -139,10 +149,10 @@ class NodeSpec:
     demands: str
     inputs: tuple[Layout, ...]
     forward: Compiled
-    outputs: tuple[Source, ...]
-    saved: tuple[Source, ...]
+    outputs: tuple[ValueSource, ...]
+    saved: tuple[ValueSource, ...]
     read: int
-    numbers: tuple[int | float | Source, ...]
+    numbers: tuple[int | float | ValueSource, ...]
     silent: tuple[int, ...]
     live: tuple[int, ...]
     cotangents: tuple[Layout, ...]
@@ -174,7 +184,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
         "dtypes": tuple(one.dtype for one in spec.kept),
         "is_grad_enabled": torch.is_grad_enabled,
         "is_batched": is_batched,
-        "laid_out": laid_out,
+        "laid_out": dense_cotangent,
         "materialize": set_materialize,
         "save": set_to_save,
         "silence": set_non_differentiable,
@@ -185,7 +195,7 @@ def make_node(spec: NodeSpec) -> Callable[..., Any]:
     run_text(text, f"node of {spec.name}", space)
     methods = {
         "forward": staticmethod(space["forward"]),
-        "backward": staticmethod(hidden(space["backward"])),
+        "backward": staticmethod(hidden_from_dynamo(space["backward"])),
         # PyTorch looks these up at every call, and a failed look-up costs more than a False.
         "boxed_grads_call": False,
         "clear_saved_tensors_on_access": False,
@@ -199,7 +209,7 @@ def _beginning(spec: NodeSpec, pulls: dict[Any, Compiled]) -> Callable[[list[Any
 
     def begin(row: list[Any], at: Any) -> Compiled:
         pull = spec.backward(row)
-        run = fitted(pull, row)
+        run = fitting_pull(pull, row)
         if pull.is_kept:
             if len(pulls) >= PULLS:
                 pulls.clear()
@@ -209,7 +219,7 @@ def _beginning(spec: NodeSpec, pulls: dict[Any, Compiled]) -> Callable[[list[Any
     return begin
 
 
-def fitted(pull: Pull, row: Sequence[Any]) -> Compiled:
+def fitting_pull(pull: Pull, row: Sequence[Any]) -> Compiled:
     """A backward for rows like `row`, whose cotangents it copies where it reads another layout."""
     first = len(row) - len(pull.cotangents)
     pairs = list(enumerate(pull.cotangents, first))
@@ -219,7 +229,7 @@ def fitted(pull: Pull, row: Sequence[Any]) -> Compiled:
 
     def run(row: list[Any]) -> Sequence[Any]:
         for place, like in other:
-            row[place] = like.empty().copy_(row[place])
+            row[place] = like.filled(row[place])
         return pull.run(row)
 
     return run
@@ -227,7 +237,7 @@ def fitted(pull: Pull, row: Sequence[Any]) -> Compiled:
 
 def _order(layout: Layout) -> list[int] | None:
     """The dimensions as they lie in memory, the outermost first; None if that is their order."""
-    order = sorted(range(len(layout.stride)), key=lambda d: (-layout.stride[d], d))
+    order = memory_order(layout.stride)
     return None if order == list(range(len(order))) else order
 
 
@@ -268,7 +278,7 @@ def _forward(spec: NodeSpec) -> list[str]:
     lines.append(f"    made = run([{', '.join(given)}])")
     lines.append("    materialize(ctx, False)")
     lines += [f"    save(ctx, {_tuple(map(_value, spec.saved))})"] if spec.saved else []
-    later = [_value(one) for one in spec.numbers if isinstance(one, Source)]
+    later = [_value(one) for one in spec.numbers if isinstance(one, ValueSource)]
     lines += [f"    ctx.numbers = {_tuple(later)}"] if later else []
     outputs = [_value(one) for one in spec.outputs]
     for place in spec.silent:
@@ -287,8 +297,10 @@ def _backward(spec: NodeSpec) -> list[str]:
     given = [f"g{live.index(i)}" if i in live else f"_{i}" for i in range(len(spec.outputs))]
     cotangents = [f"g{i}" for i in range(len(live))]
     kept = [f"s{i}" for i in range(len(spec.saved))]
-    numbers = [f"n{i}" if isinstance(n, Source) else repr(n) for i, n in enumerate(spec.numbers)]
-    later = [n for n, one in zip(numbers, spec.numbers, strict=True) if isinstance(one, Source)]
+    is_later = [isinstance(one, ValueSource) for one in spec.numbers]
+    pairs = enumerate(zip(spec.numbers, is_later, strict=True))
+    numbers = [f"n{i}" if late else repr(one) for i, (one, late) in pairs]
+    later = [number for number, late in zip(numbers, is_later, strict=True) if late]
     lines = [f"def backward(ctx, {', '.join(given)}):"]
     lines += [f"    {_tuple(kept)} = ctx.saved_tensors"] if kept else []
     lines += [f"    {_tuple(later)} = ctx.numbers"] if later else []
@@ -363,7 +375,7 @@ def _gradients(spec: NodeSpec) -> str:
     return _tuple(f"made[{next(places)}]" if need else "None" for need in needs)
 
 
-def _value(source: Source) -> str:
+def _value(source: ValueSource) -> str:
     return f"x{source.place}" if source.is_input else f"made[{source.place}]"
 
 

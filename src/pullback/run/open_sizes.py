@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.fake import is_dense
+from pullback.capture.seeds import memory_order
 from pullback.errors import CaptureError
 from pullback.run.node import Compiled
 
@@ -42,7 +43,7 @@ class OpenSizes:
 _SIZES = 4096  # how many are remembered
 
 
-def pattern_of(row: Sequence[Tensor]) -> tuple[Any, ...]:
+def stride_pattern(row: Sequence[Tensor]) -> tuple[Any, ...]:
     """How tensors lie in memory, whatever their sizes: code for open sizes serves one pattern."""
     return tuple(_pattern(x) for x in row)
 
@@ -51,5 +52,4 @@ def _pattern(x: Tensor) -> tuple[Any, ...]:
     if x.is_contiguous():
         return ()
     strides = x.stride()
-    order = sorted(range(x.dim()), key=lambda d: (-strides[d], d))
-    return (*order, is_dense(x), *(step == 0 for step in strides))
+    return (*memory_order(strides), is_dense(x), *(step == 0 for step in strides))

@@ -1,7 +1,7 @@
-"""How the calls of one composition were run: counts, and a word on what ran uncompiled.
+"""How the calls of one composition were run: counts, and a warning for what ran uncompiled.
 
-Whoever asks for compiled code is told, once for each reason, when a call runs without it, and what
-to do. `explain()` lists how often each path was taken.
+Whoever asks for compiled code is warned, once for each reason, when a call runs without it, and
+what to do. `explain()` lists how often each path was taken.
 """
 
 from __future__ import annotations
@@ -15,56 +15,60 @@ from pullback.errors import UncompiledWarning, WrongCodeWarning
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class UncompiledReason:
     """Why a call runs without compiled code, and what its author can do about that."""
 
     what: str
     fix: str
 
 
-RANDOM = Reason(
+RANDOM = UncompiledReason(
     "it draws random numbers, which only eager ops draw as PyTorch does",
     "draw them outside and pass them in, or leave dropout outside of the composition",
 )
-LAZY = Reason(
+LAZY = UncompiledReason(
     "an input is a conjugate or a negative that is not written out",
     "call `.resolve_conj().resolve_neg()` on it first",
 )
-OFFSETS = Reason(
+OFFSETS = UncompiledReason(
     "it sees where an input begins in its memory, as `as_strided` does",
     "use slices and views instead, which count from the beginning of the tensor",
 )
-META = Reason("an input is on the meta device", "call it with tensors that have values")
-SUBCLASS = Reason(
+META = UncompiledReason("an input is on the meta device", "call it with tensors that have values")
+SUBCLASS = UncompiledReason(
     "an input is no plain tensor, list, tuple, dict or plain value", "pass plain tensors"
 )
-KEYWORD = Reason("an input is passed to a keyword-only parameter", "make that parameter positional")
-TRANSFORM = Reason(
+KEYWORD = UncompiledReason(
+    "an input is passed to a keyword-only parameter", "make that parameter positional"
+)
+TRANSFORM = UncompiledReason(
     "a transform of `torch.func`, forward mode or a mode of PyTorch is active",
     "compile around it: `torch.compile` traces the program itself",
 )
-TWICE = Reason(
+TWICE = UncompiledReason(
     "its backward is differentiated, which runs the program again",
     'use backend="eager" where second derivatives are the rule',
 )
-ABSENT = Reason(
+ABSENT = UncompiledReason(
     "an output of a program with a hand-written backward has no gradient",
     "return only what is used, or compose the part that is used by itself",
 )
-OPEN = Reason(
+OPEN = UncompiledReason(
     "an output has no gradient, at a size that shares its code with others",
     "return only what is used, or compose the part that is used by itself",
 )
-INFINITE = Reason(
+INFINITE = UncompiledReason(
     "an output with an infinite slope has no gradient, and zeros in its place would give NaN",
     "return only what is used, or compose the part that is used by itself",
 )
-BATCHED = Reason("its backward runs under `vmap`", "call backward once for each cotangent")
-HOOKED = Reason(
+BATCHED = UncompiledReason(
+    "its backward runs under `vmap`", "call backward once for each cotangent"
+)
+HOOKED = UncompiledReason(
     "hooks on saved tensors gave them back with another layout or dtype",
     "let the hooks give back what they were given",
 )
-LAYOUTS = Reason(
+LAYOUTS = UncompiledReason(
     "it was called with more layouts than code is made for", "call `.contiguous()` on its inputs"
 )
 
@@ -73,11 +77,11 @@ LAYOUTS = Reason(
 class Paths:
     """The paths of one composition called `name`; safe to use from several threads.
 
-    `is_told` says whether compiled code was asked for, so that its absence is worth a warning.
+    `warns` says whether compiled code was asked for, so that its absence is worth a warning.
     """
 
     name: str
-    is_told: bool = True
+    warns: bool = True
     _counts: dict[str, list[int]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -87,14 +91,14 @@ class Paths:
         with self._lock:
             return self._counts.setdefault(path, [0])
 
-    def uncompiled(self, reason: Reason) -> None:
+    def uncompiled(self, reason: UncompiledReason) -> None:
         """Count a call that runs without compiled code, and say so if that was not said."""
         self.tally(f"uncompiled: {reason.what}")[0] += 1
-        self.tell(reason)
+        self.warn(reason)
 
-    def tell(self, reason: Reason) -> None:
+    def warn(self, reason: UncompiledReason) -> None:
         """Warn of a reason, once."""
-        if self.is_told and self._is_new(reason.what):
+        if self.warns and self._is_new(reason.what):
             warnings.warn(
                 UncompiledWarning(
                     f"`{self.name}` must run compiled code", got=reason.what, fix=reason.fix
@@ -124,7 +128,7 @@ class Paths:
 
     def lines(self) -> Iterator[str]:
         """How often each path was taken, where there is more than the eager one."""
-        if not self.is_told:
+        if not self.warns:
             return iter(())
         with self._lock:
             counts = {path: count[0] for path, count in self._counts.items()}

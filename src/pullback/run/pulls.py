@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pullback.derive.call import Call, Inputs
+from pullback.derive.call import DerivedCall, Inputs
 from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.function.slots import is_batched
 from pullback.run.backend import Backend
 from pullback.run.choosing import quickest
-from pullback.run.graphs import compiled, text_of
 from pullback.run.minimal import minimal
-from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, Source
-from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, Reason
-from pullback.run.verify import graph_difference
+from pullback.run.node import ANY, EXACT, Compiled, Layout, Pull, ValueSource
+from pullback.run.paths import ABSENT, BATCHED, HOOKED, INFINITE, OPEN, TWICE, UncompiledReason
+from pullback.run.verify import gradient_names, graph_difference
 
 if TYPE_CHECKING:
     from pullback.run.specs import Spec
@@ -66,7 +65,7 @@ class Pulls:
                 self.made[key] = Pull(self._compiled(given), usual)
             except CaptureError as error:
                 self.spec.maker.refused(error)
-                self.made[key] = self.spec.text()
+                self.made[key] = self.spec.printed()
         return self.made[key]
 
     def _own(self, given: Sequence[Any], layouts: tuple[Layout, ...]) -> Pull | None:
@@ -79,14 +78,13 @@ class Pulls:
             spec.maker.refused(error)
             return None
         if spec.maker.verifies:
-            text = text_of(self.minimal, "backward", spec.recipe)
-            names = [f"the gradient of `{o.name}`" for o in spec.recipe.captured.inputs if o.needs]
-            graph = spec.recipe.parts.backward
-
-            def spared(row: list[Any]) -> Sequence[Any]:
-                return run(self._spared(row))
-
-            found = graph_difference(spared, text, graph, given, names)
+            found = graph_difference(
+                lambda row: run(self._spared(row)),
+                self.minimal.printed("backward", spec.recipe),
+                spec.recipe.parts.backward,
+                given,
+                gradient_names(spec.recipe),
+            )
             if found is not None:
                 spec.maker.differs(found)
                 return None
@@ -99,14 +97,13 @@ class Pulls:
         return Pull(run, layouts) if is_own else None
 
     def _compiled(self, given: Sequence[Any]) -> Compiled:
-        return compiled(
-            self.backend, self.minimal, given, "backward", is_open=False, donated=self.donated
+        return self.minimal.compiled(
+            self.backend, given, "backward", is_open=False, donated=self.donated
         )
 
     def _spared(self, given: Sequence[Any]) -> list[Any]:
         """The row, with copies of what the code may write over."""
-        pairs = enumerate(given)
-        return [Layout.of(x).empty().copy_(x) if i in self.donated else x for i, x in pairs]
+        return [Layout.copy_of(x) if i in self.donated else x for i, x in enumerate(given)]
 
 
 def _steps(layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
@@ -116,7 +113,7 @@ def _steps(layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
 def _laid(given: Sequence[Any], first: int, layouts: Sequence[Layout]) -> list[Any]:
     """The row with its cotangents copied into these layouts."""
     pairs = zip(given[first:], layouts, strict=True)
-    laid = [x if Layout.of(x).steps == o.steps else o.empty().copy_(x) for x, o in pairs]
+    laid = [x if Layout.of(x).steps == o.steps else o.filled(x) for x, o in pairs]
     return [*given[:first], *laid]
 
 
@@ -126,7 +123,7 @@ def donated_by(spec: Spec, backend: Backend) -> list[int]:
         return []
     pull = minimal(spec.recipe.parts.backward)
     places = _unshared(spec.recipe, spec.sources, spec.made or ())
-    return [place for place in places if Source(True, place) not in pull.sources]
+    return [place for place in places if ValueSource(True, place) not in pull.sources]
 
 
 def _unshared(recipe: Recipe, sources: Sequence[Any], made: Sequence[Any]) -> list[int]:
@@ -172,7 +169,7 @@ class General:
             reason = INFINITE
         if self.demands != ANY:
             spec.maker.uncompiled(reason)
-        call = Call(
+        call = DerivedCall(
             spec.recipe,
             numbers,
             Inputs(spec.places),
@@ -183,7 +180,7 @@ class General:
         )
         return tuple(spec.maker.derived.pull(call, kept, cotangents, wanted))
 
-    def _reason(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> Reason | None:
+    def _reason(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> UncompiledReason | None:
         """Why the compiled backward cannot serve; None if it can, with zeros for what is absent."""
         present = [c for c in cotangents if c is not None]
         if torch.is_grad_enabled():
@@ -212,11 +209,11 @@ class General:
         spec, recipe = self.spec, self.spec.recipe
         absent = {place for place, c in enumerate(cotangents) if c is None}
         pairs = zip(cotangents, spec.cotangents, strict=True)
-        laid = [like.empty().zero_() if c is None else like.empty().copy_(c) for c, like in pairs]
+        laid = [like.empty().zero_() if c is None else like.filled(c) for c, like in pairs]
         # The compiled backward may write over what is saved: it gets copies, with the strides that
         # it goes by, which a clone of a slice has not.
         saved = [(x, Layout.of(x, needs=False)) for x in kept[: recipe.saved_count]]
-        read = [x if like.overlaps else like.empty().copy_(x) for x, like in saved]
+        read = [x if like.overlaps else like.filled(x) for x, like in saved]
         row = [*read, *numbers, *laid]
         made = iter(self.backward(row).run(list(row)))
         pulled = [next(made) if one.needs else None for one in recipe.captured.inputs]

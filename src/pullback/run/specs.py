@@ -20,27 +20,26 @@ from pullback.derive.recipe import Recipe
 from pullback.errors import CaptureError
 from pullback.graph.split import split
 from pullback.run.backend import Backend
-from pullback.run.graphs import compiled, made_by, require_own_memory, text_of
-from pullback.run.minimal import Minimal, minimal, whole
-from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, Source
+from pullback.run.minimal import Minimal, minimal
+from pullback.run.node import ANY, EXACT, OPEN, Compiled, Layout, NodeSpec, Pull, ValueSource
 from pullback.run.open_sizes import OpenSizes
-from pullback.run.paths import Reason
+from pullback.run.paths import UncompiledReason
 from pullback.run.pulls import General, Pulls, donated_by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Maker:
+class SpecMaker:
     """What all specs of one composition share.
 
-    `uncompiled` is told why a backward runs without compiled code, `refused` why something cannot
-    be compiled, and `differs` of compiled code that computes something else. Where `verifies`,
-    backwards that are compiled later on are compared with their text.
+    `uncompiled` is called with why a backward runs without compiled code, `refused` why something
+    cannot be compiled, and `differs` of compiled code that computes something else. Where
+    `verifies`, backwards that are compiled later on are compared with their text.
     """
 
     name: str
     module: str
     derived: Any
-    uncompiled: Callable[[Reason], None]
+    uncompiled: Callable[[UncompiledReason], None]
     refused: Callable[[CaptureError], None]
     differs: Callable[[object], None]
     verifies: bool
@@ -49,7 +48,7 @@ class Maker:
 # ---- nodes ----
 
 
-def eager(maker: Maker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def eager(maker: SpecMaker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that runs the text."""
     parts = recipe.parts
     forward = minimal(parts.forward)
@@ -57,53 +56,68 @@ def eager(maker: Maker, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     def some(wanted: tuple[bool, ...]) -> Compiled:
         needed = tuple(place for place, want in enumerate(wanted) if want)
         graph = split(parts.joint, replace(parts.cut, needed=needed))[1]
-        return text_of(minimal(graph), "backward", recipe)
+        return minimal(graph).printed("backward", recipe)
 
-    run = text_of(Minimal(forward.graph, made_by(forward)), "forward", recipe)
+    run = forward.bare.printed("forward", recipe)
     spec = Spec(maker, recipe, row, forward.sources, run)
-    return replace(spec.finish(ANY, lambda _: spec.text()), some=some)
+    return replace(spec.finish(ANY, lambda _: spec.printed()), some=some)
 
 
-def open_sizes(maker: Maker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def open_sizes(
+    maker: SpecMaker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]
+) -> NodeSpec:
     """The node that is compiled once for tensors of every size."""
     forward = minimal(recipe.parts.forward)
-    bare = Minimal(forward.graph, made_by(forward))
-    run = OpenSizes(
-        compiled(backend, bare, row, "forward", is_open=True),
-        text_of(bare, "forward", recipe),
-        maker.refused,
-    )
-    with torch.no_grad():
-        made = run(list(row))
-    require_own_memory(recipe, forward.sources, row, made)
-    spec = Spec(maker, recipe, row, forward.sources, run, made)
+    code = forward.bare.compiled(backend, row, "forward", is_open=True)
+    run = OpenSizes(code, forward.bare.printed("forward", recipe), maker.refused)
+    spec = Spec(maker, recipe, row, forward.sources, run, _first_run(run, forward, recipe, row))
     pull = minimal(recipe.parts.backward)
 
     def backward(given: Sequence[Any]) -> Pull:
         try:
-            code = compiled(backend, pull, given, "backward", is_open=True)
+            code = pull.compiled(backend, given, "backward", is_open=True)
         except CaptureError as error:
             maker.refused(error)
-            return spec.text()
-        text = text_of(pull, "backward", recipe)
+            return spec.printed()
+        text = pull.printed("backward", recipe)
         return Pull(OpenSizes(code, text, maker.refused), spec.cotangents)
 
     return spec.finish(OPEN, backward)
 
 
-def exact(maker: Maker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
+def exact(maker: SpecMaker, backend: Backend, recipe: Recipe, row: Sequence[Tensor]) -> NodeSpec:
     """The node that is compiled for tensors of one layout."""
     count = recipe.captured.joint.output_count + recipe.saved_count
     forward = minimal(recipe.parts.forward, count)
-    bare = Minimal(forward.graph, made_by(forward))
-    run = compiled(backend, bare, row, "forward", is_open=False)
-    with torch.no_grad():
-        made = run(list(row))
-    require_own_memory(recipe, forward.sources, row, made)
-    spec = Spec(maker, recipe, row, forward.sources, run, made)
+    run = forward.bare.compiled(backend, row, "forward", is_open=False)
+    spec = Spec(maker, recipe, row, forward.sources, run, _first_run(run, forward, recipe, row))
     pulls = Pulls(spec, backend, donated_by(spec, backend))
     made_numbers = tuple(spec.numbers)
     return replace(spec.finish(EXACT, pulls), numbers=made_numbers, donated=tuple(pulls.donated))
+
+
+def _first_run(
+    run: Compiled, forward: Minimal, recipe: Recipe, row: Sequence[Tensor]
+) -> Sequence[Any]:
+    """What a compiled forward makes.
+
+    Raises if an output shares memory with another value: nobody would see it changed in place.
+    """
+    with torch.no_grad():
+        made = run(list(row))
+    count = recipe.captured.joint.output_count
+    outputs = [one for one in forward.sources[:count] if isinstance(one, ValueSource)]
+    tensors = [(ValueSource(True, i), x) for i, x in enumerate(row)]
+    tensors += [(ValueSource(False, i), x) for i, x in enumerate(made) if isinstance(x, Tensor)]
+    at = {source: x.untyped_storage().data_ptr() for source, x in tensors if x.numel()}
+    for one in outputs:
+        if one in at and sum(place == at[one] for place in at.values()) > 1:
+            raise CaptureError(
+                f"the outputs of `{recipe.captured.name}` must not share memory to be compiled",
+                got="an output that is a view of an input or of another value",
+                fix="clone it before it is returned",
+            )
+    return made
 
 
 class Spec:
@@ -111,7 +125,7 @@ class Spec:
 
     def __init__(
         self,
-        maker: Maker,
+        maker: SpecMaker,
         recipe: Recipe,
         row: Sequence[Tensor],
         sources: Sequence[Any],
@@ -134,9 +148,9 @@ class Spec:
                 Layout.of((row if s.is_input else made)[s.place], needs=False) for s in saved
             )
         )
-        saved += [s for i in range(len(row)) if (s := Source(True, i)) not in saved]
+        saved += [s for i in range(len(row)) if (s := ValueSource(True, i)) not in saved]
         self.saved = saved
-        self.places = [saved.index(Source(True, i)) for i in range(len(row))]
+        self.places = [saved.index(ValueSource(True, i)) for i in range(len(row))]
         self.live = recipe.live
         with torch.no_grad():
             outputs, _, self.numbers = recipe.run_row([x.detach() for x in row])
@@ -145,10 +159,10 @@ class Spec:
             for place, order in zip(self.live, recipe.orders, strict=True)
         )
 
-    def text(self) -> Pull:
+    def printed(self) -> Pull:
         """The backward as Python."""
         pull = minimal(self.recipe.parts.backward)
-        return Pull(text_of(pull, "backward", self.recipe), self.cotangents)
+        return Pull(pull.printed("backward", self.recipe), self.cotangents)
 
     def finish(self, demands: str, backward: Callable[[Sequence[Any]], Pull]) -> NodeSpec:
         """The spec."""
@@ -189,16 +203,13 @@ def forward_only(
     With it come the compiled graph, and the graph.
     """
     forward = minimal(recipe.parts.forward, recipe.captured.joint.output_count)
-    bare = Minimal(forward.graph, made_by(forward))
-    code = compiled(backend, bare, row, "forward", is_open=False)
-    with torch.no_grad():
-        made = code(list(row))
-    require_own_memory(recipe, forward.sources, row, made)
-    run = whole(forward, code)
+    code = forward.bare.compiled(backend, row, "forward", is_open=False)
+    _first_run(code, forward, recipe, row)
+    run = forward.whole(code)
 
     def outputs(*row: Any) -> Any:
         with torch.no_grad():
             made = run(list(row))
         return made[0] if len(forward.sources) == 1 else tuple(made)
 
-    return outputs, code, bare
+    return outputs, code, forward.bare

@@ -1,4 +1,4 @@
-"""The C++ compiler, and what it is told to build against the installed torch."""
+"""The C++ compiler, and its options to build against the installed torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def language_standard() -> int:
     return 20 if said else 17
 
 
-# ---- what the compiler is told ----
+# ---- the options of the compiler ----
 
 
 def options(*, python: bool = False) -> list[str]:

@@ -19,18 +19,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
-from pullback.capture.closeness import Difference, Measured, compared, is_number
+from pullback.capture.closeness import Measured, ValueDifference, is_number, value_difference
 from pullback.capture.fake import apart, size_with
 from pullback.capture.indices import is_index
 from pullback.capture.modes import autocast_off
 from pullback.capture.seeds import normal
-from pullback.capture.watch import Watcher
-from pullback.derive.recipe import Recipe, laid_out
-from pullback.graph.cost import op_of
+from pullback.derive.recipe import Recipe, dense_cotangent
+from pullback.graph.cost import is_opaque, op_of
 from pullback.graph.parts import calls
-from pullback.graph.values import CASTS, flat_leaves, narrowed_to, value_of
-from pullback.run.node import MISS
+from pullback.graph.values import CASTS, flat_leaves, held_value, narrowed_to
+from pullback.run.node import MISS, Layout
 
 NUDGE = 4.0  # units in the last place by which inputs are moved to look for steps
 MEMORY = 0.5  # the part of the free memory that double precision may take
@@ -38,7 +38,7 @@ MEMORY = 0.5  # the part of the free memory that double precision may take
 
 def node_difference(
     node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
-) -> tuple[Difference | None, bool]:
+) -> tuple[ValueDifference | None, bool]:
     """How a node differs from its recipe on `row`, whose tensors need gradients as in a call.
 
     And whether a difference would have shown in every value. Where the node does not take the row,
@@ -51,18 +51,18 @@ def node_difference(
 
 def _node_differs(
     node: Callable[..., Any], recipe: Recipe, row: Sequence[Tensor]
-) -> tuple[Difference | None, bool]:
+) -> tuple[ValueDifference | None, bool]:
     """The difference on one row, and whether the row would show one in every value."""
     captured, is_telling = recipe.captured, True
     live = [o.index for o in captured.outputs if o.differentiable and o.index is not None]
-    with apart(Watcher), autocast_off(), torch.enable_grad():
+    with apart(), autocast_off(), torch.enable_grad():
         given = [x.detach().requires_grad_(x.requires_grad) for x in row]
         made = node(*given)
         if made is MISS:
             return None, True
         outputs = [made] if isinstance(made, Tensor) else list(made)
         needing = [x for x, one in zip(given, captured.inputs, strict=True) if one.needs]
-        names = [*_output_names(len(outputs)), *_gradient_names(recipe)]
+        names = [*_output_names(len(outputs)), *gradient_names(recipe)]
         patterns = _patterns(recipe, [outputs[place].detach() for place in live])
         for number, cotangents in enumerate(patterns):
             gradients = torch.autograd.grad(
@@ -72,7 +72,7 @@ def _node_differs(
                 retain_graph=True,
                 allow_unused=True,
             )
-            trial = Trial(
+            trial = GraphTrial(
                 captured.joint.graph, _run_of(recipe), (*(x.detach() for x in row), *cotangents)
             )
             found = trial.difference([*outputs, *gradients], names)
@@ -89,13 +89,13 @@ def graph_difference(
     graph: fx.Graph,
     row: Sequence[Any],
     names: Sequence[str],
-) -> Difference | None:
+) -> ValueDifference | None:
     """How a compiled graph differs from its text on one row of arguments."""
 
-    def differs(row: Sequence[Any]) -> tuple[Difference | None, bool]:
-        with apart(Watcher), autocast_off(), torch.no_grad():
+    def differs(row: Sequence[Any]) -> tuple[ValueDifference | None, bool]:
+        with apart(), autocast_off(), torch.no_grad():
             got = compiled(list(row))
-            trial = Trial(graph, lambda row: text(list(row)), tuple(row))
+            trial = GraphTrial(graph, lambda row: text(list(row)), tuple(row))
             found = trial.difference(got, names)
             return found, found is not None or all(map(_is_telling, trial.values))
 
@@ -103,10 +103,10 @@ def graph_difference(
 
 
 def _first_difference(
-    differs: Callable[[Sequence[Any]], tuple[Difference | None, bool]],
+    differs: Callable[[Sequence[Any]], tuple[ValueDifference | None, bool]],
     graph: fx.Graph,
     row: Sequence[Any],
-) -> tuple[Difference | None, bool]:
+) -> tuple[ValueDifference | None, bool]:
     """The difference on `row`; where it tells nothing of a value, on drawn numbers too."""
     found, is_telling = differs(row)
     for draw in (_any_number, _positive) if not is_telling and _may_draw(graph) else ():
@@ -132,27 +132,22 @@ def _may_draw(graph: fx.Graph) -> bool:
     Not where some become integers, which may point somewhere, nor for kernels that are not
     PyTorch's, which may trust them.
     """
-    drawn = {node for node in graph.find_nodes(op="placeholder") if is_number(value_of(node))}
+    drawn = {node for node in graph.find_nodes(op="placeholder") if is_number(held_value(node))}
     for node in calls(graph):
-        has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(value_of(node)))  # no sizes
+        has_numbers = any(isinstance(x, Tensor) for x in flat_leaves(held_value(node)))  # no sizes
         if has_numbers and not drawn.isdisjoint(node.all_input_nodes):
-            if _is_foreign(node) or (node.target in CASTS and is_index(value_of(node))):
+            is_foreign = op_of(node) is not None and is_opaque(node)
+            if is_foreign or (node.target in CASTS and is_index(held_value(node))):
                 return False
             drawn.add(node)
     return True
 
 
-def _is_foreign(node: fx.Node) -> bool:
-    op = op_of(node)
-    return op is not None and op.namespace not in ("aten", "prims")
-
-
 def _drawn(x: Any, seed: int, draw: Callable[[Tensor], Tensor]) -> Any:
     """Other numbers in the layout of `x`; `x` itself where it holds no such, or repeats some."""
-    if not is_number(x) or _overlaps(x):
+    if not is_number(x) or Layout.of(x).overlaps:
         return x
-    laid = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return laid.copy_(draw(normal(x, seed))).requires_grad_(x.requires_grad)
+    return Layout.of(x).filled(draw(normal(x, seed))).requires_grad_(x.requires_grad)
 
 
 def _any_number(drawn: Tensor) -> Tensor:
@@ -180,7 +175,7 @@ def _run_of(recipe: Recipe) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def _patterns(recipe: Recipe, outputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Rows of cotangents for these outputs: all of them, then each alone."""
     drawn = [
-        laid_out(normal(y, seed), order)
+        dense_cotangent(normal(y, seed), order)
         for seed, (y, order) in enumerate(zip(outputs, recipe.orders, strict=True))
     ]
     yield drawn
@@ -193,7 +188,8 @@ def _output_names(count: int) -> list[str]:
     return ["the output"] if count == 1 else [f"output {place}" for place in range(count)]
 
 
-def _gradient_names(recipe: Recipe) -> list[str]:
+def gradient_names(recipe: Recipe) -> list[str]:
+    """What the gradients of a recipe are called in messages."""
     return [f"the gradient of `{one.name}`" for one in recipe.captured.inputs if one.needs]
 
 
@@ -201,14 +197,14 @@ def _gradient_names(recipe: Recipe) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class GraphTrial:
     """A graph on one row of arguments: by eager ops (`run`), in double precision, and nearby."""
 
     graph: fx.Graph
     run: Callable[[Sequence[Any]], Sequence[Any]]
     row: tuple[Any, ...]
 
-    def difference(self, got: Sequence[Any], names: Sequence[str]) -> Difference | None:
+    def difference(self, got: Sequence[Any], names: Sequence[str]) -> ValueDifference | None:
         """The first of the values that differs, for what another way to run the graph gave."""
         for place, (name, mine, theirs) in enumerate(zip(names, got, self.values, strict=True)):
             measured = Measured(
@@ -217,7 +213,7 @@ class Trial:
                 self.terms,
                 self.steps,
             )
-            found = compared(name, mine, theirs, measured)
+            found = value_difference(name, mine, theirs, measured)
             if found is not None:
                 return found
         return None
@@ -327,17 +323,13 @@ def _nudged(row: Sequence[Any], sign: int) -> list[Any]:
     """
     moved = []
     for seed, x in enumerate(row):
-        if is_number(x) and x.numel() and not _overlaps(x):
+        if is_number(x) and x.numel() and not Layout.of(x).overlaps:
             eps = torch.finfo(x.dtype).eps
             sides = normal(torch.empty(x.shape, device=x.device), seed).sign() * sign
-            near = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-            x = near.copy_(x.detach() + x.detach() * (sides * (NUDGE * eps)).to(x.dtype))
+            step = (sides * (NUDGE * eps)).to(x.dtype)
+            x = Layout.of(x).filled(x.detach() + x.detach() * step)
         moved.append(x)
     return moved
-
-
-def _overlaps(x: Tensor) -> bool:
-    return any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
 
 
 # ---- double precision ----
@@ -354,16 +346,13 @@ class _Doubled(fx.Interpreter):
         if n.op != "call_function":
             return fx.Interpreter.run_node(self, n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        made = n.target(*_widened(args), **_widened(kwargs))  # type: ignore[operator]
+        args, kwargs = map_aggregate((args, kwargs), _widened)
+        made = n.target(*args, **kwargs)  # type: ignore[operator]
         narrowed = narrowed_to(n)
         return made if narrowed is None else made.to(narrowed).to(made.dtype)
 
 
 def _widened(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _widened(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_widened(item) for item in value)
     if isinstance(value, torch.dtype) and value.is_complex:
         return torch.complex128
     if isinstance(value, torch.dtype) and value.is_floating_point:

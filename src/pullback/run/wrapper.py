@@ -26,7 +26,7 @@ Step = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class WrapperSteps:
     """A function as steps on numbered registers; its arguments are in the first of them.
 
     `device` is the number of the GPU that it runs on, or -1 for a CPU; `reused` are the places of
@@ -42,7 +42,7 @@ class Reading:
     made: tuple[int, ...]
 
 
-def reading_of(call: Callable[..., Any], row: Sequence[Any]) -> Reading | None:
+def reading_of(call: Callable[..., Any], row: Sequence[Any]) -> WrapperSteps | None:
     """The function `call` of a module of Inductor's, for arguments like `row`; None if unread."""
     code = getattr(call, "__code__", None)
     if not isinstance(call, types.FunctionType) or code is None or call.__name__ != "call":
@@ -80,13 +80,13 @@ class _Reader:
     constants: list[tuple[int, Tensor]] = field(default_factory=list)
     made: list[int] | None = None
 
-    def reading(self) -> Reading:
+    def reading(self) -> WrapperSteps:
         if self.made is None:
             raise Unread("no result")
         taken = tuple(i for i, value in enumerate(self.row) if isinstance(value, Tensor))
         reused = tuple(place for i, place in enumerate(taken) if i in self.renamed)
         rows = tuple(self.steps), tuple(self.constants), tuple(self.made)
-        return Reading(self.device, reused, self.count, taken, *rows)
+        return WrapperSteps(self.device, reused, self.count, taken, *rows)
 
     # ---- statements ----
 

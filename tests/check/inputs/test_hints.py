@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.check.inputs.hints import guessed
 from pullback.check.target import target_of
-from pullback.judge.example import words_of
+from pullback.judge.example import describe_value
 
 
 def no_gradient(ctx, g):
@@ -75,7 +75,7 @@ def test_guess_follows_the_hints(case):
     args = guessed(target_of(function(forward)))
 
     assert args is not None
-    assert ", ".join(words_of(arg) for arg in args) == expected
+    assert ", ".join(describe_value(arg) for arg in args) == expected
 
 
 def test_shape_with_working_backward_is_preferred():

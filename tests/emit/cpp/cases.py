@@ -25,8 +25,8 @@ from examples import (
     roi_align,
 )
 from pullback.emit.cpp.library import library_text
-from pullback.emit.cpp.op import function_of
-from pullback.emit.subject import Subject, subject_of
+from pullback.emit.cpp.op import cpp_function
+from pullback.emit.subject import EmitSubject, subject_of
 from tests.diagnose import sound
 
 HANDWRITTEN = Path(__file__).parent / "handwritten.cpp"
@@ -72,7 +72,7 @@ class Case:
         rest = self.plain if plain is None else plain
         return lambda *ts: op(*([ts[0].clone(), *ts[1:]] if self.changes else ts), *rest)
 
-    def subject(self) -> Subject:
+    def subject(self) -> EmitSubject:
         """What is emitted."""
         tensors = self.tensors()
         given = [tensors[0].clone(), *tensors[1:]] if self.changes else tensors
@@ -248,9 +248,9 @@ def class_name(name: str) -> str:
     return "Case" + "".join(part.capitalize() for part in name.split("_"))
 
 
-def emit_together(subjects: Sequence[Subject]) -> str:
+def emit_together(subjects: Sequence[EmitSubject]) -> str:
     """One C++ file with the ops of several subjects: it takes hardly longer to compile."""
-    return library_text(["Many ops at once."], [function_of(subject) for subject in subjects])
+    return library_text(["Many ops at once."], [cpp_function(subject) for subject in subjects])
 
 
 def library_source() -> str:

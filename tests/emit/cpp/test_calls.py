@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pullback.emit.compiled import build
+from pullback.emit.compiled import build_file
 from pullback.emit.cpp.library import NAMESPACE
 from pullback.emit.cpp.op import emit_cpp
 from pullback.emit.subject import subject_of
@@ -113,7 +113,7 @@ def ops(tmp_path_factory):
     file = folder / "calls.cpp"
     subjects = [subject_of(thing, examples) for thing, examples in EXAMPLES.items()]
     file.write_text(emit_together(subjects), encoding="utf-8")
-    return build(file, cache=folder / "cache", flags=["-O0"])
+    return build_file(file, cache=folder / "cache", flags=["-O0"])
 
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.slow]
@@ -274,7 +274,7 @@ def test_second_op_of_a_name_is_refused_in_words(ops, tmp_path):
     file = tmp_path / "other.cpp"
     file.write_text(emit_together([subject_of(divided, (row(3),))]), encoding="utf-8")
     with pytest.raises(BuildError) as caught:
-        build(file, cache=tmp_path / "cache", flags=["-O0"])
+        build_file(file, cache=tmp_path / "cache", flags=["-O0"])
 
     assert caught.value.rule == "`emitted::divided` must not be registered twice in one process"
     assert "another name" in caught.value.facts["fix"]

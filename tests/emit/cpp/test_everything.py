@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pullback.capture.trees import flatten, tensors_in
-from pullback.emit.compiled import build
+from pullback.capture.trees import flatten, tensor_leaves
+from pullback.emit.compiled import build_file
 from pullback.emit.python.module import snake
 from pullback.emit.subject import subject_of
 from tests.derive.functions import CASES, differences, pulled, pulled_twice, tensors_of
@@ -44,22 +44,22 @@ def ops(tmp_path_factory):
     folder = tmp_path_factory.mktemp("every")
     file = folder / "every.cpp"
     file.write_text(emit_together(subjects), encoding="utf-8")
-    build(file, cache=folder / "cache", flags=["-O0"])
+    build_file(file, cache=folder / "cache", flags=["-O0"])
     return {name: getattr(torch.ops.emitted, snake(class_name(name))) for name in CASES}
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in AROUND])
 def test_op_agrees_with_its_function(name, ops):
     case = CASES[name]
-    first, count = plain_of(case.arguments()), len(tensors_in(case.arguments()))
+    first, count = plain_of(case.arguments()), len(tensor_leaves(case.arguments()))
 
     def call(*arguments):
-        return ops[name](*tensors_in(arguments))
+        return ops[name](*tensor_leaves(arguments))
 
     rows = [case.arguments(row) for row in range(len(case.rows))]
     served = 0
     for arguments in rows:
-        if plain_of(arguments) != first or len(tensors_in(arguments)) != count:
+        if plain_of(arguments) != first or len(tensor_leaves(arguments)) != count:
             continue  # the op is written for the plain arguments of the example
         outputs, said = attempt(call, *arguments)
         assert not said or " must " in said or "emitted for sizes" in said
@@ -77,7 +77,7 @@ def test_second_derivative_is_right_or_refused(name, ops):
     case = CASES[name]
     arguments = case.arguments()
     expected = pulled_twice(case.truth or case.program, case.arguments())
-    found, said = attempt(pulled_twice, lambda *a: ops[name](*tensors_in(a)), arguments)
+    found, said = attempt(pulled_twice, lambda *a: ops[name](*tensor_leaves(a)), arguments)
 
     assert not said or "there is no second derivative" in said
     assert said or near(found, expected, 1e-8) == []

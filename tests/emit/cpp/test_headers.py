@@ -7,7 +7,7 @@ import torch
 
 from pullback.emit.cpp import headers
 from pullback.emit.cpp import values as cpp_values
-from pullback.emit.cpp.headers import split_types, ways_of
+from pullback.emit.cpp.headers import call_forms, split_types
 from pullback.run.toolchain import include_folder
 
 # Arguments that no captured op has, but for their defaults.
@@ -15,7 +15,7 @@ NEVER = {"at::Generator", "at::Storage", "at::Stream", "at::DeviceIndex"}
 
 
 def test_ways_of_common_op_are_found():
-    ways = ways_of("sum", "dim_IntList")
+    ways = call_forms("sum", "dim_IntList")
 
     assert ways.struct.name == "at::_ops::sum_dim_IntList::call"
     assert ways.struct.gives == "at::Tensor"
@@ -30,13 +30,13 @@ def test_ways_of_common_op_are_found():
 
 
 def test_symbolic_sizes_are_preferred():
-    assert ways_of("view", "").method.name == "view_symint"
-    assert ways_of("expand", "").method.takes[1] == "c10::SymIntArrayRef"
-    assert ways_of("view", "").function is None
+    assert call_forms("view", "").method.name == "view_symint"
+    assert call_forms("expand", "").method.takes[1] == "c10::SymIntArrayRef"
+    assert call_forms("view", "").function is None
 
 
 def test_unknown_op_has_no_way():
-    assert ways_of("no_such_op", "") is None
+    assert call_forms("no_such_op", "") is None
 
 
 def test_commas_inside_brackets_part_nothing():
@@ -54,7 +54,7 @@ def test_every_aten_op_can_be_called():
         base, _, overload = rest.partition(".")
         if space != "aten" or not (include_folder() / "ATen" / "ops" / f"{base}_ops.h").is_file():
             continue
-        ways = ways_of(base, overload)
+        ways = call_forms(base, overload)
         if ways is None:
             missing.append(name)
             continue

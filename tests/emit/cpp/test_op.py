@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pullback as pb
 from examples import my_relu, roi_align
-from pullback.emit.compiled import build
+from pullback.emit.compiled import build_file
 from pullback.emit.cpp.op import emit_cpp
 from pullback.emit.python.module import snake
 from tests.emit.cpp.cases import (
@@ -39,7 +39,7 @@ def ops(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cases")
     file = folder / "cases.cpp"
     file.write_text(library_source(), encoding="utf-8")
-    build(file, cache=folder / "cache", flags=["-O0"])  # compiling takes most of the time
+    build_file(file, cache=folder / "cache", flags=["-O0"])  # compiling takes most of the time
     return {name: getattr(torch.ops.emitted, snake(class_name(name))) for name in CASES}
 
 

@@ -15,7 +15,7 @@ from pullback.derive import recipe
 from pullback.emit.python.module import snake
 from pullback.errors import CaptureError, DifferingTextError
 from pullback.graph.patterns import call, tensors
-from pullback.graph.rewrite import Rule
+from pullback.graph.rewrite import RewriteRule
 from pullback.graph.values import aten
 from tests.emit.python import cases as python_cases
 from tests.emit.python.cases import Round, Wrong, cases, centred, row, square_sin, swish
@@ -462,7 +462,9 @@ def test_many_numbers_are_recorded_as_sums():
 
 
 (a,) = tensors("a")
-SPOILED = Rule.of("spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose")
+SPOILED = RewriteRule.of(
+    "spoiled", call(aten.cos.default, a), lambda a: a * a, why="wrong, on purpose"
+)
 
 
 def test_wrong_readable_rule_is_left_out(monkeypatch):

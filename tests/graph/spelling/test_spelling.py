@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from pullback.errors import UnsupportedOpError
-from pullback.graph.spelling.expressions import Writer
-from pullback.graph.text import function_text, text_of
+from pullback.graph.spelling.expressions import PythonWriter
+from pullback.graph.text import function_text, graph_text
 from tests.graph.graphs import assert_same_bits, graph_of, listed, randn, run
 
 aten = torch.ops.aten
@@ -196,7 +196,7 @@ def test_op_has_its_form(name):
     fn, expected = FORMS[name]
     graph, inputs, names = described(fn)
 
-    text = text_of(graph, names)
+    text = graph_text(graph, names)
 
     assert text.returned == (expected,) or text.statements[-1].endswith(expected)
     namespace = {"torch": torch}
@@ -222,7 +222,7 @@ def test_loss_of_classes_has_its_form(settings, expected):
     graph.output_node().args = ((loss,),)
     names = {x: "x", t: "t"}
 
-    assert text_of(graph, names).returned == (expected,)
+    assert graph_text(graph, names).returned == (expected,)
     namespace = {"torch": torch}
     exec(function_text(graph, "form", names), namespace)
     assert_same_bits(listed(namespace["form"](*inputs)), run(graph, *inputs))
@@ -247,12 +247,12 @@ def test_size_is_read_from_a_tensor(name):
     fn, expected = SIZES[name]
     graph, _, names = described(fn, symbolic=True)
 
-    assert text_of(graph, names).returned == (expected,)
+    assert graph_text(graph, names).returned == (expected,)
 
 
 def writer_for(x):
     """A writer that knows one argument, `x`."""
-    return Writer((x,), {x: "x"}, {})
+    return PythonWriter((x,), {x: "x"}, {})
 
 
 def test_symbolic_size_is_found_in_an_argument():

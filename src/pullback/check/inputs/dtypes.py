@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pullback.judge.example import Example, name_of
+from pullback.judge.example import Example, dtype_name
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -37,4 +37,4 @@ def coarser_of(tensor: Tensor) -> Iterator[tuple[str, torch.dtype]]:
     """The coarser dtypes in which every entry of the tensor could be written."""
     for dtype in COARSER.get(tensor.dtype, ()):
         if torch.equal(tensor.to(dtype).to(tensor.dtype), tensor):
-            yield name_of(dtype), dtype
+            yield dtype_name(dtype), dtype

@@ -170,7 +170,9 @@ def untied(example: Example) -> Iterator[Example]:
                     if n != number and s == size
                 ]
                 label = f"dimension {dim} of size {size} as {size + 3}"
-                for group in ([(number, dim)], [(number, dim), *others]):
+                is_alike = any(t.shape == tensor.shape for t in tensors if t is not tensor)
+                alone = [] if is_alike else [[(number, dim)]]
+                for group in (*alone, [(number, dim), *others]):
                     yield resized(
                         example, {size: size + 3}, label, only=frozenset(group), follow=False
                     )

@@ -1,4 +1,4 @@
-"""Graphs that are alike but for some numbers: which, where, and other numbers in their place."""
+"""Graphs that differ in some numbers alone: where, and how to put other numbers there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from pullback.emit.cpp.nodes import arguments_of
+from pullback.emit.cpp.nodes import op_arguments
 from pullback.graph.cost import op_of
 
 Place = tuple[int, int, int]
@@ -75,7 +75,7 @@ def _apart(
     found: dict[int, Any] = {}
     parameters = op_of(a)._schema.arguments
     uniform = UNIFORM.get(op_of(a)._schema.name.partition("::")[2].removesuffix("_backward"), ())
-    for place, (x, y) in enumerate(zip(arguments_of(a), arguments_of(b), strict=True)):
+    for place, (x, y) in enumerate(zip(op_arguments(a), op_arguments(b), strict=True)):
         if _shown(x, first) == _shown(y, second):
             continue
         is_number = type(x) in (int, float) and type(y) is type(x)
@@ -100,10 +100,10 @@ def _shown(tree: Any, numbers: dict[fx.Node, int]) -> str:
 def number_at(graphs: Sequence[fx.Graph], place: Place) -> Any:
     """The number that stands in a place."""
     index, node, argument = place
-    return arguments_of(list(graphs[index].nodes)[node])[argument]
+    return op_arguments(list(graphs[index].nodes)[node])[argument]
 
 
-def put(graphs: Sequence[fx.Graph], place: Place, value: Any) -> None:
+def put_number(graphs: Sequence[fx.Graph], place: Place, value: Any) -> None:
     """Put another number in a place."""
     index, number, argument = place
     node = list(graphs[index].nodes)[number]

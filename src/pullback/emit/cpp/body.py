@@ -12,16 +12,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from pullback.emit.cpp.calls import spell
-from pullback.emit.cpp.values import SYMBOLIC, Expression, Writer, quoted, unwritable
+from pullback.emit.cpp.calls import spell_cpp
+from pullback.emit.cpp.values import SYMBOLIC, CppWriter, no_cpp_form, quoted, symbolic_type
 from pullback.graph.cost import is_opaque, is_random, op_of
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.dead import drop_dead
-from pullback.graph.names import Names
-from pullback.graph.text import uses_of
+from pullback.graph.names import Names, unused
+from pullback.graph.spelling.expressions import Expression
+from pullback.graph.text import unpacking_users, uses_of
 
 WIDTH = 92
 """The longest statement, with room for its indentation."""
@@ -50,7 +50,7 @@ RESERVED = frozenset(
 """Words that C++ or the emitted file has a use for."""
 
 
-def legal(wish: str) -> str:
+def cpp_identifier(wish: str) -> str:
     """`wish` as an identifier of C++ that means nothing else."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", wish) or "_"
     name = f"v{name}" if name[0].isdigit() else name
@@ -90,7 +90,7 @@ class Body:
             self._name(node)
         sources = [node for node in placeholders if isinstance(node.meta.get("val"), Tensor)]
         self.placeholders = list(placeholders)
-        self.writer = Writer(self.names, sources)
+        self.writer = CppWriter(sources, self.names)
         self.needs = self._needs()
         self.blocks: dict[frozenset[int], list[str]] = {}
         self.early: dict[frozenset[int], list[str]] = {}
@@ -106,7 +106,7 @@ class Body:
         """A returned value."""
         if isinstance(value, fx.Node):
             return self.writer.node(value).text
-        raise unwritable("a value that is no tensor", repr(value))
+        raise no_cpp_form("a value that is no tensor", repr(value))
 
     # ---- which gradients need what ----
 
@@ -120,12 +120,8 @@ class Body:
             return dict.fromkeys(self.graph.nodes, everything)
         found: dict[fx.Node, set[int]] = {node: set() for node in self.graph.nodes}
         for place in everything:
-            pending = [self.returned[place]]
-            while pending:
-                node = pending.pop()
-                if place not in found[node]:
-                    found[node].add(place)
-                    pending += node.all_input_nodes
+            for node in ancestors([self.returned[place]]):
+                found[node].add(place)
         # A draw moves the stream of random numbers, whoever needs it.
         draws = {node for node in found if is_random(node)}
         for node in draws:
@@ -156,7 +152,7 @@ class Body:
     def _write(self, node: fx.Node) -> None:
         if node in self.names:  # unpacked already
             return
-        expression = spell(self.writer, node)
+        expression = spell_cpp(self.writer, node)
         if self._is_inlinable(node, expression):
             self.writer.inlined[node] = expression
         else:
@@ -209,24 +205,22 @@ class Body:
         everything = self._everything()
         for places, lines in self.blocks.items():
             if places == everything:
-                yield from (part for line in lines for part in wrapped(line, ""))
+                yield from (part for line in lines for part in wrapped_statement(line, ""))
                 continue
             yield from self.early.get(places, ())
             yield f"if ({' || '.join(self.flags[place] for place in sorted(places))}) {{"
-            yield from (part for line in lines for part in wrapped(line, "  "))
+            yield from (part for line in lines for part in wrapped_statement(line, "  "))
             yield "}"
 
     # ---- names ----
 
     def _name(self, node: fx.Node) -> str:
         if node not in self.names:
-            self.names[node] = self._unused(legal(self.wishes.get(node.name, node.name)))
+            self.names[node] = self._unused(cpp_identifier(self.wishes.get(node.name, node.name)))
         return self.names[node]
 
     def _unused(self, wish: str) -> str:
-        name, number = wish, 1
-        while name in self.taken:
-            name, number = f"{wish}_{number}", number + 1
+        name = unused(wish, self.taken)
         self.taken.add(name)
         return name
 
@@ -247,15 +241,9 @@ def _is_list(node: fx.Node) -> bool:
 
 def _takers(node: fx.Node) -> list[fx.Node | None]:
     """The nodes that take the results of `node` apart, if that is all that is done with it."""
-    op, users = op_of(node), list(node.users)
+    op = op_of(node)
     count = 0 if op is None else len(op._schema.returns)
-    if count < 2 or len(users) < 2 or any(u.target is not operator.getitem for u in users):
-        return []
-    takers: dict[Any, fx.Node] = {}
-    for user in users:
-        if takers.setdefault(user.args[1], user) is not user:
-            return []
-    return [takers.get(index) for index in range(count)]
+    return unpacking_users(node, count) if count > 1 else []
 
 
 def _declared(node: fx.Node) -> str:
@@ -263,19 +251,15 @@ def _declared(node: fx.Node) -> str:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         return "at::Tensor"
-    if isinstance(value, torch.SymFloat | float):
-        return "c10::SymFloat"
-    if isinstance(value, torch.SymBool | bool):
-        return "c10::SymBool"
-    if isinstance(value, torch.SymInt | int):
-        return "c10::SymInt"
+    if isinstance(value, SYMBOLIC):
+        return symbolic_type(value)
     op = op_of(node)
     if op is not None and len(op._schema.returns) > 1 and isinstance(value, tuple | list):
         return f"std::tuple<{', '.join('at::Tensor' for _ in value)}>"
     return "std::vector<at::Tensor>"
 
 
-def wrapped(line: str, indent: str) -> Iterator[str]:
+def wrapped_statement(line: str, indent: str) -> Iterator[str]:
     """A statement over as many lines as it takes: broken after commas, never inside a string."""
     limit = WIDTH - len(indent)
     first = True

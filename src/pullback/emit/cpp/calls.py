@@ -14,15 +14,16 @@ import torch
 from torch import fx
 
 from pullback.emit.cpp.dispatched import dispatched
-from pullback.emit.cpp.headers import Callee, Ways, rivals, ways_of
-from pullback.emit.cpp.nodes import arguments_of, ops_inside, place_of
+from pullback.emit.cpp.headers import Callee, CallForms, call_forms, rivals
+from pullback.emit.cpp.nodes import node_place, op_arguments, ops_inside
 from pullback.emit.cpp.numbers import arithmetic
 from pullback.emit.cpp.operators import OWN
-from pullback.emit.cpp.values import ATOM, Expression, Writer, is_number, unwritable
+from pullback.emit.cpp.values import CppWriter, is_number_argument, no_cpp_form
 from pullback.graph.cost import op_of
+from pullback.graph.spelling.expressions import ATOM, Expression
 
 
-def spell(writer: Writer, node: fx.Node) -> Expression:
+def spell_cpp(writer: CppWriter, node: fx.Node) -> Expression:
     """The expression that computes `node`."""
     if node.target is operator.getitem:
         return _result(writer, node)
@@ -30,7 +31,7 @@ def spell(writer: Writer, node: fx.Node) -> Expression:
     if op is None:
         return arithmetic(writer, node)
     own = OWN.get(op)
-    written = own(writer, node, *arguments_of(node)) if own else None
+    written = own(writer, node, *op_arguments(node)) if own else None
     if written is not None:
         return written
     return _called(writer, node)
@@ -39,16 +40,16 @@ def spell(writer: Writer, node: fx.Node) -> Expression:
 # ---- ATen ----
 
 
-def _called(writer: Writer, node: fx.Node) -> Expression:
+def _called(writer: CppWriter, node: fx.Node) -> Expression:
     op = op_of(node)
     base, overload = op._schema.name.partition("::")[2], op._schema.overload_name
-    ways = ways_of(base, overload) if op.namespace == "aten" else None
+    ways = call_forms(base, overload) if op.namespace == "aten" else None
     if ways is None:
         return dispatched(writer, node)
-    given = arguments_of(node)
+    given = op_arguments(node)
     if _has_options(op):
         return _with_options(writer, node, base, ways, given)
-    if ways.method is not None and not is_number(given[0]):
+    if ways.method is not None and not is_number_argument(given[0]):
         return _method(writer, node, base, ways.method, given)
     if ways.function is not None:
         writer.includes.add(f"ATen/ops/{base}.h")
@@ -63,7 +64,7 @@ def _called(writer: Writer, node: fx.Node) -> Expression:
 
 
 def _method(
-    writer: Writer, node: fx.Node, base: str, callee: Callee, given: list[Any]
+    writer: CppWriter, node: fx.Node, base: str, callee: Callee, given: list[Any]
 ) -> Expression:
     owner = writer.node(given[0]).within(ATOM)
     texts = _texts(writer, node, base, callee, given, is_method=True)
@@ -71,7 +72,13 @@ def _method(
 
 
 def _texts(
-    writer: Writer, node: fx.Node, base: str, callee: Callee, given: list[Any], *, is_method: bool
+    writer: CppWriter,
+    node: fx.Node,
+    base: str,
+    callee: Callee,
+    given: list[Any],
+    *,
+    is_method: bool,
 ) -> list[str]:
     """The arguments of a call, without those at its end that are as they are by default."""
     parameters = op_of(node)._schema.arguments
@@ -118,7 +125,7 @@ def _has_options(op: Any) -> bool:
 
 
 def _with_options(
-    writer: Writer, node: fx.Node, base: str, ways: Ways, given: list[Any]
+    writer: CppWriter, node: fx.Node, base: str, ways: CallForms, given: list[Any]
 ) -> Expression:
     """A call of an op that says what kind of tensor it makes: `at::zeros({n}, x.options())`."""
     names = [parameter.name for parameter in op_of(node)._schema.arguments]
@@ -126,21 +133,16 @@ def _with_options(
     start = names.index("dtype")
     callee = ways.function or ways.method
     if callee is None:
-        raise unwritable("an op without a function in C++", f"`{base}`", place_of(node))
+        raise no_cpp_form("an op without a function in C++", f"`{base}`", node_place(node))
     is_method = ways.function is None
     before = zip(given[:start], callee.takes[:start], strict=True)
     texts = [writer.argument(value, kind, is_exact=True) for value, kind in before]
     options = _options(writer, values, is_like="self" in names)
-    rest = [
-        writer.argument(value, kind, is_exact=True)
-        for value, kind in zip(given[start + 4 :], callee.takes[start + 4 :], strict=True)
-    ]
-    if rest and all(
-        _is_default(parameter, value)
-        for parameter, value in zip(
-            op_of(node)._schema.arguments[start + 4 :], given[start + 4 :], strict=True
-        )
-    ):
+    parameters = op_of(node)._schema.arguments
+    last = zip(given[start + 4 :], callee.takes[start + 4 :], parameters[start + 4 :], strict=True)
+    behind = list(last)
+    rest = [writer.argument(value, kind, is_exact=True) for value, kind, _ in behind]
+    if all(_is_default(parameter, value) for value, _, parameter in behind):
         rest = []
     if options or rest:
         texts += [options or "at::TensorOptions()", *rest]
@@ -155,21 +157,25 @@ def _with_options(
     return Expression(f"{head}({', '.join(texts)})", ATOM, ops_inside(node, writer))
 
 
-def _options(writer: Writer, values: dict[str, Any], *, is_like: bool) -> str:
+def _options(writer: CppWriter, values: dict[str, Any], *, is_like: bool) -> str:
     """The options that a new tensor is made with; nothing where they are the usual ones."""
     dtype, layout, device = values["dtype"], values["layout"], values["device"]
     if layout not in (None, torch.strided):
-        raise unwritable("a tensor that is not dense", f"{layout}")
+        raise no_cpp_form("a tensor that is not dense", f"{layout}")
     device = None if device is None else torch.device(device)
-    if is_like and device is not None and writer.like(None, device):
+    if is_like and device is not None and writer.name_like(device=device):
         device = None  # as that of the tensor that it is like
     if dtype is None and device is None:
         return ""
     if device is not None and dtype is not None:
-        alike = writer.like(dtype, device) if dtype.is_floating_point or dtype.is_complex else ""
+        alike = (
+            writer.name_like(dtype=dtype, device=device)
+            if dtype.is_floating_point or dtype.is_complex
+            else ""
+        )
         if alike:
             return f"{alike}.options()"
-        near = writer.like(None, device)
+        near = writer.name_like(device=device)
         if near:
             return f"{near}.options().dtype({writer.dtype(dtype)})"
     text = "at::TensorOptions()"
@@ -180,10 +186,10 @@ def _options(writer: Writer, values: dict[str, Any], *, is_like: bool) -> str:
 # ---- one of several results ----
 
 
-def _result(writer: Writer, node: fx.Node) -> Expression:
+def _result(writer: CppWriter, node: fx.Node) -> Expression:
     source, index = node.args
     if not isinstance(source, fx.Node) or not isinstance(index, int):
-        raise unwritable("a part of something that is no result", f"`{node}`", place_of(node))
+        raise no_cpp_form("a part of something that is no result", f"`{node}`", node_place(node))
     inner = writer.node(source)
     op = op_of(source)
     if op is not None and len(op._schema.returns) > 1:

@@ -1,4 +1,4 @@
-"""What the emitted op asks of its inputs before it runs: that the graphs hold for them.
+"""The checks of inputs at the start of an emitted op: what its graphs assume of them.
 
 Dtypes, numbers of dimensions, sizes that are fixed or tied to each other, and whatever the user's
 own code decided by sizes. Each check says in words what it wants.
@@ -11,25 +11,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-import torch
 from torch import Tensor
 
 from pullback.capture.decided import decided
 from pullback.emit.cpp.reach import FLOATS, Reach
-from pullback.emit.cpp.values import DTYPES, quoted, unwritable
-from pullback.emit.subject import Subject
+from pullback.emit.cpp.values import DTYPES, no_cpp_form, quoted
+from pullback.emit.subject import EmitSubject
 from pullback.graph.cost import expression_of
-
-NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
 
 
 def checks_of(
-    subject: Subject, reach: Reach, names: Sequence[str], helpers: set[str]
+    subject: EmitSubject, reach: Reach, names: Sequence[str], helpers: set[str]
 ) -> Iterator[str]:
     """The lines that check the inputs of a subject, whose names are `names`.
 
@@ -92,7 +84,7 @@ def _dtypes(op: str, reach: Reach, given: Sequence[tuple[str, Tensor]]) -> Itera
         if reach.dtypes and name in smooth:
             continue
         if value.dtype not in DTYPES:
-            raise unwritable("an input of this dtype", f"`{name}`: {value.dtype}")
+            raise no_cpp_form("an input of this dtype", f"`{name}`: {value.dtype}")
         wanted = str(value.dtype).removeprefix("torch.")
         yield _check(
             f"{name}.scalar_type() == {DTYPES[value.dtype]}",
@@ -116,7 +108,7 @@ def _dtypes(op: str, reach: Reach, given: Sequence[tuple[str, Tensor]]) -> Itera
 
 def _listed(op: str, reach: Reach, first: str) -> Iterator[str]:
     allowed = " || ".join(f"{first}.scalar_type() == {DTYPES[d]}" for d in reach.dtypes)
-    words = [NAMES[dtype] for dtype in reach.dtypes]
+    words = [str(dtype).removeprefix("torch.") for dtype in reach.dtypes]
     said = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
     yield _check(allowed, f"{op}: {first} must be {said}, got ", f"{first}.scalar_type()")
 
@@ -167,7 +159,7 @@ class _Sizes:
             return functools.reduce(lambda a, b: f"c10::SymInt({a}).{name.lower()}({b})", parts)
         if name == "Pow" and expression.args[1].is_Integer and expression.args[1] > 0:
             return f"({' * '.join([self.write(expression.args[0])] * int(expression.args[1]))})"
-        raise unwritable("a size that is tied to others in this way", f"`{expression}`")
+        raise no_cpp_form("a size that is tied to others in this way", f"`{expression}`")
 
     def say(self, expression: Any) -> str:
         """An expression of sizes in words."""
@@ -175,22 +167,14 @@ class _Sizes:
 
     def condition(self, condition: Any) -> str:
         """A decision on sizes in C++."""
-        signs = {
-            sympy.Eq: "==",
-            sympy.Ne: "!=",
-            sympy.Lt: "<",
-            sympy.Le: "<=",
-            sympy.Gt: ">",
-            sympy.Ge: ">=",
-        }
         if isinstance(condition, sympy.And | sympy.Or):
             sign = " && " if isinstance(condition, sympy.And) else " || "
             return f"({sign.join(self.condition(part) for part in _ordered(condition))})"
-        for kind, sign in signs.items():
-            if isinstance(condition, kind):
-                left, right = (self.write(part) for part in condition.args)
-                return f"{left} {sign} {'c10::SymInt(' + right + ')' if left.isdigit() else right}"
-        raise unwritable("a decision on sizes of this kind", f"`{condition}`")
+        if isinstance(condition, sympy.Rel):
+            left, right = (self.write(part) for part in condition.args)
+            right = f"c10::SymInt({right})" if left.isdigit() else right
+            return f"{left} {condition.rel_op} {right}"
+        raise no_cpp_form("a decision on sizes of this kind", f"`{condition}`")
 
 
 _HELPERS = {"FloorDiv": "floor_div", "CleanDiv": "floor_div", "Mod": "floor_mod"}

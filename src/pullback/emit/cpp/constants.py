@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
-from pullback.capture.joint import Input
+from pullback.capture.joint import CaptureInput
 from pullback.derive.source import small_constant
-from pullback.emit.cpp.values import DTYPES, literal, unwritable
+from pullback.emit.cpp.values import DTYPES, literal, no_cpp_form
 
 
-def constant_line(one: Input, name: str, parameters: Sequence[str]) -> str:
+def constant_line(one: CaptureInput, name: str, parameters: Sequence[str]) -> str:
     """The line that makes the constant `one`; it lies where the first of `parameters` does.
 
     It is made by ops, so that it can be traced with everything else.
     """
     tensor = small_constant(one, to="emitted")
     if tensor.dtype not in DTYPES:
-        raise unwritable("a constant of this dtype", f"{tensor.dtype}")
+        raise no_cpp_form("a constant of this dtype", f"{tensor.dtype}")
     where = f"{parameters[0]}.options()" if parameters else "at::TensorOptions()"
     options = f"{where}.dtype({DTYPES[tensor.dtype]})"
     sizes = f"{{{', '.join(map(str, tensor.shape))}}}"

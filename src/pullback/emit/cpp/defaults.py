@@ -14,47 +14,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pullback.capture.trees import flatten, tensors_in, unflatten
+from pullback.capture.trees import flatten, tensor_leaves
 from pullback.derive.plain import forward_of
-from pullback.derive.tensor_specs import drawn
-from pullback.emit.subject import Subject, subject_of
+from pullback.emit.subject import EmitSubject, subject_of
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 EMPTY = inspect.Parameter.empty
 
 
-def parameters_of(subject: Subject) -> list[inspect.Parameter | None]:
+def parameters_of(subject: EmitSubject) -> list[inspect.Parameter | None]:
     """For each argument of the capture its parameter; None where it has no name of its own."""
-    count = _count(subject) - len(subject.left)
+    count = len(subject.arguments) - len(subject.left)
     named: list[inspect.Parameter | None] = list(_positional(_signature(subject)))
     return [*(named + [None] * count)[:count], *subject.left]
 
 
-def with_defaults(subject: Subject) -> Subject:
+def with_defaults(subject: EmitSubject) -> EmitSubject:
     """`subject` with the arguments that its examples leave at their defaults."""
     signature, captured = _signature(subject), subject.captured
-    count = _count(subject)
-    left = [p for p in _positional(signature)[count:] if p.default is not EMPTY]
+    left = [p for p in _positional(signature)[len(subject.arguments) :] if p.default is not EMPTY]
     if subject.function is None:
         left += [p for p in signature if p.kind is KEYWORD and p.default is not EMPTY]
-    left = list(itertools.takewhile(lambda p: not tensors_in(p.default), left))
+    left = list(itertools.takewhile(lambda p: not tensor_leaves(p.default), left))
     if subject.left or not left:
         return subject
-    arguments = unflatten(list(captured.leaves), captured.in_spec)
-    leaves, spec = flatten((*arguments, *(p.default for p in left)))
+    leaves, spec = flatten((*subject.arguments, *(p.default for p in left)))
     whole = replace(captured, leaves=tuple(leaves), in_spec=spec)
     return replace(subject, captured=whole, left=tuple(left))
 
 
-def arguments_of(subject: Subject) -> tuple[Any, ...]:
-    """Arguments like those of the examples."""
-    pairs = zip(subject.likes, subject.captured.inputs, strict=True)
-    tensors = [drawn(like, i) for i, (like, one) in enumerate(pairs) if one.kind == "argument"]
-    return subject.captured.fill(tensors)
-
-
-def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | None:
+def captured_with(subject: EmitSubject, arguments: tuple[Any, ...]) -> EmitSubject | None:
     """The same program captured with other arguments; None where it cannot be."""
     given, keywords = subject.given(arguments)
     thing = subject.function if subject.function is not None else subject.program
@@ -65,12 +55,7 @@ def captured_with(subject: Subject, arguments: tuple[Any, ...]) -> Subject | Non
         return None
 
 
-def _count(subject: Subject) -> int:
-    captured = subject.captured
-    return len(unflatten(list(captured.leaves), captured.in_spec))
-
-
-def _signature(subject: Subject) -> list[inspect.Parameter]:
+def _signature(subject: EmitSubject) -> list[inspect.Parameter]:
     program = subject.program
     if subject.function is not None:
         program = forward_of(subject.function)

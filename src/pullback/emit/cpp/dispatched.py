@@ -6,9 +6,11 @@ import re
 
 from torch import fx
 
-from pullback.emit.cpp.nodes import arguments_of, ops_inside, place_of
-from pullback.emit.cpp.values import ATOM, Expression, Writer, quoted, unwritable
+from pullback.emit.cpp.headers import split_types
+from pullback.emit.cpp.nodes import node_place, op_arguments, ops_inside
+from pullback.emit.cpp.values import CppWriter, no_cpp_form, quoted
 from pullback.graph.cost import op_of
+from pullback.graph.spelling.expressions import ATOM, Expression
 
 _TYPES = {
     "Tensor": "at::Tensor",
@@ -36,14 +38,14 @@ _TYPES = {
 _BY_REFERENCE = ("at::Tensor", "at::Scalar", "c10::List<std::optional<at::Tensor>>")
 
 
-def dispatched(writer: Writer, node: fx.Node) -> Expression:
+def dispatched(writer: CppWriter, node: fx.Node) -> Expression:
     """A call through the dispatcher, which finds the op of whatever library has been loaded."""
     op = op_of(node)
     schema = op._schema
     takes_text, _, gives_text = str(schema).partition("(")[2].rpartition(") -> ")
-    kinds = [_kind(each, node) for each in _split(takes_text) if each != "*"]
-    gives = [_kind(each, node) for each in _split(gives_text.strip("()"))]
-    given = zip(arguments_of(node), kinds, strict=True)
+    kinds = [_kind(each, node) for each in _types(takes_text) if each != "*"]
+    gives = [_kind(each, node) for each in _types(gives_text.strip("()"))]
+    given = zip(op_arguments(node), kinds, strict=True)
     texts = [writer.argument(value, kind, is_exact=True) for value, kind in given]
     results = ["std::vector<at::Tensor>" if g == "at::TensorList" else g for g in gives]
     result = results[0] if len(results) == 1 else f"std::tuple<{', '.join(results)}>"
@@ -61,17 +63,10 @@ def _is_reference(kind: str) -> bool:
     )
 
 
-def _split(text: str) -> list[str]:
+def _types(text: str) -> list[str]:
     """The types in a list of the parameters or results of a schema."""
-    found, depth = [""], 0
-    for character in text:
-        depth += (character in "([") - (character in ")]")
-        if character == "," and depth == 0:
-            found.append("")
-        else:
-            found[-1] += character
-    bare = [re.sub(r"\(.*?\)", "", part).strip() for part in found]  # `Tensor(a)`: an alias
-    return [re.sub(r"\[\d+\]", "[]", part.split(" ")[0]) for part in bare if part]
+    parts = [re.sub(r"\(.*?\)", "", part) for part in split_types(text)]  # `Tensor(a)`: an alias
+    return [re.sub(r"\[\d+\]", "[]", part.split(" ")[0]) for part in parts]
 
 
 def _kind(text: str, node: fx.Node) -> str:
@@ -80,5 +75,5 @@ def _kind(text: str, node: fx.Node) -> str:
     if not kind and text.endswith("?") and text[:-1] in _TYPES:
         kind = f"std::optional<{_TYPES[text[:-1]]}>"
     if not kind:
-        raise unwritable(f"an op that takes `{text}`", f"`{op_of(node)}`", place_of(node))
+        raise no_cpp_form(f"an op that takes `{text}`", f"`{op_of(node)}`", node_place(node))
     return kind

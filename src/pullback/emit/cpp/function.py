@@ -7,29 +7,33 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 
-from pullback.capture.joint import Capture, Input, Output
+from pullback.capture.joint import Capture, CaptureInput, CaptureOutput
 from pullback.derive.recipe import Parts
-from pullback.emit.cpp.body import Body, legal, wrapped
+from pullback.emit.cpp.body import Body, cpp_identifier, wrapped_statement
 from pullback.emit.cpp.checks import checks_of
 from pullback.emit.cpp.constants import constant_line
-from pullback.emit.cpp.plain import Plain, PlainArgument
-from pullback.emit.cpp.plain_text import check_of, condition_of, notes_of, used_in
+from pullback.emit.cpp.plain_text import (
+    Plain,
+    PlainArgument,
+    check_of,
+    condition_of,
+    notes_of,
+    used_in,
+)
 from pullback.emit.cpp.reach import Reach
-from pullback.emit.cpp.signature import CppFunction
-from pullback.emit.cpp.values import DTYPES, quoted, unwritable
-from pullback.emit.subject import Subject
+from pullback.emit.cpp.signature import NO_AUTOCAST, CppFunction
+from pullback.emit.cpp.values import DTYPES, no_cpp_form, quoted, symbolic_type
+from pullback.emit.subject import EmitSubject
 from pullback.graph.cost import base_of, is_view
-from pullback.graph.values import is_smooth
+from pullback.graph.values import held_value, is_smooth
 
 GUARD = "at::AutoDispatchBelowADInplaceOrView guard;"
-NO_AUTOCAST = "c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);"
 
 
 def write_function(
-    subject: Subject, parts: Parts, reach: Reach, plain: Plain, op: str
+    subject: EmitSubject, parts: Parts, reach: Reach, plain: Plain, op: str
 ) -> CppFunction:
     """The Function of `subject`, with the graphs `parts` and the arguments `plain`."""
     return _Function(subject, parts, reach, plain, op).write()
@@ -38,7 +42,9 @@ def write_function(
 class _Function:
     """A Function while it is written."""
 
-    def __init__(self, subject: Subject, parts: Parts, reach: Reach, plain: Plain, op: str) -> None:
+    def __init__(
+        self, subject: EmitSubject, parts: Parts, reach: Reach, plain: Plain, op: str
+    ) -> None:
         self.subject = subject
         self.captured: Capture = subject.captured
         self.parts = parts
@@ -72,9 +78,9 @@ class _Function:
 
     def _given(self) -> list[int]:
         """The places of the inputs that are parameters, in the order of these."""
-        return [self._place(one) for one in self.plain.row if isinstance(one, Input)]
+        return [self._place(one) for one in self.plain.row if isinstance(one, CaptureInput)]
 
-    def _place(self, one: Input) -> int:
+    def _place(self, one: CaptureInput) -> int:
         return self.captured.inputs.index(one)
 
     def write(self) -> CppFunction:
@@ -157,22 +163,22 @@ class _Function:
         kinds |= {one.name: one.kind[1] for one in self.plain.arguments}
         takes = ["AutogradContext* ctx"]
         takes += [f"{kinds.get(name, 'const at::Tensor&')} {name}" for name in self.parameters]
-        yield from wrapped(f"static {kind} forward({', '.join(takes)}) {{", "")
+        yield from wrapped_statement(f"static {kind} forward({', '.join(takes)}) {{", "")
         yield from _indented(self._forward_body(), 1)
         yield "}"
 
     def _forward_body(self) -> Iterator[str]:
         helpers = self.forward.writer.helpers
         for check in checks_of(self.subject, self.reach, self.names, helpers):
-            yield from wrapped(check, "")
+            yield from wrapped_statement(check, "")
         for argument in self.plain.arguments:
             if not argument.is_free:
-                yield from wrapped(check_of(self.subject.name, argument), "")
+                yield from wrapped_statement(check_of(self.subject.name, argument), "")
         for condition in self.plain.conditions:
-            yield from wrapped(condition_of(self.subject.name, condition), "")
+            yield from wrapped_statement(condition_of(self.subject.name, condition), "")
         for one, name in zip(self.captured.inputs, self.names, strict=True):
             if not one.is_given:
-                yield from wrapped(constant_line(one, name, self.tensors), "")
+                yield from wrapped_statement(constant_line(one, name, self.tensors), "")
         if self.changes:
             # What is written into an input must count as a change: outside of the guard.
             yield "std::optional<at::AutoDispatchBelowADInplaceOrView> guard(std::in_place);"
@@ -194,13 +200,13 @@ class _Function:
             yield f"ctx->mark_dirty({{{', '.join(dirty)}}});"
         yield from self._silent(results)
         if row:
-            yield from wrapped(f"ctx->save_for_backward({{{', '.join(row)}}});", "")
+            yield from wrapped_statement(f"ctx->save_for_backward({{{', '.join(row)}}});", "")
         start = self.parts.joint.output_count + len(self.parts.cut.saved)
         for node, value in zip(self.parts.cut.numbers, self.forward.returned[start:], strict=True):
             text = (
                 self.forward.writer.node(value).text if isinstance(value, fx.Node) else str(value)
             )
-            key, kind = legal(self.parts.names[node]), _number_type(node)
+            key, kind = cpp_identifier(self.parts.names[node]), symbolic_type(held_value(node))
             yield f"ctx->saved_data[{quoted(key)}] = {kind}({text});"
         for argument in self.kept:
             yield f"ctx->saved_data[{quoted(argument.name)}] = {argument.name};"
@@ -222,7 +228,9 @@ class _Function:
             return
         yield f"variable_list silent{{{', '.join(silent)}}};"
         for name, none in partly:
-            yield from wrapped(f"if ({' && '.join(none) or 'true'}) silent.push_back({name});", "")
+            yield from wrapped_statement(
+                f"if ({' && '.join(none) or 'true'}) silent.push_back({name});", ""
+            )
         yield "ctx->mark_non_differentiable(silent);"
 
     def _kept(self) -> tuple[list[str], list[str]]:
@@ -283,7 +291,7 @@ class _Function:
             assert place is not None
             one = self.captured.inputs[place]
             if not one.is_given or (one.needs and not output.returned):
-                raise unwritable(
+                raise no_cpp_form(
                     "an input that is changed in place and not returned", f"`{one.name}`"
                 )
 
@@ -307,7 +315,7 @@ class _Function:
         yield from self._unsupported()
         if not self.reach.is_twice:
             said = quoted(f"{self.op}: {self.reach.refusal}")
-            yield from wrapped(f"TORCH_CHECK(!at::GradMode::is_enabled(), {said});", "")
+            yield from wrapped_statement(f"TORCH_CHECK(!at::GradMode::is_enabled(), {said});", "")
         # Before the guard: `checkpoint` runs forward again when a saved tensor is asked for.
         yield from self._given_to_backward()
         if self.reach.is_twice:
@@ -343,7 +351,7 @@ class _Function:
         for place, node in enumerate(placeholders[: len(saved)]):
             yield f"const auto& {self.backward.names[node]} = saved[{place}];"
         for node, source in zip(placeholders[len(saved) :], numbers, strict=False):
-            key, kind = legal(self.parts.names[source]), _number_type(source)
+            key, kind = cpp_identifier(self.parts.names[source]), symbolic_type(held_value(source))
             get = f"to{kind.removeprefix('c10::')}()"
             yield f"const auto {self.backward.names[node]} = ctx->saved_data[{quoted(key)}].{get};"
         for argument in self.kept:
@@ -372,31 +380,24 @@ class _Function:
             if is_several and (value.op == "placeholder" or self._is_always(value)):
                 text = f"{flag} ? {text} : at::Tensor()"
             texts.append(text)
-        yield from wrapped(f"return {{{', '.join(texts)}}};", "")
+        yield from wrapped_statement(f"return {{{', '.join(texts)}}};", "")
 
     def _is_always(self, value: fx.Node) -> bool:
         """Whether a gradient is computed even where it is not asked for."""
         return self.backward.needs[value] == self.backward._everything()
 
 
-def returned_by(captured: Capture) -> list[Output]:
+def returned_by(captured: Capture) -> list[CaptureOutput]:
     """The outputs of the op, which must be tensors."""
     for output in captured.outputs:
         if output.returned and output.kind != "tensor":
             got = "a size" if output.kind == "number" else repr(output.value)
-            raise unwritable("an output that is no tensor", f"`{captured.name}` returns {got}")
+            raise no_cpp_form("an output that is no tensor", f"`{captured.name}` returns {got}")
     return [output for output in captured.outputs if output.returned]
 
 
 def _is_output(returned: list[Any], index: int) -> bool:
     return isinstance(returned[index], fx.Node)
-
-
-def _number_type(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    if isinstance(value, torch.SymFloat | float):
-        return "c10::SymFloat"
-    return "c10::SymBool" if isinstance(value, torch.SymBool | bool) else "c10::SymInt"
 
 
 def _indented(lines: Iterator[str] | list[str], level: int) -> Iterator[str]:

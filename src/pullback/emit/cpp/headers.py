@@ -41,28 +41,30 @@ class Callee:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """All ways to call one op: by its struct, as a method, as a function."""
+class CallForms:
+    """All forms of a call of one op: by its struct, as a method, as a function."""
 
     struct: Callee
     method: Callee | None
     function: Callee | None
 
 
-def ways_of(base: str, overload: str) -> Ways | None:
-    """The ways to call `aten::base.overload`, or None where the headers do not know it."""
+def call_forms(base: str, overload: str) -> CallForms | None:
+    """The forms of a call of `aten::base.overload`, or None where the headers do not know it."""
     op = f"{base}_{overload}" if overload else base
     schema = _structs(base).get(op)
     if schema is None:
         return None
     gives, takes = schema
     struct = Callee(f"at::_ops::{op}::call", gives, takes, len(takes))
-    return Ways(struct, _methods().get(op), _functions(base).get(op))
+    return CallForms(struct, _preferred(_methods().get(op)), _preferred(_functions(base).get(op)))
 
 
 def rivals(callee: Callee, base: str, *, is_method: bool) -> list[tuple[str, ...]]:
     """What the other functions or methods of the same name take."""
-    known = _all_methods() if is_method else _all_functions(base)
+    known = (
+        each for row in (_methods() if is_method else _functions(base)).values() for each in row
+    )
     same = [each.takes for each in known if each.name == callee.name and each != callee]
     return [takes[1:] for takes in same] if is_method else same
 
@@ -71,10 +73,10 @@ def rivals(callee: Callee, base: str, *, is_method: bool) -> list[tuple[str, ...
 
 
 def split_types(text: str) -> list[str]:
-    """The parameters in a list of them: commas inside of brackets are no ends."""
+    """The parts of a list in C++ or in a schema: commas inside of brackets are no ends."""
     found, depth = [""], 0
     for character in text:
-        depth += (character in "<(") - (character in ">)")
+        depth += (character in "<([") - (character in ">)]")
         if character == "," and depth == 0:
             found.append("")
         else:
@@ -97,38 +99,20 @@ def _structs(base: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 @functools.cache
-def _all_functions(base: str) -> tuple[Callee, ...]:
-    return tuple(_read(_FUNCTION, _text(f"ATen/ops/{base}.h"), is_method=False).values())
+def _functions(base: str) -> dict[str, list[Callee]]:
+    return _read(_FUNCTION, _text(f"ATen/ops/{base}.h"), is_method=False)
 
 
 @functools.cache
-def _functions(base: str) -> dict[str, Callee]:
-    return _preferred(_read(_FUNCTION, _text(f"ATen/ops/{base}.h"), is_method=False))
-
-
-@functools.cache
-def _all_methods() -> tuple[Callee, ...]:
-    return tuple(_read_methods().values())
-
-
-@functools.cache
-def _methods() -> dict[str, Callee]:
-    return _preferred(_read_methods())
-
-
-@functools.cache
-def _read_methods() -> dict[tuple[str, str], Callee]:
+def _methods() -> dict[str, list[Callee]]:
     text = _text("ATen/core/TensorBody.h")
     return _read(_METHOD, text, is_method=True, defaults=_declared_defaults(text))
 
 
-def _preferred(found: dict[tuple[str, str], Callee]) -> dict[str, Callee]:
-    """One for each op: the form for symbolic sizes where there are two."""
-    chosen: dict[str, Callee] = {}
-    for (op, name), callee in found.items():
-        if op not in chosen or name.endswith("_symint"):
-            chosen[op] = callee
-    return chosen
+def _preferred(forms: list[Callee] | None) -> Callee | None:
+    """The form for symbolic sizes where there are two."""
+    symbolic = [form for form in forms or () if form.name.endswith("_symint")]
+    return next(iter((*symbolic[-1:], *(forms or ()))), None)
 
 
 def _read(
@@ -137,9 +121,9 @@ def _read(
     *,
     is_method: bool,
     defaults: dict[tuple[str, str], int] | None = None,
-) -> dict[tuple[str, str], Callee]:
-    """Those that hand on their arguments as they are; by op and name."""
-    found: dict[tuple[str, str], Callee] = {}
+) -> dict[str, list[Callee]]:
+    """Those that hand on their arguments as they are, by op; of one name, the first."""
+    found: dict[str, list[Callee]] = {}
     for match in pattern.finditer(text):
         written = split_types(match["takes"])
         parameters = [_parameter(each) for each in written]
@@ -154,7 +138,8 @@ def _read(
         if is_method:
             takes, needless = ["at::Tensor", *takes], needless + 1
         callee = Callee(match["name"], plain_type(match["gives"]), tuple(takes), needless)
-        found.setdefault((match["op"], match["name"]), callee)
+        forms = found.setdefault(match["op"], [])
+        forms += [] if any(form.name == callee.name for form in forms) else [callee]
     return found
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pullback.emit.cpp.body import includes_of, wrapped
-from pullback.emit.cpp.function import NO_AUTOCAST
+from pullback.emit.cpp.body import includes_of, wrapped_statement
 from pullback.emit.cpp.reach import FLOATS
-from pullback.emit.cpp.signature import CppFunction
+from pullback.emit.cpp.signature import NAMESPACE, NO_AUTOCAST, CppFunction
 from pullback.emit.cpp.values import DTYPES, quoted
-
-NAMESPACE = "emitted"
-"""The namespace of emitted ops: `torch.ops.emitted.<name>`."""
 
 INCLUDES = (
     "ATen/TensorOperators.h",
@@ -160,7 +156,9 @@ def _variants(function: CppFunction) -> list[CppFunction]:
 def _kernels(function: CppFunction) -> Iterator[str]:
     """What the dispatcher calls: above autograd, and below it."""
     count = len(function.aliases)
-    yield from wrapped(f"{function.result} {function.op}_autograd({function.signature}) {{", "")
+    yield from wrapped_statement(
+        f"{function.result} {function.op}_autograd({function.signature}) {{", ""
+    )
     for name in (name for name in function.parameters if name in function.optional):
         yield f"  const bool has_{name} = {name}.has_value() && {name}->defined();"
     yield from (f"  {line}" for line in _autocast(function))
@@ -173,7 +171,9 @@ def _kernels(function: CppFunction) -> Iterator[str]:
     yield "}"
     yield ""
     yield "// The same without a history, for every device and for tensors without values."
-    yield from wrapped(f"{function.result} {function.op}_plain({function.signature}) {{", "")
+    yield from wrapped_statement(
+        f"{function.result} {function.op}_plain({function.signature}) {{", ""
+    )
     yield "  at::AutoGradMode off(false);"
     yield f"  return {function.op}_autograd({', '.join(function.parameters)});"
     yield "}"
@@ -194,12 +194,12 @@ def _autocast(function: CppFunction) -> Iterator[str]:
     dtypes = dict(function.cast)
     if _is_widened(function):
         row = [f"{n}.value_or(at::Tensor())" if n in function.optional else n for n in dtypes]
-        yield from wrapped(f"auto cast_dtype = widest({{{', '.join(row)}}});", "  ")
+        yield from wrapped_statement(f"auto cast_dtype = widest({{{', '.join(row)}}});", "  ")
         yield from (f"  {line}" for line in _served(function))
         dtypes = dict.fromkeys(dtypes, "cast_dtype")
     passed = [_cast(name, dtypes.get(name, ""), function) for name in function.parameters]
     call = f"return {function.op}_autograd({', '.join(passed)});"
-    yield from wrapped(call, "  ")
+    yield from wrapped_statement(call, "  ")
     yield "}"
 
 

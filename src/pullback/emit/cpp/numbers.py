@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.emit.cpp.nodes import place_of
-from pullback.emit.cpp.values import ATOM, PRODUCT, SUM, Expression, Writer, unwritable
-from pullback.graph.values import value_of
+from pullback.emit.cpp.nodes import node_place
+from pullback.emit.cpp.values import PRODUCT, SUM, CppWriter, bare, no_cpp_form
+from pullback.graph.spelling.expressions import ATOM, Expression
+from pullback.graph.values import held_value
 
 
-def arithmetic(writer: Writer, node: fx.Node) -> Expression:
+def arithmetic(writer: CppWriter, node: fx.Node) -> Expression:
     """Arithmetic of sizes and other plain numbers."""
     known = _NUMBERS.get(node.target)
     if known is None:
         name = getattr(node.target, "__name__", str(node.target))
-        raise unwritable("a call that is no op of PyTorch", f"`{name}`", place_of(node))
+        raise no_cpp_form("a call that is no op of PyTorch", f"`{name}`", node_place(node))
     is_real = isinstance(node.meta.get("val"), torch.SymFloat | float)
     parts = [
         _number(writer, arg, is_first=place == 0, is_real=is_real)
@@ -29,54 +30,54 @@ def arithmetic(writer: Writer, node: fx.Node) -> Expression:
     return known(writer, node, *parts)
 
 
-def _number(writer: Writer, arg: Any, *, is_first: bool, is_real: bool) -> Expression:
-    if is_real and isinstance(value_of(arg), torch.SymInt | int):
+def _number(writer: CppWriter, arg: Any, *, is_first: bool, is_real: bool) -> Expression:
+    if is_real and isinstance(held_value(arg), torch.SymInt | int):
         arg = float(arg) if isinstance(arg, int) else arg
         if not isinstance(arg, float):
-            return Expression(f"c10::SymFloat({_whole(writer, arg)})")
+            return bare(f"c10::SymFloat({_whole(writer, arg)})")
     if isinstance(arg, fx.Node):
         return writer.node(arg)
     if isinstance(arg, torch.SymInt):
-        return Expression(writer.source_of(arg))
+        return bare(writer.source_of(arg))
     if isinstance(arg, float):
-        return Expression(f"c10::SymFloat({arg!r})")
-    return Expression(f"c10::SymInt({arg})" if is_first or arg < 0 else str(arg))
+        return bare(f"c10::SymFloat({arg!r})")
+    return bare(f"c10::SymInt({arg})" if is_first or arg < 0 else str(arg))
 
 
-def _whole(writer: Writer, arg: Any) -> str:
+def _whole(writer: CppWriter, arg: Any) -> str:
     return writer.node(arg).text if isinstance(arg, fx.Node) else writer.source_of(arg)
 
 
 def _infix(sign: str, level: int, *, commutes: bool) -> Callable[..., Expression]:
-    def write(writer: Writer, node: fx.Node, a: Expression, b: Expression) -> Expression:
+    def write(writer: CppWriter, node: fx.Node, a: Expression, b: Expression) -> Expression:
         right = level if commutes else level + 1
-        return Expression(f"{a.within(level)} {sign} {b.within(right)}", level)
+        return bare(f"{a.within(level)} {sign} {b.within(right)}", level)
 
     return write
 
 
 def _helper(name: str) -> Callable[..., Expression]:
-    def write(writer: Writer, node: fx.Node, *parts: Expression) -> Expression:
+    def write(writer: CppWriter, node: fx.Node, *parts: Expression) -> Expression:
         writer.helpers.add(name)
-        return Expression(f"{name}({', '.join(part.text for part in parts)})")
+        return bare(f"{name}({', '.join(part.text for part in parts)})")
 
     return write
 
 
 def _call_of(pattern: str) -> Callable[..., Expression]:
-    def write(writer: Writer, node: fx.Node, *parts: Expression) -> Expression:
-        return Expression(pattern.format(*(part.within(ATOM) for part in parts)))
+    def write(writer: CppWriter, node: fx.Node, *parts: Expression) -> Expression:
+        return bare(pattern.format(*(part.within(ATOM) for part in parts)))
 
     return write
 
 
-def _power(writer: Writer, node: fx.Node, a: Expression, b: Expression) -> Expression:
+def _power(writer: CppWriter, node: fx.Node, a: Expression, b: Expression) -> Expression:
     if isinstance(node.meta.get("val"), torch.SymFloat | float):
         return _helper("power")(writer, node, a, b)
     exponent = node.args[1]
     if not isinstance(exponent, int) or not 0 < exponent <= 8:
-        raise unwritable("a power of a size", f"`{node}`", place_of(node))
-    return Expression(" * ".join([a.within(PRODUCT)] * exponent), PRODUCT)
+        raise no_cpp_form("a power of a size", f"`{node}`", node_place(node))
+    return bare(" * ".join([a.within(PRODUCT)] * exponent), PRODUCT)
 
 
 _NUMBERS: dict[Any, Callable[..., Expression]] = {

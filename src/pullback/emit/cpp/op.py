@@ -1,6 +1,6 @@
 """C++: a `torch::autograd::Function` in one file, registered as an op of PyTorch.
 
-The file needs the headers of torch and nothing of ours. Beside it stand a CMake file and a small
+The file needs the headers of torch alone. Beside it stand a CMake file and a small
 program that uses the op without Python.
 """
 
@@ -13,15 +13,15 @@ from pullback.derive.recipe import Parts
 from pullback.derive.source import require_flat
 from pullback.emit.cpp.defaults import with_defaults
 from pullback.emit.cpp.function import returned_by, write_function
-from pullback.emit.cpp.library import NAMESPACE, library_text
-from pullback.emit.cpp.plain import opened
+from pullback.emit.cpp.library import library_text
+from pullback.emit.cpp.plain import plain_row
 from pullback.emit.cpp.project import cmake_text, main_text
 from pullback.emit.cpp.reach import is_twice, reach_of
-from pullback.emit.cpp.signature import CppFunction
+from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.variants import variants_of
 from pullback.emit.cpp.verify import graphs_differ, mismatch, require_same
 from pullback.emit.python.module import snake
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError
 from pullback.run.toolchain import absence, has_headers, language_standard
 
@@ -29,14 +29,14 @@ WIDTH = 92
 
 
 def emit_cpp(
-    subject: Subject, *, is_verified: bool = False, file: str | None = None
+    subject: EmitSubject, *, is_verified: bool = False, file: str | None = None
 ) -> dict[str, str]:
     """The files of a subject by their names, the C++ file with the op first.
 
     If `is_verified`, the op is compiled and compared with the program; where that cannot be, a line
     in the file says so. `file` is the name that the C++ file will have, if that is another one.
     """
-    function = function_of(subject)
+    function = cpp_function(subject)
     head, note = _head(subject, function), ""
     text = library_text(head, [function])
     if is_verified:
@@ -53,7 +53,7 @@ def emit_cpp(
     }
 
 
-def function_of(subject: Subject) -> CppFunction:
+def cpp_function(subject: EmitSubject) -> CppFunction:
     """The Function of a subject in C++."""
     if not has_headers():
         raise BuildError(
@@ -68,15 +68,15 @@ def function_of(subject: Subject) -> CppFunction:
     return replace(whole, variants=tuple(variants), optional=optional)
 
 
-def _written(subject: Subject, op: str, absent: frozenset[str] = frozenset()) -> CppFunction:
+def _written(subject: EmitSubject, op: str, absent: frozenset[str] = frozenset()) -> CppFunction:
     require_flat(subject.captured, to="emitted")
     returned_by(subject.captured)
     parts = _chosen(subject)
     reach = reach_of(subject, parts)
-    return write_function(subject, parts, reach, opened(subject, parts, absent), op)
+    return write_function(subject, parts, reach, plain_row(subject, parts, absent), op)
 
 
-def _chosen(subject: Subject) -> Parts:
+def _chosen(subject: EmitSubject) -> Parts:
     """The graphs to write: those that read best, unless they differ or cost a second derivative.
 
     A value that forward and backward of a hand-written class both compute is computed once in the
@@ -92,7 +92,7 @@ def _chosen(subject: Subject) -> Parts:
     return subject.exact
 
 
-def _head(subject: Subject, function: CppFunction) -> list[str]:
+def _head(subject: EmitSubject, function: CppFunction) -> list[str]:
     came = subject.captured.name.removesuffix(".apply")
     by_name = {one.name for one in function.plain if one.is_keyword}
     names = [(name, function.spelled.get(name, name)) for name in function.parameters]

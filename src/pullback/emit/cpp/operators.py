@@ -7,19 +7,11 @@ from typing import Any
 
 from torch import fx
 
-from pullback.emit.cpp.headers import ways_of
-from pullback.emit.cpp.nodes import is_tensor, ops_inside
-from pullback.emit.cpp.values import (
-    ATOM,
-    BITS,
-    COMPARED,
-    LOWEST,
-    PRODUCT,
-    SUM,
-    UNARY,
-    Expression,
-    Writer,
-)
+from pullback.emit.cpp.headers import call_forms
+from pullback.emit.cpp.nodes import is_tensor_node, ops_inside
+from pullback.emit.cpp.values import BITS, COMPARED, LOWEST, PRODUCT, SUM, UNARY, CppWriter, bare
+from pullback.graph.spelling.expressions import ATOM, Expression
+from pullback.graph.spelling.operators import SIGNS
 from pullback.graph.values import aten
 
 Form = Callable[..., Expression | None]
@@ -31,11 +23,11 @@ def _binary(sign: str, level: int, *, alpha: bool = False, helper: str = "number
     `helper` is what makes a tensor of a number on its right side.
     """
 
-    def write(writer: Writer, node: fx.Node, a: Any, b: Any, *rest: Any) -> Expression | None:
-        if (alpha and rest != (1,)) or not is_tensor(a):
+    def write(writer: CppWriter, node: fx.Node, a: Any, b: Any, *rest: Any) -> Expression | None:
+        if (alpha and rest != (1,)) or not is_tensor_node(a):
             return None
         left = writer.node(a).within(level)
-        if is_tensor(b):
+        if is_tensor_node(b):
             text = writer.node(b).within(level + 1)
         else:
             text = writer.number(b, a, helper) or writer.argument(b, "at::Scalar")
@@ -46,43 +38,36 @@ def _binary(sign: str, level: int, *, alpha: bool = False, helper: str = "number
 
 
 def _unary(sign: str) -> Form:
-    def write(writer: Writer, node: fx.Node, a: Any) -> Expression:
+    def write(writer: CppWriter, node: fx.Node, a: Any) -> Expression:
         return Expression(f"{sign}{writer.node(a).within(UNARY)}", UNARY, ops_inside(node, writer))
 
     return write
 
 
-def _reshape(writer: Writer, node: fx.Node, a: Any, sizes: Any) -> Expression:
+def _reshape(writer: CppWriter, node: fx.Node, a: Any, sizes: Any) -> Expression:
     """A view, whatever the strides of the tensor are in this call: else a copy."""
     text = writer.argument(list(sizes), "c10::SymIntArrayRef", is_exact=True)
     owner = writer.node(a).within(ATOM)
     return Expression(f"{owner}.reshape_symint({text})", ATOM, ops_inside(node, writer))
 
 
-def _size(writer: Writer, node: fx.Node, a: Any, dim: Any) -> Expression:
-    return Expression(f"{writer.node(a).within(ATOM)}.sym_size({dim})")
+def _property(call: str) -> Form:
+    """A size, or another number that a tensor has."""
 
+    def write(writer: CppWriter, node: fx.Node, a: Any, *rest: Any) -> Expression:
+        return bare(f"{writer.node(a).within(ATOM)}.{call}({', '.join(map(str, rest))})")
 
-def _stride(writer: Writer, node: fx.Node, a: Any, dim: Any) -> Expression:
-    return Expression(f"{writer.node(a).within(ATOM)}.sym_stride({dim})")
-
-
-def _numel(writer: Writer, node: fx.Node, a: Any) -> Expression:
-    return Expression(f"{writer.node(a).within(ATOM)}.sym_numel()")
-
-
-def _offset(writer: Writer, node: fx.Node, a: Any) -> Expression:
-    return Expression(f"{writer.node(a).within(ATOM)}.sym_storage_offset()")
+    return write
 
 
 def _scalar_op(overload: Any) -> Form:
     """The form of an op for a number in the place of a tensor: it exists under another overload."""
 
-    def write(writer: Writer, node: fx.Node, *given: Any) -> Expression | None:
-        if is_tensor(given[1]):
+    def write(writer: CppWriter, node: fx.Node, *given: Any) -> Expression | None:
+        if is_tensor_node(given[1]):
             return None
         base, name = overload._schema.name.partition("::")[2], overload._schema.overload_name
-        ways = ways_of(base, name)
+        ways = call_forms(base, name)
         if ways is None or ways.method is None:
             return None
         kinds = ways.method.takes[1 : len(given)]
@@ -94,19 +79,21 @@ def _scalar_op(overload: Any) -> Form:
     return write
 
 
-def _reversed(writer: Writer, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Expression | None:
+def _reversed(
+    writer: CppWriter, node: fx.Node, a: Any, b: Any, alpha: Any = 1
+) -> Expression | None:
     """`1 - x`, of which PyTorch makes an op of its own."""
-    left = writer.node(b).within(SUM) if is_tensor(b) else writer.number(b, a)
+    left = writer.node(b).within(SUM) if is_tensor_node(b) else writer.number(b, a)
     if not left or alpha != 1:
         return None
     return Expression(f"{left} - {writer.node(a).within(SUM + 1)}", SUM, ops_inside(node, writer))
 
 
-def _where(writer: Writer, node: fx.Node, mask: Any, *sides: Any) -> Expression | None:
+def _where(writer: CppWriter, node: fx.Node, mask: Any, *sides: Any) -> Expression | None:
     """A choice between a tensor and a number."""
-    like = next(side for side in sides if is_tensor(side))
+    like = next(side for side in sides if is_tensor_node(side))
     texts = [
-        writer.node(side).text if is_tensor(side) else writer.number(side, like, "scalar")
+        writer.node(side).text if is_tensor_node(side) else writer.number(side, like, "scalar")
         for side in sides
     ]
     if not all(texts):
@@ -117,7 +104,7 @@ def _where(writer: Writer, node: fx.Node, mask: Any, *sides: Any) -> Expression 
 
 
 def _either(*forms: Form) -> Form:
-    def write(writer: Writer, node: fx.Node, *given: Any) -> Expression | None:
+    def write(writer: CppWriter, node: fx.Node, *given: Any) -> Expression | None:
         return next((found for form in forms if (found := form(writer, node, *given))), None)
 
     return write
@@ -125,10 +112,6 @@ def _either(*forms: Form) -> Form:
 
 def _added(sign: str, overload: Any) -> Form:
     return _either(_binary(sign, SUM, alpha=True), _scalar_op(overload))
-
-
-def _compared(sign: str) -> Form:
-    return _binary(sign, COMPARED, helper="scalar")
 
 
 OWN: dict[Any, Form] = {
@@ -150,25 +133,18 @@ OWN: dict[Any, Form] = {
     aten.bitwise_not.default: _unary("~"),
     aten.bitwise_and.Tensor: _binary("&", BITS),
     aten.bitwise_or.Tensor: _binary("|", LOWEST),
-    aten.eq.Tensor: _compared("=="),
-    aten.eq.Scalar: _compared("=="),
-    aten.ne.Tensor: _compared("!="),
-    aten.ne.Scalar: _compared("!="),
-    aten.lt.Tensor: _compared("<"),
-    aten.lt.Scalar: _compared("<"),
-    aten.le.Tensor: _compared("<="),
-    aten.le.Scalar: _compared("<="),
-    aten.gt.Tensor: _compared(">"),
-    aten.gt.Scalar: _compared(">"),
-    aten.ge.Tensor: _compared(">="),
-    aten.ge.Scalar: _compared(">="),
+    **{
+        op: _binary(sign, COMPARED, helper="scalar")
+        for name, sign in SIGNS.items()
+        for op in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+    },
     aten.where.ScalarSelf: _where,
     aten.where.ScalarOther: _where,
     aten.view.default: _reshape,
     aten._unsafe_view.default: _reshape,
-    aten.sym_size.int: _size,
-    aten.sym_stride.int: _stride,
-    aten.sym_numel.default: _numel,
-    aten.sym_storage_offset.default: _offset,
+    aten.sym_size.int: _property("sym_size"),
+    aten.sym_stride.int: _property("sym_stride"),
+    aten.sym_numel.default: _property("sym_numel"),
+    aten.sym_storage_offset.default: _property("sym_storage_offset"),
 }
 """The forms, by op: each gives None where it has none for these arguments."""

@@ -1,4 +1,4 @@
-"""Plain arguments of an emitted op: numbers, truths, words, and lists of numbers.
+"""Plain arguments of an emitted op: numbers, bools, strings, and lists of numbers.
 
 A graph holds them as they were in the examples. A number that only goes into ops, as it is or by a
 formula, is free: it becomes a number of each call. That is known if the program, run with a watched
@@ -9,140 +9,30 @@ each time by the same formula. All else is fixed: the op takes it, and refuses a
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pullback.capture.decided import decided
-from pullback.capture.joint import Input
-from pullback.capture.trees import flatten, unflatten
+from pullback.capture.joint import CaptureInput
+from pullback.capture.trees import flatten
 from pullback.derive.recipe import Parts
-from pullback.emit.cpp.alike import Place, number_at, numbers_apart, put
-from pullback.emit.cpp.body import legal
-from pullback.emit.cpp.defaults import EMPTY, KEYWORD, arguments_of, captured_with, parameters_of
+from pullback.emit.cpp.alike import Place, number_at, numbers_apart, put_number
+from pullback.emit.cpp.body import cpp_identifier
+from pullback.emit.cpp.defaults import KEYWORD, captured_with, parameters_of
+from pullback.emit.cpp.plain_text import KINDS, LISTS, SCHEMA_DTYPES, Plain, PlainArgument
 from pullback.emit.cpp.reach import runs_alike
-from pullback.emit.cpp.values import named
+from pullback.emit.cpp.values import named_number
 from pullback.emit.cpp.watched import Listening, Notes, Watched, value_at
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 
 UNNAMED = (bool, int, float, complex, str)
 
-KINDS = {
-    bool: ("bool", "bool", "toBool()"),
-    int: ("int", "int64_t", "toInt()"),
-    float: ("float", "double", "toDouble()"),
-    str: ("str", "c10::string_view", "toStringView()"),
-    torch.dtype: ("ScalarType", "at::ScalarType", "toScalarType()"),
-}
-"""The type of an argument in a schema, in C++, and how a saved value of it is read."""
 
-LISTS = {
-    int: ("int[]", "at::IntArrayRef", ""),
-    float: ("float[]", "at::ArrayRef<double>", ""),
-    bool: ("bool[]", "c10::List<bool>", ""),
-}
-ABSENT = {
-    "Tensor": ("Tensor?", "const std::optional<at::Tensor>&", ""),
-    "bool": ("bool?", "std::optional<bool>", ""),
-    "int": ("int?", "std::optional<int64_t>", ""),
-    "float": ("float?", "std::optional<double>", ""),
-    "str": ("str?", "std::optional<c10::string_view>", ""),
-    "dtype": ("ScalarType?", "std::optional<at::ScalarType>", ""),
-}
-"""The same where the value is None, by the type that the parameter is annotated with."""
-
-SCHEMA_DTYPES = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "half",
-    torch.bfloat16: "bfloat16",
-    torch.int64: "long",
-    torch.int32: "int",
-    torch.int16: "short",
-    torch.int8: "char",
-    torch.uint8: "byte",
-    torch.bool: "bool",
-}
-"""The dtypes that can be a default in a schema."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainArgument:
-    """One plain argument: its name, the value in the examples, the user's default if there is one.
-
-    `place` counts the arguments of the program. `own_name` is the user's name for it, `annotated`
-    the type that the user declares, which tells what a None stands for. `is_keyword` says that the
-    op takes it by name alone.
-    """
-
-    name: str
-    value: Any
-    default: Any
-    place: int
-    own_name: str
-    annotated: str = ""
-    is_keyword: bool = False
-    is_free: bool = False
-
-    @property
-    def kind(self) -> tuple[str, str, str]:
-        """The type in the schema, in C++, and how a saved value of it is read."""
-        if self.value is None:
-            words = re.findall(r"\w+", self.annotated)
-            return ABSENT[next((word for word in ABSENT if word in words), "Tensor")]
-        if self.is_infinite:
-            return ABSENT["float"]
-        if isinstance(self.value, list | tuple):
-            return LISTS[type(self.value[0]) if self.value else int]
-        return KINDS[type(self.value)]
-
-    @property
-    def is_infinite(self) -> bool:
-        """Whether it is no number that a schema can hold: there, None stands for it."""
-        return isinstance(self.value, float) and not math.isfinite(self.value)
-
-    @property
-    def given(self) -> str:
-        """The default in the schema: the user's, else the value of the examples; or nothing."""
-        default = self.value if self.default is EMPTY else self.default
-        is_own = type(default) is type(self.value) and default == self.value
-        if not is_own and not (self.is_free and type(default) is type(self.value)):
-            return ""
-        if isinstance(default, list | tuple):
-            return f"[{', '.join(map(repr, default))}]"
-        if isinstance(default, str):
-            return json.dumps(default) if default.isascii() and default.isprintable() else ""
-        if isinstance(default, torch.dtype):
-            return SCHEMA_DTYPES[default]
-        if self.is_infinite:
-            return "None"
-        return "" if isinstance(default, float) and not math.isfinite(default) else repr(default)
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """The arguments of an op in order, inputs of the capture and plain ones.
-
-    `conditions` are those under which the program does the same for other values; `unnamed` the
-    plain values that are no arguments of the op.
-    """
-
-    row: tuple[Input | PlainArgument, ...]
-    conditions: tuple[str, ...]
-    unnamed: tuple[Any, ...]
-
-    @property
-    def arguments(self) -> list[PlainArgument]:
-        """The plain ones."""
-        return [one for one in self.row if isinstance(one, PlainArgument)]
-
-
-def opened(subject: Subject, parts: Parts, absent: frozenset[str] = frozenset()) -> Plain:
+def plain_row(subject: EmitSubject, parts: Parts, absent: frozenset[str] = frozenset()) -> Plain:
     """The arguments of `subject`; in the graphs `parts`, free ones take the place of numbers.
 
     `absent` are the optional tensors that are not there, which are no arguments.
@@ -166,27 +56,29 @@ def opened(subject: Subject, parts: Parts, absent: frozenset[str] = frozenset())
 # ---- which arguments there are ----
 
 
-def _row(subject: Subject, absent: frozenset[str]) -> tuple[list[Input | PlainArgument], list[Any]]:
+def _row(
+    subject: EmitSubject, absent: frozenset[str]
+) -> tuple[list[CaptureInput | PlainArgument], list[Any]]:
     """The arguments of the op in order, and the plain values that are none.
 
-    Tensors from around the program come behind its arguments; those that the examples left at
+    Tensors from outside the program come behind its arguments; those that the examples left at
     their defaults come behind these, by name alone, as do all that are so in the program.
     """
     captured = subject.captured
     closures = [one for one in captured.inputs if one.kind == "closure"]
     inputs = {one.position: one for one in captured.inputs if one.kind == "argument"}
-    taken = {legal(one.name) for one in captured.inputs}
-    arguments = unflatten(list(captured.leaves), captured.in_spec)
+    taken = {cpp_identifier(one.name) for one in captured.inputs}
+    arguments = subject.arguments
     start = len(arguments) - len(subject.left)
-    row: list[Input | PlainArgument] = []
+    row: list[CaptureInput | PlainArgument] = []
     named: list[PlainArgument] = []
     unnamed: list[Any] = []
     is_named = bool(closures)
     pairs = zip(arguments, parameters_of(subject), strict=True)
     for place, (argument, parameter) in enumerate(pairs):
         leaves = flatten(argument)[0]
-        own = [inputs[leaf.position] for leaf in leaves if isinstance(leaf, Input)]
-        name = "" if parameter is None else legal(parameter.name)
+        own = [inputs[leaf.position] for leaf in leaves if isinstance(leaf, CaptureInput)]
+        name = "" if parameter is None else cpp_identifier(parameter.name)
         if parameter is not None and parameter.name in absent:
             continue
         if parameter is None or own or name in taken or not _is_plain(argument):
@@ -223,19 +115,18 @@ def _is_plain(value: Any) -> bool:
 # ---- which of them are free ----
 
 
-def _is_watched(subject: Subject, numbers: Sequence[PlainArgument], notes: Notes) -> bool:
+def _is_watched(subject: EmitSubject, numbers: Sequence[PlainArgument], notes: Notes) -> bool:
     """Whether the program runs with watched numbers as it does with plain ones."""
-    captured = subject.captured
-    arguments = list(unflatten(list(captured.leaves), captured.in_spec))
+    arguments = list(subject.arguments)
     for one in numbers:
         arguments[one.place] = Watched(one.value, one.name, frozenset({one.name}), notes)
-    watched = replace(captured, leaves=tuple(flatten(tuple(arguments))[0]))
+    watched = replace(subject.captured, leaves=tuple(flatten(tuple(arguments))[0]))
     with Listening():
         return runs_alike(subject, replace(subject, captured=watched))
 
 
 def _opened(
-    subject: Subject, parts: Parts, numbers: Sequence[PlainArgument], notes: Notes
+    subject: EmitSubject, parts: Parts, numbers: Sequence[PlainArgument], notes: Notes
 ) -> set[str]:
     """The names of the numbers that are free, which now stand in the graphs."""
     graphs = (parts.forward, parts.backward)
@@ -260,17 +151,17 @@ def _opened(
     for place, formula in formulas.items():
         assert formula is not None
         names = frozenset(name for name in own if _mentions(formula, name))
-        put(graphs, place, named(number_at(graphs, place), formula, names))
+        put_number(graphs, place, named_number(number_at(graphs, place), formula, names))
     return set(seen)
 
 
 def _seen(
-    subject: Subject, parts: Parts, one: PlainArgument, own: dict[str, Any], notes: Notes
+    subject: EmitSubject, parts: Parts, one: PlainArgument, own: dict[str, Any], notes: Notes
 ) -> list[tuple[dict[str, Any], dict[Place, Any]]] | None:
     """For two other values of `one`, the numbers in which the graphs differ."""
     found = []
     for value in _others(one, own, notes):
-        arguments = list(arguments_of(subject))
+        arguments = list(subject.captured.fill(subject.tensors()))
         arguments[one.place] = value
         other = captured_with(subject, tuple(arguments))
         if other is None or _fixed(other) != _fixed(subject):
@@ -303,7 +194,7 @@ def _others(one: PlainArgument, own: dict[str, Any], notes: Notes) -> Iterator[A
     yield from fitting[:2]
 
 
-def _fixed(subject: Subject) -> Any:
+def _fixed(subject: EmitSubject) -> Any:
     """What must be the same in every capture, beside the graphs."""
     captured = subject.captured
     constants = [

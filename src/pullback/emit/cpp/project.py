@@ -1,4 +1,4 @@
-"""What makes a program of an emitted op without Python: a CMake file and a small `main.cpp`.
+"""A program that uses an emitted op without Python: a CMake file and a small `main.cpp`.
 
 The program compares what the op gives with sums that were recorded from the original program when
 the files were written. It makes its inputs by itself, the same on every machine.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pullback.derive.comparison import aside
 from pullback.derive.observed import given_to
-from pullback.derive.tensor_specs import TensorSpec, drawn
-from pullback.emit.cpp.body import wrapped
-from pullback.emit.cpp.library import NAMESPACE
+from pullback.derive.tensor_specs import TensorSpec, drawn_like
+from pullback.emit.cpp.body import wrapped_statement
 from pullback.emit.cpp.plain_text import written
-from pullback.emit.cpp.signature import CppFunction
+from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.values import DTYPES, literal
 from pullback.graph.cost import is_random
+
+Sums = tuple[float, float, float]
+"""Two sums over a tensor, and how far both together may be off."""
 
 CMAKE = """\
 # {name}, and a program that uses it from C++ alone:
@@ -114,12 +115,14 @@ def _main(function: CppFunction) -> Iterator[str]:
     yield SHOWN.format(why=why) if why else COMPARED
     yield ""
     yield "int main() {"
-    pairs = zip(function.subject.captured.inputs, function.subject.likes, strict=True)
+    pairs = zip(function.subject.captured.inputs, function.subject.specs, strict=True)
     given = [(one, like) for one, like in pairs if one.is_given]
     changed = {function.parameters[place] for place in function.changed}
     for (one, like), name in zip(given, function.tensors, strict=True):
         needs = one.needs and name not in changed
-        yield from wrapped(f"  auto {name} = {_made(like)}{'.requires_grad_()' * needs};", "")
+        yield from wrapped_statement(
+            f"  auto {name} = {_made(like)}{'.requires_grad_()' * needs};", ""
+        )
         if one.needs and name in changed:
             yield f"  {name} = {name}.requires_grad_().clone();  // a leaf must not be changed"
     yield ""
@@ -146,7 +149,7 @@ def _names(function: CppFunction) -> list[str]:
 def _shown(name: str, text: str, sums: dict[str, Sums]) -> str:
     if name not in sums:
         return f'  show("{name}", {text});'
-    return f'  compare("{name}", {text}, {", ".join(map(literal, sums[name].row))});'
+    return f'  compare("{name}", {text}, {", ".join(map(literal, sums[name]))});'
 
 
 def _pulled(function: CppFunction, names: list[str], sums: dict[str, Sums]) -> Iterator[str]:
@@ -183,34 +186,27 @@ def _differentiated(function: CppFunction) -> list[tuple[int, str]]:
 # ---- what the program gives ----
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Two sums over a tensor, and how far both together may be off."""
-
-    row: tuple[float, float, float]
-
-
 def _recorded(function: CppFunction) -> tuple[dict[str, Sums], str]:
     """The sums over each result, by its name; or why there are none."""
-    captured, likes = function.subject.captured, function.subject.likes
+    captured, specs = function.subject.captured, function.subject.specs
     if any(is_random(node) for node in captured.joint.graph.nodes):
         return {}, "the op draws random numbers"
-    held = [like for one, like in zip(captured.inputs, likes, strict=True) if one.kind == "closure"]
+    held = [like for one, like in zip(captured.inputs, specs, strict=True) if one.kind == "closure"]
     if any(like.values is None for like in held):
-        return {}, "it depends on a large tensor from around the program"
+        return {}, "it depends on a large tensor from outside the program"
     try:
         with aside():
             found = _results(function)
     except Exception:  # whatever it is: the program does not do with these inputs
         return {}, "the program does not run with these inputs"
-    if not all(math.isfinite(number) for sums in found.values() for number in sums.row):
+    if not all(math.isfinite(number) for row in found.values() for number in row):
         return {}, "the program gives numbers that are not finite"
     return found, ""
 
 
 def _results(function: CppFunction) -> dict[str, Sums]:
     subject, comparison = function.subject, function.subject.comparison
-    pairs = zip(subject.captured.inputs, subject.likes, strict=True)
+    pairs = zip(subject.captured.inputs, subject.specs, strict=True)
     row = [_like(like) if one.tensor is None else one.tensor for one, like in pairs]
     given, leaves = given_to(row, comparison.wanted)
     outputs = comparison.of_arguments(subject.call)(given)
@@ -232,7 +228,7 @@ def _sums(tensor: Tensor) -> Sums:
     flat = real.detach().to("cpu", torch.float64).flatten()
     weighted = flat * _spread(flat.shape, 0.5, 1.5)
     bound = BOUNDS.get(tensor.dtype, 1e-9) * (float(flat.abs().sum()) + 1e-3)
-    return Sums((float(flat.sum()), float(weighted.sum()), bound))
+    return float(flat.sum()), float(weighted.sum()), bound
 
 
 # ---- inputs, here and there ----
@@ -246,7 +242,7 @@ def _spread(shape: torch.Size | tuple[int, ...], low: float, high: float) -> Ten
 def _like(like: TensorSpec) -> Tensor:
     """The input that the program in C++ makes."""
     if like.values is not None:
-        return drawn(like)
+        return drawn_like(like)
     low, high = float(like.low), float(like.high)
     if like.dtype.is_complex:
         made = torch.complex(_spread(like.shape, low, high), _spread(like.shape, high, low))
@@ -261,7 +257,7 @@ def _made(like: TensorSpec) -> str:
     """A tensor like that of the examples: its values if they are few, else others between them."""
     sizes, dtype = f"{{{', '.join(map(str, like.shape))}}}", DTYPES[like.dtype]
     if like.values is not None:
-        flat = drawn(like).flatten()
+        flat = drawn_like(like).flatten()
         kind = "c10::complex<double>" if like.dtype.is_complex else "double"
         values = flat.tolist() if like.dtype.is_complex else flat.double().tolist()
         row = f"std::vector<{kind}>{{{', '.join(map(literal, values))}}}"

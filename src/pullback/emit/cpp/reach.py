@@ -1,4 +1,4 @@
-"""How far the graphs of a subject reach beyond its examples, found by trying.
+"""Which inputs beyond the examples the graphs of a subject serve, found by trying.
 
 A capture holds for the dtypes of its examples, and takes sizes of 0 and 1 for special: it cannot
 know what the program would have done there. Differentiating backward again is right only where
@@ -20,10 +20,11 @@ from pullback.capture.closeness import all_close
 from pullback.capture.decided import decided
 from pullback.capture.fake import numbers_of, size_with
 from pullback.derive.recipe import Parts
-from pullback.derive.trial_rows import Row, drawn_row
+from pullback.derive.trial_rows import TrialRow, drawn_row
 from pullback.emit.cpp.shadow import shadow_of, with_dtype
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.graph.cost import is_random
+from pullback.graph.cut_problem import ancestors
 from pullback.graph.values import is_smooth
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -60,7 +61,7 @@ class Reach:
     sources: tuple[frozenset[int], ...]
 
 
-def reach_of(subject: Subject, parts: Parts) -> Reach:
+def reach_of(subject: EmitSubject, parts: Parts) -> Reach:
     """Try what the graphs `parts` of `subject` can do."""
     trial = _Trial(subject, parts)
     rank = trial.rank()
@@ -70,27 +71,27 @@ def reach_of(subject: Subject, parts: Parts) -> Reach:
     return Reach(least, rank, dtypes, again, refusal, tuple(trial.sources()))
 
 
-def is_twice(subject: Subject, parts: Parts) -> bool:
+def is_twice(subject: EmitSubject, parts: Parts) -> bool:
     """Whether a backward made of `parts` may be differentiated."""
     return _Trial(subject, parts).second()[0]
 
 
-def runs_alike(subject: Subject, other: Subject) -> bool:
+def runs_alike(subject: EmitSubject, other: EmitSubject) -> bool:
     """Whether the programs of two subjects run, and give the same for inputs like the examples."""
     row = _example(subject)
     call = other.comparison.of_arguments(other.call)
     return row is not None and subject.comparison.agrees(call, row)
 
 
-def _example(subject: Subject) -> Row | None:
+def _example(subject: EmitSubject) -> TrialRow | None:
     shapes = [numbers_of(node.meta["val"].shape) for node in subject.captured.joint.inputs]
-    return drawn_row(subject.captured, subject.likes, shapes)
+    return drawn_row(subject.captured, subject.specs, shapes)
 
 
 class _Trial:
     """What the graphs of one subject can do."""
 
-    def __init__(self, subject: Subject, parts: Parts) -> None:
+    def __init__(self, subject: EmitSubject, parts: Parts) -> None:
         self.subject, self.parts = subject, parts
         self.comparison, self.captured = subject.comparison, subject.captured
         self.nodes = self.captured.joint.inputs
@@ -102,8 +103,8 @@ class _Trial:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
         }
 
-    def _row(self, shapes: Sequence[Sequence[int]]) -> Row | None:
-        return drawn_row(self.captured, self.subject.likes, shapes)
+    def _row(self, shapes: Sequence[Sequence[int]]) -> TrialRow | None:
+        return drawn_row(self.captured, self.subject.specs, shapes)
 
     # ---- sizes ----
 
@@ -146,7 +147,7 @@ class _Trial:
             return False
         return any(self.comparison.agrees(self.shadow, one) for one in (row, self._zeroed(row)))
 
-    def _zeroed(self, row: Row) -> Row:
+    def _zeroed(self, row: TrialRow) -> TrialRow:
         """`row` with zeros where no gradient goes: indices and boxes then stay inside of sizes."""
         gradients = iter(self.captured.joint.gradients)
         live = [one.needs and next(gradients) is not None for one in self.captured.inputs]
@@ -194,14 +195,7 @@ class _Trial:
 
     def _behind(self, index: int | None) -> set[int]:
         """The places of the inputs that an output of the graph is made of."""
-        if index is None:
-            return set()
-        pending = [self.captured.joint.outputs[index]]
-        found = set(pending)
-        while pending:
-            fresh = set(pending.pop().all_input_nodes) - found
-            found |= fresh
-            pending += fresh
+        found = ancestors([] if index is None else [self.captured.joint.outputs[index]])
         return {place for place, node in enumerate(self.nodes) if node in found}
 
     # ---- second order ----
@@ -221,7 +215,7 @@ class _Trial:
             return False, DIFFERS
         return True, ""
 
-    def _agrees_twice(self, row: Row) -> bool:
+    def _agrees_twice(self, row: TrialRow) -> bool:
         program = self.comparison.of_arguments(self.comparison.program)
         mine, theirs = (self.comparison.twice(call, row) for call in (self.shadow, program))
         return mine is not None and theirs is not None and all_close(mine, theirs)

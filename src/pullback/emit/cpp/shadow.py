@@ -1,18 +1,21 @@
-"""The graphs of a subject as a Function of PyTorch's, which does in Python what the C++ will do."""
+"""The graphs of a subject as a Python Function that does what the C++ will do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 from pullback.capture.joint import Capture
 from pullback.derive.observed import SEED, Call
-from pullback.derive.recipe import Parts, compiled
+from pullback.derive.recipe import Parts, printed_function
 from pullback.function.isolation import seed_torch
 from pullback.function.slots import new_class
+from pullback.graph.copies import copied_graph
+from pullback.graph.parts import calls
 
 
 def shadow_of(captured: Capture, parts: Parts) -> Call:
@@ -29,8 +32,8 @@ def shadow_of(captured: Capture, parts: Parts) -> Call:
 
 
 def _shadow_class(captured: Capture, parts: Parts) -> Any:
-    forward = _function_of(parts.forward, "forward", captured, parts)
-    backward = _function_of(parts.backward, "backward", captured, parts)
+    forward = printed_function(parts.forward, "forward", captured.name, parts.names)
+    backward = printed_function(parts.backward, "backward", captured.name, parts.names)
     count, saved = parts.joint.output_count, len(parts.cut.saved)
     returned = [o for o in captured.outputs if o.returned and o.index is not None]
 
@@ -51,26 +54,11 @@ def _shadow_class(captured: Capture, parts: Parts) -> Any:
     return new_class("Shadow", torch.autograd.Function, space)
 
 
-def _function_of(graph: fx.Graph, name: str, captured: Capture, parts: Parts) -> Callable[..., Any]:
-    """A graph as a function that gives a row."""
-    call = compiled(graph, name, captured.name, parts.names)
-    is_one = len(graph.output_node().args[0]) == 1  # type: ignore[arg-type]
-    return lambda *given: (call(*given),) if is_one else tuple(call(*given))
-
-
 def with_dtype(graph: fx.Graph, old: torch.dtype, new: torch.dtype) -> fx.Graph:
     """`graph` for inputs of another dtype."""
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    for node in copy.nodes:
-        if node.op == "call_function":
-            node.args, node.kwargs = _replaced((node.args, node.kwargs), old, new)
+    copy, _ = copied_graph(graph)
+    for node in calls(copy):
+        node.args, node.kwargs = map_aggregate(
+            (node.args, node.kwargs), lambda value: new if value is old else value
+        )
     return copy
-
-
-def _replaced(value: Any, old: Any, new: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _replaced(item, old, new) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_replaced(item, old, new) for item in value)
-    return new if value is old else value

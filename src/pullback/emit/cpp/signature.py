@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pullback.emit.cpp.body import Body
-from pullback.emit.cpp.plain import PlainArgument
+from pullback.emit.cpp.plain_text import PlainArgument
 from pullback.emit.cpp.reach import Reach
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
+
+NAMESPACE = "emitted"
+"""The namespace of emitted ops: `torch.ops.emitted.<name>`."""
+
+NO_AUTOCAST = "c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);"
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class CppFunction:
     others than in C++, which has more words of its own.
     """
 
-    subject: Subject
+    subject: EmitSubject
     reach: Reach
     name: str
     op: str

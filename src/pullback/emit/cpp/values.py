@@ -1,22 +1,21 @@
-"""Values in C++: literals, and arguments as the type that a parameter has asks for them."""
+"""Values in C++: literals, and arguments in the form that the type of a parameter needs."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from pullback.errors import UnsupportedOpError
-from pullback.graph.cost import expression_of
-from pullback.graph.values import tensor_of, value_of
+from pullback.graph.spelling.expressions import ATOM, Expression, TensorsInSight
+from pullback.graph.values import held_value, tensor_of
 
 # How tightly an expression holds together, as in the grammar of C++.
-LOWEST, BITS, COMPARED, SUM, PRODUCT, UNARY, ATOM = range(7)
+LOWEST, BITS, COMPARED, SUM, PRODUCT, UNARY = range(ATOM - 6, ATOM)
 
 DTYPES = {
     torch.float64: "at::kDouble",
@@ -63,43 +62,33 @@ class NamedInt(int):
 Named = NamedFloat | NamedInt
 
 
-def named(value: float, text: str, names: frozenset[str]) -> Named:
+def named_number(value: float, text: str, names: frozenset[str]) -> Named:
     """`value`, which is written as `text`; `names` are the arguments in it."""
     made: Named = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
     made.text, made.names = text, names
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A piece of C++: its text, how tightly it binds, and how many ops stand in it."""
-
-    text: str
-    level: int = ATOM
-    size: int = 0
-
-    def within(self, level: int) -> str:
-        """The text as an operand of something that binds as tightly as `level`."""
-        return self.text if self.level >= level else f"({self.text})"
+def bare(text: str, level: int = ATOM) -> Expression:
+    """An expression in which no op stands."""
+    return Expression(text, level, size=0)
 
 
 @dataclass(slots=True)
-class Writer:
+class CppWriter(TensorsInSight):
     """Writes arguments: nodes by their names or by the expressions that stand for them.
 
     `includes` collects the headers that the written calls need, `helpers` the functions of the
-    file's own, `sources` the tensors in sight, whose sizes, dtypes and devices may be read.
+    file's own.
     """
 
-    names: Mapping[fx.Node, str]
-    sources: Sequence[fx.Node]
     inlined: dict[fx.Node, Expression] = field(default_factory=dict)
     includes: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)
 
     def node(self, node: fx.Node) -> Expression:
         """The expression for a node."""
-        return self.inlined.get(node) or Expression(self.names[node])
+        return self.inlined.get(node) or bare(self.names[node])
 
     def argument(self, value: Any, kind: str, *, is_exact: bool = False) -> str:
         """`value` for a parameter of type `kind`; `is_exact` names the type of lists and of none.
@@ -116,7 +105,7 @@ class Writer:
             return str(_WRITERS[kind](self, value, is_exact))
         if _ARRAY.match(kind):
             return f"{kind}{{{', '.join(_bool(bool(item)) for item in value)}}}"
-        raise unwritable(f"an argument of the type `{kind}`", repr(value))
+        raise no_cpp_form(f"an argument of the type `{kind}`", repr(value))
 
     def size(self, size: Any) -> str:
         """A size as a `c10::SymInt` or an integer."""
@@ -128,23 +117,9 @@ class Writer:
 
     def source_of(self, size: torch.SymInt) -> str:
         """A symbolic size, read from a tensor that has it."""
-        wanted = expression_of(size)
-        for node in self.sources:
-            value = tensor_of(node)
-            for dim, other in enumerate(() if value is None else value.shape):
-                if expression_of(other) == wanted:
-                    return f"{self.names[node]}.sym_size({dim})"
-        raise unwritable("a size that is not the size of an argument", f"`{size}`")
-
-    def like(self, dtype: Any, device: Any = None) -> str:
-        """The name of a tensor in sight of this dtype, on this device; nothing if there is none."""
-        for node in self.sources:
-            value = tensor_of(node)
-            if value is None or dtype not in (None, value.dtype):
-                continue
-            if device is None or value.device == device:
-                return self.names[node]
-        return ""
+        if found := self.with_size(size):
+            return f"{found[0]}.sym_size({found[1]})"
+        raise no_cpp_form("a size that is not the size of an argument", f"`{size}`")
 
     def number(self, value: Any, other: fx.Node, helper: str = "number") -> str:
         """A number beside the tensor `other`, as a tensor of its dtype; nothing if that is no gain.
@@ -156,7 +131,7 @@ class Writer:
         is_real = isinstance(value, int | float) and not isinstance(value, bool)
         if tensor is None or not tensor.is_floating_point() or not is_real:
             return ""
-        like = self.like(tensor.dtype)
+        like = self.name_like(dtype=tensor.dtype)
         if not like or (abs(value) > LARGEST and not math.isinf(value)):
             return ""
         self.helpers.add(helper)
@@ -167,23 +142,23 @@ class Writer:
     def dtype(self, dtype: torch.dtype) -> str:
         """A dtype: that of a tensor in sight if it may be another in another call."""
         if dtype.is_floating_point or dtype.is_complex:
-            alike = self.like(dtype)
+            alike = self.name_like(dtype=dtype)
             if alike:
                 return f"{alike}.scalar_type()"
         if dtype not in DTYPES:
-            raise unwritable("a dtype that C++ knows under no common name", f"{dtype}")
+            raise no_cpp_form("a dtype that C++ knows under no common name", f"{dtype}")
         return DTYPES[dtype]
 
     def device(self, device: torch.device) -> str:
         """A device: that of a tensor in sight where it is there."""
-        alike = self.like(None, device)
+        alike = self.name_like(device=device)
         return f"{alike}.device()" if alike else f'at::Device("{device}")'
 
 
 NONE = "std::nullopt"
 
 
-def unwritable(what: str, got: str, at: str = "") -> UnsupportedOpError:
+def no_cpp_form(what: str, got: str, at: str = "") -> UnsupportedOpError:
     """The error for something in a graph that has no form in C++."""
     return UnsupportedOpError(
         f"{what} must be left out to be emitted as C++",
@@ -210,7 +185,7 @@ def literal(value: Any) -> str:
         return _double(value)
     if isinstance(value, complex):
         return f"c10::complex<double>({_double(value.real)}, {_double(value.imag)})"
-    raise unwritable("a constant that is no number", repr(value))
+    raise no_cpp_form("a constant that is no number", repr(value))
 
 
 def _bool(value: bool) -> str:
@@ -238,22 +213,34 @@ def quoted(text: str) -> str:
 # ---- by the type of the parameter ----
 
 
-def is_number(value: Any) -> bool:
+def is_number_argument(value: Any) -> bool:
     """Whether an argument is a number: a literal, or a node that holds one."""
-    return isinstance(value_of(value), (*SYMBOLIC, complex))
+    return isinstance(held_value(value), (*SYMBOLIC, complex))
 
 
-def _tensor(writer: Writer, value: Any, is_exact: bool) -> str:
-    if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor):
+def symbolic_type(value: Any) -> str:
+    """The type in C++ of a number that is made of sizes."""
+    if isinstance(value, torch.SymFloat | float):
+        return "c10::SymFloat"
+    return "c10::SymBool" if isinstance(value, torch.SymBool | bool) else "c10::SymInt"
+
+
+_NUMBER_DTYPES = {
+    **dict.fromkeys((bool, torch.SymBool), "at::kBool"),
+    **dict.fromkeys((float, torch.SymFloat), "at::kDouble"),
+    complex: "at::kComplexDouble",
+}
+
+
+def _tensor(writer: CppWriter, value: Any, is_exact: bool) -> str:
+    if isinstance(value, fx.Node) and tensor_of(value) is not None:
         return writer.node(value).text
     writer.helpers.add("number")
-    kinds = {bool: "at::kBool", float: "at::kDouble", complex: "at::kComplexDouble"}
-    kinds |= {torch.SymBool: "at::kBool", torch.SymFloat: "at::kDouble"}
-    kind = kinds.get(type(value_of(value)), "at::kLong")
+    kind = _NUMBER_DTYPES.get(type(held_value(value)), "at::kLong")
     return f"number({_scalar(writer, value, True)}, {kind})"
 
 
-def _scalar(writer: Writer, value: Any, is_exact: bool) -> str:
+def _scalar(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node):
         return f"at::Scalar({writer.node(value).text})"
     if isinstance(value, torch.SymInt):
@@ -261,19 +248,19 @@ def _scalar(writer: Writer, value: Any, is_exact: bool) -> str:
     return literal(value)
 
 
-def _int(writer: Writer, value: Any, is_exact: bool) -> str:
+def _int(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node | torch.SymInt):
         text = writer.node(value).within(ATOM) if isinstance(value, fx.Node) else writer.size(value)
         return f"{text}.guard_int(__FILE__, __LINE__)"
     return literal(int(value))
 
 
-def _symint(writer: Writer, value: Any, is_exact: bool) -> str:
+def _symint(writer: CppWriter, value: Any, is_exact: bool) -> str:
     text = writer.size(value)
     return f"c10::SymInt({text})" if is_exact and not isinstance(value, fx.Node) else text
 
 
-def _real(writer: Writer, value: Any, is_exact: bool) -> str:
+def _real(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node):
         text = writer.node(value).within(ATOM)
         is_whole = isinstance(value.meta.get("val"), torch.SymInt | int)
@@ -284,7 +271,7 @@ def _real(writer: Writer, value: Any, is_exact: bool) -> str:
     return _double(value if isinstance(value, Named) else float(value))
 
 
-def _truth(writer: Writer, value: Any, is_exact: bool) -> str:
+def _truth(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node):
         return f"{writer.node(value).within(ATOM)}.guard_bool(__FILE__, __LINE__)"
     return _bool(bool(value))
@@ -293,21 +280,21 @@ def _truth(writer: Writer, value: Any, is_exact: bool) -> str:
 def _listed(name: str, item: Any) -> Any:
     """A list: in braces, with its type in front where another type could be meant."""
 
-    def write(writer: Writer, value: Any, is_exact: bool) -> str:
+    def write(writer: CppWriter, value: Any, is_exact: bool) -> str:
         items = ", ".join(item(writer, each, False) for each in value)
         return f"{name if is_exact else ''}{{{items}}}"
 
     return write
 
 
-def _tensors(writer: Writer, value: Any, is_exact: bool) -> str:
+def _tensors(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if isinstance(value, fx.Node):
         return writer.node(value).text
     items = ", ".join(_tensor(writer, each, False) for each in value)
     return f"std::vector<at::Tensor>{{{items}}}"
 
 
-def _indices(writer: Writer, value: Any, is_exact: bool) -> str:
+def _indices(writer: CppWriter, value: Any, is_exact: bool) -> str:
     kind = "std::optional<at::Tensor>"
     items = ", ".join(
         f"{kind}()" if each is None else f"{kind}({_tensor(writer, each, False)})" for each in value
@@ -315,31 +302,15 @@ def _indices(writer: Writer, value: Any, is_exact: bool) -> str:
     return f"c10::List<{kind}>({{{items}}})"
 
 
-def _scalars(writer: Writer, value: Any, is_exact: bool) -> str:
+def _scalars(writer: CppWriter, value: Any, is_exact: bool) -> str:
     items = ", ".join(f"at::Scalar({literal(each)})" for each in value)
     return f"std::vector<at::Scalar>{{{items}}}"
 
 
-def _dtype(writer: Writer, value: Any, is_exact: bool) -> str:
-    return writer.dtype(value)
-
-
-def _device(writer: Writer, value: Any, is_exact: bool) -> str:
-    return writer.device(torch.device(value))
-
-
-def _layout(writer: Writer, value: Any, is_exact: bool) -> str:
+def _layout(writer: CppWriter, value: Any, is_exact: bool) -> str:
     if value is not torch.strided:
-        raise unwritable("a tensor that is not dense", f"{value}")
+        raise no_cpp_form("a tensor that is not dense", f"{value}")
     return "at::kStrided"
-
-
-def _format(writer: Writer, value: Any, is_exact: bool) -> str:
-    return FORMATS[value]
-
-
-def _string(writer: Writer, value: Any, is_exact: bool) -> str:
-    return quoted(value)
 
 
 _WRITERS: dict[str, Any] = {
@@ -359,9 +330,9 @@ _WRITERS: dict[str, Any] = {
     "at::TensorList": _tensors,
     "at::ITensorListRef": _tensors,
     "c10::List<std::optional<at::Tensor>>": _indices,
-    "at::ScalarType": _dtype,
-    "at::Device": _device,
+    "at::ScalarType": lambda writer, value, is_exact: writer.dtype(value),
+    "at::Device": lambda writer, value, is_exact: writer.device(torch.device(value)),
     "at::Layout": _layout,
-    "at::MemoryFormat": _format,
-    "c10::string_view": _string,
+    "at::MemoryFormat": lambda writer, value, is_exact: FORMATS[value],
+    "c10::string_view": lambda writer, value, is_exact: quoted(value),
 }

@@ -1,4 +1,4 @@
-"""Optional tensors: a Function for each set of them that is there, behind one op.
+"""Optional tensors: a Function for each set of them that may be passed, behind one op.
 
 A capture is of one call, and with another set of tensors the program does other work. So a
 parameter that is a tensor in the examples and `None` by default is captured both ways.
@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from pullback.emit.cpp.defaults import arguments_of, captured_with, parameters_of
-from pullback.emit.subject import Subject
+from pullback.emit.cpp.defaults import captured_with, parameters_of
+from pullback.emit.subject import EmitSubject
 
 MOST = 2
 """How many optional tensors are followed: each doubles the number of Functions."""
 
 
-def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
+def variants_of(subject: EmitSubject) -> Iterator[tuple[frozenset[str], EmitSubject]]:
     """The subjects without some of the optional tensors, each with the names of those.
 
     A parameter without which the program cannot be captured is none.
     """
-    arguments = arguments_of(subject)
+    arguments = subject.captured.fill(subject.tensors())
     optional = _optional(subject, arguments)[:MOST]
     working: set[str] = set()
     for count in range(1, len(optional) + 1):
@@ -40,11 +41,10 @@ def variants_of(subject: Subject) -> Iterator[tuple[frozenset[str], Subject]]:
                 continue
             working |= names
             label = "".join(part.capitalize() for name in sorted(names) for part in name.split("_"))
-            object.__setattr__(variant, "name", f"{subject.name}Without{label}")
-            yield names, variant
+            yield names, replace(variant, name=f"{subject.name}Without{label}")
 
 
-def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, int]]:
+def _optional(subject: EmitSubject, arguments: tuple[Any, ...]) -> list[tuple[str, int]]:
     """The parameters that are tensors here and `None` by default, with their places."""
     if subject.captured.mutated:
         return []
@@ -60,5 +60,5 @@ def _optional(subject: Subject, arguments: tuple[Any, ...]) -> list[tuple[str, i
     ]
 
 
-def _outputs(subject: Subject) -> list[tuple[str, bool]]:
+def _outputs(subject: EmitSubject) -> list[tuple[str, bool]]:
     return [(o.kind, o.differentiable) for o in subject.captured.outputs if o.returned]

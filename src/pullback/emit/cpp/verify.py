@@ -1,4 +1,4 @@
-"""C++ is compared with the program before anyone gets it: compiled, and run in a new process.
+"""Before it is returned, C++ is compiled, run in a new process and compared with the program.
 
 The library is the one that `build` makes of the file, and stays in the cache for it.
 """
@@ -18,16 +18,15 @@ import torch
 
 from pullback.capture.decided import decided
 from pullback.derive import observed as observing
-from pullback.derive.difference import Difference
+from pullback.derive.difference import TextDifference
 from pullback.derive.observed import JOB, RESULTS, Observed, Wanted
 from pullback.derive.recipe import Parts
-from pullback.derive.trial_rows import Row, op_rows
+from pullback.derive.trial_rows import TrialRow, op_rows
 from pullback.emit.compiled import library_of
-from pullback.emit.cpp.library import NAMESPACE
-from pullback.emit.cpp.plain import PlainArgument
+from pullback.emit.cpp.plain_text import PlainArgument
 from pullback.emit.cpp.shadow import shadow_of
-from pullback.emit.cpp.signature import CppFunction
-from pullback.emit.subject import Subject
+from pullback.emit.cpp.signature import NAMESPACE, CppFunction
+from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError, EmitMismatchError
 
 LONGEST = 600.0
@@ -39,14 +38,14 @@ _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 # ---- the graphs, without a compiler ----
 
 
-def graphs_differ(subject: Subject, parts: Parts) -> str:
+def graphs_differ(subject: EmitSubject, parts: Parts) -> str:
     """Where the graphs `parts` do other things than the program; nothing where they do not."""
     captured, comparison = subject.captured, subject.comparison
     if captured.mutated:
         return ""  # a Function of Python's would need the copies that only the C++ makes
     shadow = shadow_of(captured, parts)
     has_branches = any(True for _ in decided(captured))
-    for row in op_rows(captured, subject.likes, is_double=False, numbers={}):
+    for row in op_rows(captured, subject.specs, is_double=False, numbers={}):
         if row.may_refuse and has_branches:
             continue  # with other sizes the program does other things: the op refuses them
         expected = comparison.repeated(row, comparison.wanted)
@@ -98,7 +97,7 @@ def _built(name: str, source: Path) -> Path:
         ) from None
 
 
-def described(found: Difference) -> str:
+def described(found: TextDifference) -> str:
     """What differs, in words."""
     at = f" at {found.at}" if found.at else ""
     sides = f"{found.got}{at}, expected {found.expected}"
@@ -134,7 +133,7 @@ class _Case:
 
     function: CppFunction
     called: CppFunction
-    row: Row
+    row: TrialRow
     expected: Observed
 
 
@@ -146,7 +145,7 @@ def _cases(function: CppFunction) -> Iterator[_Case]:
         has_tensors = any(one.kind == "closure" for one in captured.inputs)
         is_double = torch.float64 in called.reach.dtypes and not has_tensors
         numbers = {one.place: _other(one) for one in called.plain if one.is_free}
-        rows = op_rows(captured, comparison.likes, is_double=is_double, numbers=numbers)
+        rows = op_rows(captured, comparison.specs, is_double=is_double, numbers=numbers)
         for row in rows:
             expected = comparison.repeated(row, wanted)
             if expected is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pullback.capture.trees import map_leaves
+from pullback.graph.spelling.operators import SIGNS
 
 
 @dataclass(slots=True)
@@ -161,14 +162,6 @@ _ARITHMETIC = {
     "mul": ("*", operator.mul),
     "truediv": ("/", operator.truediv),
 }
-_COMPARED = {
-    "lt": ("<", operator.lt),
-    "le": ("<=", operator.le),
-    "gt": (">", operator.gt),
-    "ge": (">=", operator.ge),
-    "eq": ("==", operator.eq),
-    "ne": ("!=", operator.ne),
-}
 _ESCAPING: dict[str, Callable[..., Any]] = {
     "float": float,
     "int": int,
@@ -196,7 +189,7 @@ _ESCAPING: dict[str, Callable[..., Any]] = {
 for _name, (_sign, _apply) in _ARITHMETIC.items():
     setattr(Watched, f"__{_name}__", _arithmetic(_sign, _apply, is_reversed=False))
     setattr(Watched, f"__r{_name}__", _arithmetic(_sign, _apply, is_reversed=True))
-for _name, (_sign, _apply) in _COMPARED.items():
-    setattr(Watched, f"__{_name}__", _compared(_sign, _apply))
+for _name, _sign in SIGNS.items():
+    setattr(Watched, f"__{_name}__", _compared(_sign, getattr(operator, _name)))
 for _name, _call in _ESCAPING.items():
     setattr(Watched, f"__{_name}__", _escaping(_call))

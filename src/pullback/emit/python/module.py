@@ -18,18 +18,18 @@ from typing import Any
 
 from pullback.capture.names import identifier
 from pullback.derive.comparison import Comparison
-from pullback.derive.difference import Difference
+from pullback.derive.difference import TextDifference
 from pullback.derive.plain import forward_of
-from pullback.derive.source import differing, function_source, loaded
+from pullback.derive.source import differing_text, function_source, loaded
 from pullback.emit.python.own_source import OwnSource
 from pullback.emit.python.own_text import own_text
 from pullback.emit.python.self_test import SelfTest
-from pullback.emit.python.self_test_choice import chosen, fault_of
-from pullback.emit.subject import Subject
+from pullback.emit.python.self_test_choice import chosen_self_test, fault_of
+from pullback.emit.subject import EmitSubject
 from pullback.errors import CaptureError
-from pullback.graph.copies import copy_of
-from pullback.graph.text import Text, text_of
-from pullback.graph.text_lines import wrapped
+from pullback.graph.copies import graph_returning
+from pullback.graph.text import Text, graph_text
+from pullback.graph.text_lines import wrapped_call
 
 TESTED = "tested"
 RESERVED = frozenset(
@@ -58,7 +58,7 @@ class Pieces:
     held: frozenset[str]
 
 
-def emit_python(subject: Subject) -> dict[str, str]:
+def emit_python(subject: EmitSubject) -> dict[str, str]:
     """The module of a subject, by the name of its file.
 
     It is run and compared with the program, as a whole: what differs is not handed out.
@@ -67,14 +67,14 @@ def emit_python(subject: Subject) -> dict[str, str]:
     for pieces in _pieces(subject):
         write = functools.partial(_module, subject, pieces, file)
         reference = reference_of(subject, pieces.held)
-        text = write(chosen(subject, pieces.call, pieces.held, write, reference))
+        text = write(chosen_self_test(subject, pieces.call, pieces.held, write, reference))
         found = _difference(subject.comparison, pieces, text)
         if found is None:
             return {file: text}
-    raise differing(subject.captured.name, found)
+    raise differing_text(subject.captured.name, found)
 
 
-def _difference(comparison: Comparison, pieces: Pieces, text: str) -> Difference | None:
+def _difference(comparison: Comparison, pieces: Pieces, text: str) -> TextDifference | None:
     """What is wrong with a module: it differs from the program, or from what was recorded.
 
     A self-test that fails by finite differences is right: so does the user's own backward.
@@ -84,7 +84,7 @@ def _difference(comparison: Comparison, pieces: Pieces, text: str) -> Difference
     found = comparison.difference(comparison.of_function(function, pieces.held))
     fault = fault_of(space)
     if found is None and isinstance(fault, AssertionError):
-        return Difference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
+        return TextDifference("the self-test", "its inputs", "no error", str(fault).splitlines()[0])
     return found
 
 
@@ -101,7 +101,7 @@ def snake(name: str) -> str:
 # ---- the module ----
 
 
-def _module(subject: Subject, pieces: Pieces, file: str, test: SelfTest) -> str:
+def _module(subject: EmitSubject, pieces: Pieces, file: str, test: SelfTest) -> str:
     reference = [] if test.recorded is not None else [reference_of(subject, pieces.held)]
     future = [line for line in pieces.imports if "__future__" in line]
     rest = [line for line in pieces.imports if line not in future]
@@ -117,7 +117,7 @@ def _is_torch(line: str) -> bool:
     return line.split()[1].split(".")[0] == "torch"
 
 
-def _docstring(subject: Subject, test: SelfTest) -> str:
+def _docstring(subject: EmitSubject, test: SelfTest) -> str:
     said = subject.doc.replace("\\", "\\\\").replace('"""', "'''")
     first = f"`{subject.name}`: {said}" if said else f"`{subject.name}`."
     came = f"`{subject.captured.name.removesuffix('.apply')}`"
@@ -131,7 +131,7 @@ def _docstring(subject: Subject, test: SelfTest) -> str:
     return '"""' + "\n".join(lines) + '\n"""'
 
 
-def reference_of(subject: Subject, held: frozenset[str]) -> str:
+def reference_of(subject: EmitSubject, held: frozenset[str]) -> str:
     """The forward of a subject as a plain function."""
     text = forward_text(subject)
     lines = [f'"""What `{subject.name}` computes, in plain PyTorch: for comparison."""']
@@ -142,23 +142,23 @@ def reference_of(subject: Subject, held: frozenset[str]) -> str:
         for name, one in zip(text.parameters, subject.captured.inputs, strict=True)
         if one.name not in held
     ]
-    return "\n".join([wrapped("def reference", given, ":"), *(f"    {line}" for line in lines)])
+    return "\n".join(
+        [wrapped_call("def reference", given, ":"), *(f"    {line}" for line in lines)]
+    )
 
 
-def forward_text(subject: Subject) -> Text:
+def forward_text(subject: EmitSubject) -> Text:
     """The forward graph alone, with what the program returns."""
     parts, captured = subject.parts, subject.captured
-    graph, _ = copy_of(parts.forward)
-    returned: Any = graph.output_node().args[0]
     places = [o.index for o in captured.outputs if o.returned and o.index is not None]
-    graph.output_node().args = (tuple(returned[place] for place in places),)
-    return text_of(graph, parts.names)
+    graph = graph_returning(parts.forward, lambda row: [row[place] for place in places])
+    return graph_text(graph, parts.names)
 
 
 # ---- the Function ----
 
 
-def _pieces(subject: Subject) -> Iterator[Pieces]:
+def _pieces(subject: EmitSubject) -> Iterator[Pieces]:
     """The ways to write a subject, the one that reads best first."""
     if subject.flow is None:
         yield function_pieces(subject)
@@ -171,11 +171,11 @@ def _pieces(subject: Subject) -> Iterator[Pieces]:
     yield graph_pieces(subject, subject.name)
 
 
-def function_pieces(subject: Subject) -> Pieces:
+def function_pieces(subject: EmitSubject) -> Pieces:
     """The Function: the user's own text if it can stand alone, else that of its graphs."""
     own = own_text(subject) if subject.function is not None else None
-    around = {one.name for one in subject.captured.closures}
-    if own is not None and not own.names & RESERVED and around <= own.names:
+    closures = {one.name for one in subject.captured.closures}
+    if own is not None and not own.names & RESERVED and closures <= own.names:
         return _own_pieces(subject, own)
     if subject.captured.mutated:
         names = ", ".join(
@@ -190,7 +190,7 @@ def function_pieces(subject: Subject) -> Pieces:
     return graph_pieces(subject, subject.name)
 
 
-def graph_pieces(subject: Subject, name: str) -> Pieces:
+def graph_pieces(subject: EmitSubject, name: str) -> Pieces:
     """The Function as the text of its graphs, under a name."""
     said = subject.program if subject.function is None else forward_of(subject.function)
     source = function_source(subject.comparison, subject.save, name, said)
@@ -201,14 +201,14 @@ def graph_pieces(subject: Subject, name: str) -> Pieces:
     return Pieces((), blocks, f"{name}.apply", held | {name}, held)
 
 
-def _own_pieces(subject: Subject, own: OwnSource) -> Pieces:
+def _own_pieces(subject: EmitSubject, own: OwnSource) -> Pieces:
     """The user's own class, and a function that calls it with tensors alone where it takes more."""
     captured, name = subject.captured, subject.name
     names = [identifier(one.name) for one in captured.inputs if one.kind == "argument"]
     held = frozenset(one.name for one in captured.inputs if one.kind != "argument")
     changed = {place for place, _ in captured.mutated}
     given = [f"{one}.clone()" if i in changed else one for i, one in enumerate(names)]
-    shown: list[Any] = [Shown(one) for one in given]
+    shown: list[Any] = [VerbatimName(one) for one in given]
     arguments = [repr(leaf) for leaf in captured.fill(shown)]
     if arguments == names:
         return Pieces(own.imports, own.statements, f"{name}.apply", own.names, held)
@@ -221,7 +221,7 @@ def _own_pieces(subject: Subject, own: OwnSource) -> Pieces:
     return Pieces(own.imports, blocks, TESTED, own.names, held)
 
 
-class Shown:
+class VerbatimName:
     """A name, which is written as it is, in the place of a tensor."""
 
     def __init__(self, name: str) -> None:

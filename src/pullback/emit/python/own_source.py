@@ -1,4 +1,4 @@
-"""The user's own text of a class, with whatever of its module it needs, if it can stand alone.
+"""The source of the user's class, with what it needs of its module, if that can stand alone.
 
 It stands alone if it needs torch, the standard library, and functions, classes and constants of its
 own module, and nothing else. `pullback.Function` as a base becomes `torch.autograd.Function`.
@@ -13,13 +13,13 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pullback.function.signature import unwrapped
+from pullback.function.signature import written_function
 
 OURS = {
     "Function": "torch.autograd.Function",
     "AutogradContext": "torch.autograd.function.FunctionCtx",
 }
-"""What stands for a name of ours in a text that does without us."""
+"""What replaces a name of pullback in a text that does not need it."""
 
 METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
@@ -118,7 +118,7 @@ class _Gathering:
             lines.append(line)
 
     def replaced(self, node: ast.stmt) -> Iterator[tuple[ast.expr, str]]:
-        """The expressions that name something of ours, with what stands for it."""
+        """The expressions that name something of pullback, with their replacements."""
         for part in ast.walk(node):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
                 if self.is_ours(part.value.id) and part.attr in OURS:
@@ -234,7 +234,7 @@ def _free_names(cls: type) -> Iterator[str]:
         if base.__module__.split(".")[0] in ("torch", "pullback", "builtins"):
             continue
         for name in METHODS:
-            code = getattr(unwrapped(vars(base).get(name)), "__code__", None)
+            code = getattr(written_function(vars(base).get(name)), "__code__", None)
             yield from code.co_freevars if code is not None else ()
 
 

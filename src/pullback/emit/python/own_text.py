@@ -1,4 +1,4 @@
-"""The user's own text of a class, with what it saves explained, if it does what the class does."""
+"""The source of the user's class with comments on what it saves, if it does what the class does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.capture.trees import tensors_in
-from pullback.derive.tensor_specs import drawn
+from pullback.capture.trees import tensor_leaves
+from pullback.derive.source import loaded
 from pullback.emit.python.own_source import OwnSource, own_source
-from pullback.emit.subject import Subject
-from pullback.function.listening import ListeningContext
-from pullback.function.signature import has_setup_context
+from pullback.emit.subject import EmitSubject
+from pullback.function.isolation import keeping_random_state
+from pullback.function.unwritten import listen
 
 WHY = {
     "input": "an input, which costs nothing to keep",
@@ -23,7 +23,7 @@ WHY = {
 }
 
 
-def own_text(subject: Subject) -> OwnSource | None:
+def own_text(subject: EmitSubject) -> OwnSource | None:
     """The text of the user's class, what it saves explained; None where it does not stand alone.
 
     It is run beside the class: outputs, gradients and second derivatives must be the same, or be
@@ -41,16 +41,13 @@ def own_text(subject: Subject) -> OwnSource | None:
 
 def _loaded(own: OwnSource, name: str) -> Any:
     """The class that the text makes, or None."""
-    text = "\n\n".join([*own.imports, "import torch", *own.statements])
-    space: dict[str, Any] = {"__name__": "emitted"}
     try:
-        exec(compile(text, f"<{name}>", "exec", dont_inherit=True), space)
+        return loaded("\n\n".join([*own.imports, "import torch", *own.statements])).get(name)
     except Exception:  # it needs something that is not there
         return None
-    return space.get(name)
 
 
-def _agree(subject: Subject, cls: Any) -> bool:
+def _agree(subject: EmitSubject, cls: Any) -> bool:
     """Whether the class and that of its text give the same, up to second derivatives."""
     comparison = subject.comparison
     call = comparison.of_arguments(cls.apply)
@@ -60,7 +57,7 @@ def _agree(subject: Subject, cls: Any) -> bool:
 # ---- what is saved ----
 
 
-def _saved(subject: Subject, own: OwnSource) -> list[str]:
+def _saved(subject: EmitSubject, own: OwnSource) -> list[str]:
     """Comment lines that say what the class saves, and why that is cheap or not."""
     kinds = _kinds(subject)
     if kinds is None:
@@ -73,28 +70,15 @@ def _saved(subject: Subject, own: OwnSource) -> list[str]:
     return ["# Saved for backward:", *(rows or ["#     nothing"])]
 
 
-def _kinds(subject: Subject) -> list[str] | None:
+def _kinds(subject: EmitSubject) -> list[str] | None:
     """For each tensor that the class saves, what it is; None where that cannot be seen."""
-    cls, captured = subject.function, subject.captured
-    inputs = [
-        drawn(like, seed)
-        for seed, (like, one) in enumerate(zip(subject.likes, captured.inputs, strict=True))
-        if one.kind == "argument"
-    ]
-    args = captured.fill(inputs)
-    flags = tuple(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args)
-    plain = tuple(i for i, arg in enumerate(args) if not isinstance(arg, Tensor))
-    ctx = ListeningContext(flags, plain)
+    inputs = [x.requires_grad_(x.is_floating_point()) for x in subject.tensors()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(()):
-            if has_setup_context(cls):
-                output = cls.forward(*args)
-                cls.setup_context(ctx, args, output)
-            else:
-                output = cls.forward(ctx, *args)
+        with torch.no_grad(), keeping_random_state():
+            output, ctx = listen(subject.function, subject.captured.fill(inputs))
     except Exception:  # a class that looks closely at its context
         return None
-    return [_kind(one, inputs, tensors_in(output)) for one in ctx._pb_saved if one is not None]
+    return [_kind(one, inputs, tensor_leaves(output)) for one in ctx._pb_saved if one is not None]
 
 
 def _kind(tensor: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:

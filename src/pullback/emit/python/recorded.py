@@ -1,4 +1,4 @@
-"""What a program gives for the inputs of a self-test: outputs and gradients, to be written down."""
+"""What a program gives for the inputs of a self-test: the outputs and gradients to record."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pullback.capture.check import run_joint
 from pullback.capture.fake import numbers_of
 from pullback.capture.modes import autocast_off
 from pullback.emit.python.self_test import SelfTest, cotangent
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 
 Record = dict[str, Tensor]
 
 
-def recorded(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+def recorded_results(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
     """Outputs and gradients, by what they are; raises what the program raises."""
-    count = sum(one.kind == "argument" for one in subject.captured.inputs)
-    # Large tensors from around the program are no part of the file: others stand for them.
-    is_own = all(like.values is not None for like in test.likes[count:])
+    count = subject.captured.argument_count
+    # Large tensors from outside the program are no part of the file: others stand for them.
+    is_own = all(like.values is not None for like in test.specs[count:])
     return (_of_program if is_own else _of_graph)(subject, test, given)
 
 
-def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
-    """What the program gives. It reads the tensors around it, which have the values given."""
+def _of_program(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+    """What the program gives. It reads the tensors outside it, which have the values given."""
     captured = subject.captured
-    count = sum(one.kind == "argument" for one in captured.inputs)
+    count = captured.argument_count
     own = [x.detach().requires_grad_(x.requires_grad) for x in given[:count]]
-    around = [one.tensor for one in captured.closures if one.tensor is not None]
+    outside = [one.tensor for one in captured.closures if one.tensor is not None]
     changed = {place for place, _ in captured.mutated}
     passed = [x.clone() if place in changed else x for place, x in enumerate(own)]
     held = [one.tensor for one in captured.inputs if one.tensor is not None]
@@ -38,7 +38,7 @@ def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Re
     pairs = zip(leaves, (o for o in captured.outputs if o.is_written), strict=True)
     outputs = [y for y, o in pairs if o.index is not None and isinstance(y, Tensor)]
     live = [y for y in outputs if y.requires_grad]
-    wanted = [x for x, need in zip([*own, *around], test.needs, strict=False) if need]
+    wanted = [x for x, need in zip([*own, *outside], test.needs, strict=False) if need]
     pulled: Sequence[Tensor] = ()
     if wanted:
         cotangents = [cotangent(y, i) for i, y in enumerate(live)]
@@ -47,16 +47,16 @@ def _of_program(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Re
     return _named(test, [y.detach() for y in outputs], pulled)
 
 
-def _of_graph(subject: Subject, test: SelfTest, given: Sequence[Tensor]) -> Record:
-    """What the program would give with other tensors around it.
+def _of_graph(subject: EmitSubject, test: SelfTest, given: Sequence[Tensor]) -> Record:
+    """What the program would give with other tensors outside it.
 
     That is read from its graph, which was compared with the program when it was captured.
     """
     captured = subject.captured
-    count = sum(one.kind == "argument" for one in captured.inputs)
-    around = iter([x.detach() for x in given[count:]])
+    count = captured.argument_count
+    outside = iter([x.detach() for x in given[count:]])
     inputs = tuple(
-        replace(one, tensor=next(around)) if one.kind == "closure" else one
+        replace(one, tensor=next(outside)) if one.kind == "closure" else one
         for one in captured.inputs
     )
     cotangents = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pullback.derive.tensor_specs import TensorSpec
-from pullback.graph.text_lines import WIDTH, wrapped
+from pullback.graph.text_lines import WIDTH, wrapped_call
 
 FEW = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""
@@ -55,7 +55,7 @@ _TEXT = '''
 
 
 def self_test():
-    """Raise unless {law}."""
+    """Raise unless {holds}."""
     given = inputs()
     outputs = called({call}, given)
 {compared}{gradients}
@@ -123,7 +123,7 @@ class SelfTest:
     """How an emitted module tests itself.
 
     `call` is the expression of what is tested, `names` those of the inputs, and `needs` says which
-    of them have a gradient that is compared. Inputs are like `likes`: `literal` ones, and those in
+    of them have a gradient that is compared. Inputs are like `specs`: `literal` ones, and those in
     `fixed`, have the very values of the examples. Where `is_double`, they are in double precision.
     `silent` names the inputs whose gradients are not compared although they have one, with the
     reason. `recorded` is what `program` gave for them, by what it is; nothing where it draws
@@ -133,7 +133,7 @@ class SelfTest:
     call: str
     names: tuple[str, ...]
     needs: tuple[bool, ...]
-    likes: tuple[TensorSpec, ...]
+    specs: tuple[TensorSpec, ...]
     program: str = ""
     fixed: frozenset[str] = frozenset()
     literal: bool = False
@@ -149,10 +149,10 @@ class SelfTest:
     def text(self, name: str, file: str) -> str:
         """The text of the self-test of `name`, in the file `file`."""
         what = "outputs and gradients" if self.is_differentiated else "outputs"
-        law = f"{what} are as recorded"
+        holds = f"{what} are as recorded"
         if self.recorded is None:
-            law = "outputs are those of `reference`"
-        law += ", and gradients as differences say" if self.is_differentiated else ""
+            holds = "outputs are those of `reference`"
+        holds += ", and gradients as differences say" if self.is_differentiated else ""
         said = "" if self.is_differentiated or not self.names else "; no gradient is compared"
         return _TEXT.format(
             name=name,
@@ -160,7 +160,7 @@ class SelfTest:
             inputs=self.inputs(),
             expected=self._expected(),
             call=self.call,
-            law=law,
+            holds=holds,
             compared=_AGAINST_REFERENCE if self.recorded is None else self._compared(),
             gradients=self._checked(),
             passed=f"{what} are right{said}",
@@ -168,7 +168,7 @@ class SelfTest:
 
     def inputs(self) -> str:
         """The text of the function that makes the inputs."""
-        rows = enumerate(zip(self.names, self.needs, self.likes, strict=True))
+        rows = enumerate(zip(self.names, self.needs, self.specs, strict=True))
         lines = [f"    {line}" for place, row in rows for line in self._input(place, *row)]
         names = self.names
         return _INPUTS.format(
@@ -215,7 +215,7 @@ class SelfTest:
     @property
     def options(self) -> dict[str, Any]:
         """How `gradcheck` is asked."""
-        many = sum(like.numel for like in self.likes) > FEW
+        many = sum(like.numel for like in self.specs) > FEW
         options: dict[str, Any] = {"fast_mode": True} if many else {}
         if not self.is_double:
             options |= {"eps": 1e-2, "atol": 2e-2, "rtol": 2e-2}
@@ -232,7 +232,7 @@ class SelfTest:
         is_number = like.dtype.is_floating_point or like.dtype.is_complex
         is_literal = self.literal or name in self.fixed or not is_number
         if like.values is not None and is_literal:
-            made = wrapped(
+            made = wrapped_call(
                 f"{name} = torch.tensor", [str(like.values), kind], self._shaped(like) + end
             )
             return made.splitlines()

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.capture.trees import tensors_in
+from pullback.capture.trees import tensor_leaves
 from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
-from pullback.emit.python.recorded import recorded
+from pullback.emit.python.recorded import recorded_results
 from pullback.emit.python.self_test import SelfTest
-from pullback.emit.subject import Subject
+from pullback.emit.subject import EmitSubject
 from pullback.function.isolation import seed_torch
 from pullback.function.unwritten import run_plainly
 from pullback.graph.cost import is_random
@@ -33,8 +33,8 @@ ABSENT = "backward gives none"
 CUT = "the program cuts them off by `no_grad` or `detach`"
 
 
-def chosen(
-    subject: Subject, call: str, held: frozenset[str], write: Write, reference: str
+def chosen_self_test(
+    subject: EmitSubject, call: str, held: frozenset[str], write: Write, reference: str
 ) -> SelfTest:
     """The self-test of a subject; `write` gives the module with a self-test.
 
@@ -46,7 +46,7 @@ def chosen(
     Where there is none, autograd does not see through `reference`, and the first that is passed.
     """
     first = _first(subject, call, held)
-    few = any(like.values is not None for like in first.likes)
+    few = any(like.values is not None for like in first.specs)
     tests = [
         replace(first, literal=literal, is_double=is_double)
         for is_double in (True, False)
@@ -65,42 +65,42 @@ def chosen(
     return known[0] if known else tests[0]
 
 
-def _with_record(subject: Subject, test: SelfTest) -> SelfTest | None:
+def _with_record(subject: EmitSubject, test: SelfTest) -> SelfTest | None:
     """A self-test with what the program gives for its inputs; None if it does not run on them."""
     if any(map(is_random, calls(subject.captured.joint.graph))):
         return test
     space = loaded(f"import torch\n\n\n{test.inputs()}")
     with aside():
         try:
-            return replace(test, recorded=recorded(subject, test, space["inputs"]()))
+            return replace(test, recorded=recorded_results(subject, test, space["inputs"]()))
         except Exception:  # any: the program may refuse other inputs in any way
             return None
 
 
-def _first(subject: Subject, call: str, held: frozenset[str]) -> SelfTest:
+def _first(subject: EmitSubject, call: str, held: frozenset[str]) -> SelfTest:
     """The first self-test: of every gradient that there is and that forward implies."""
     captured, surrogates = subject.captured, subject.surrogates
     gradients = iter(captured.joint.gradients)
-    names, needs, likes, silent = [], [], [], []
+    names, needs, specs, silent = [], [], [], []
     texts = [subject.parts.names[node] for node in subject.parts.joint.inputs]
-    for one, text, like in zip(captured.inputs, texts, subject.likes, strict=True):
+    for one, text, like in zip(captured.inputs, texts, subject.specs, strict=True):
         is_absent = one.needs and next(gradients) is None
         why = ABSENT if is_absent else SURROGATE if one.name in surrogates else ""
         if one.name not in held:
             names.append(text)
             needs.append(one.needs and not why)
-            likes.append(like)
+            specs.append(like)
             silent += [(one.name, why)] if one.needs and why else []
-    around = [
+    held_texts = [
         text for one, text in zip(captured.inputs, texts, strict=True) if one.tensor is not None
     ]
     return SelfTest(
         call,
         tuple(names),
         tuple(needs),
-        tuple(likes),
+        tuple(specs),
         program=captured.name.removesuffix(".apply"),
-        fixed=frozenset(around),
+        fixed=frozenset(held_texts),
         silent=tuple(silent),
     )
 
@@ -147,7 +147,7 @@ def _gradcheck(function: Callable[..., Any], given: Sequence[Any], test: SelfTes
 # ---- gradients that are cut off ----
 
 
-def _without_cut(subject: Subject, test: SelfTest, space: dict[str, Any]) -> SelfTest:
+def _without_cut(subject: EmitSubject, test: SelfTest, space: dict[str, Any]) -> SelfTest:
     """The self-test without the gradients that a program cuts off on purpose.
 
     These are found by running the program with the forwards of its Functions as plain ops: if
@@ -170,25 +170,25 @@ def _without_cut(subject: Subject, test: SelfTest, space: dict[str, Any]) -> Sel
     )
 
 
-def _is_cut(subject: Subject, test: SelfTest, space: dict[str, Any], place: int) -> bool:
+def _is_cut(subject: EmitSubject, test: SelfTest, space: dict[str, Any], place: int) -> bool:
     captured = subject.captured
-    count = sum(one.kind == "argument" for one in captured.inputs)
+    count = captured.argument_count
     if place >= count:
-        return False  # a tensor from around the program, which cannot be moved here
+        return False  # a tensor from outside the program, which cannot be moved here
 
     def plain(moved: Tensor) -> Any:
         row = [moved if i == place else x for i, x in enumerate(given)]
         seed_torch(0)
         with watching(lambda cls, call, args, kwargs: run_plainly(cls, args, kwargs)):
-            return tuple(tensors_in(subject.call(*captured.fill(row))))
+            return tuple(tensor_leaves(subject.call(*captured.fill(row))))
 
     with aside():
         made = list(space["inputs"]()[:count])
-        own = [_leaf(x, like.dtype) for x, like in zip(made, test.likes, strict=False)]
+        own = [_leaf(x, like.dtype) for x, like in zip(made, test.specs, strict=False)]
         for given, how in ((made, test), (own, replace(test, is_double=False))):
             try:
                 plain(given[place])
-            except Exception:  # a tensor from around it is in another dtype
+            except Exception:  # a tensor from outside it is in another dtype
                 continue
             try:
                 _gradcheck(plain, (given[place],), how)

@@ -15,27 +15,26 @@ from typing import Any
 from torch import Tensor
 
 from pullback.capture.joint import Capture, capture
-from pullback.capture.names import identifier, unused
-from pullback.capture.trees import flatten, literal_of, map_leaves, tensors_in
-from pullback.capture.units import Ref, Unit, part_of
+from pullback.capture.names import identifier
+from pullback.capture.trees import flatten, literal_of, tensor_leaves
+from pullback.capture.units import Ref, Unit, part_of, refs_in, with_values
 from pullback.capture.watch import FUNCTION
 from pullback.compose.flow import Flow
 from pullback.derive.recipe import parts_of
 from pullback.derive.source import returning
-from pullback.derive.tensor_specs import drawn
-from pullback.emit.python.module import RESERVED, Pieces, Shown, graph_pieces, snake
+from pullback.emit.python.module import RESERVED, Pieces, VerbatimName, graph_pieces, snake
 from pullback.emit.python.own_text import own_text
-from pullback.emit.subject import Subject, subject_of
-from pullback.graph.copies import copy_of
-from pullback.graph.names import Local
+from pullback.emit.subject import EmitSubject, subject_of
+from pullback.graph.copies import graph_returning
+from pullback.graph.names import Local, unused
 from pullback.graph.parts import FORWARD, phase_of
-from pullback.graph.text import Text, text_of
-from pullback.graph.text_lines import wrapped
+from pullback.graph.text import Text, graph_text
+from pullback.graph.text_lines import wrapped_call
 
 _NUMBERED = re.compile(r"(grad_)?v(\d+)")  # as `compose.text` names values
 
 
-def steps_of(subject: Subject) -> Pieces | None:
+def steps_of(subject: EmitSubject) -> Pieces | None:
     """The nodes of a subject and the function that runs them; None where they cannot be parted.
 
     That is where a unit changes something in place: then one text for the whole is the same.
@@ -49,7 +48,7 @@ def steps_of(subject: Subject) -> Pieces | None:
 class _Steps:
     """The text of the function, growing, and the classes that it calls."""
 
-    def __init__(self, subject: Subject, flow: Flow) -> None:
+    def __init__(self, subject: EmitSubject, flow: Flow) -> None:
         self.subject, self.flow = subject, flow
         self.function = snake(subject.name)
         self.imports: dict[str, None] = {}
@@ -82,7 +81,7 @@ class _Steps:
         held = frozenset(one.name for one in inputs if one.kind == "constant")
         said = f"{nodes} node{'s' * (nodes != 1)} and {rest} unit{'s' * (rest != 1)} as written"
         lines = [
-            wrapped(f"def {self.function}", given, ":"),
+            wrapped_call(f"def {self.function}", given, ":"),
             f'    """`{self.subject.name}`: {said}."""',
             *(f"    {line}" for line in self.lines),
             f"    {returning(returned, program.out_spec)}",
@@ -133,7 +132,7 @@ class _Steps:
         call = self.classes[cls]
         self.lines.append(f"{self.row(part.outputs)} = {call}({self.row(part.inputs)})")
 
-    def _named(self, sub: Subject) -> Subject:
+    def _named(self, sub: EmitSubject) -> EmitSubject:
         """The subject of a node, its values under the names that they have outside.
 
         The one output of a node is not in a row: it is read where it is made.
@@ -164,23 +163,18 @@ class _Steps:
     def add_function(self, unit: Unit) -> None:
         """A unit that is a Function: its class, and a call of it."""
         self.written[False] += 1
-        values = self.values
-        args = map_leaves(
-            lambda leaf: values[leaf.number].detach() if isinstance(leaf, Ref) else leaf, unit.args
-        )
+        args = with_values(unit.args, {n: x.detach() for n, x in self.values.items()})
         sub = subject_of(unit.target, args)
         own = own_text(sub) if sub.function is not None and not unit.kwargs else None
         pieces = Pieces(own.imports, own.statements, "", own.names, frozenset()) if own else None
         if pieces is not None and not self._clashes(pieces):
             self._take(pieces)
-            names = self.names
-            shown = map_leaves(
-                lambda leaf: Shown(names[leaf.number]) if isinstance(leaf, Ref) else leaf, unit.args
-            )
+            names = {number: VerbatimName(name) for number, name in self.names.items()}
+            shown = with_values(unit.args, names)
             call, given = f"{sub.name}.apply", ", ".join(map(repr, shown))
         else:
             call = self.add_class(sub, sub.name)
-            given = self.row(_refs((unit.args, unit.kwargs)))
+            given = self.row(refs_in((unit.args, unit.kwargs)))
         self.lines.append(f"{self.row(unit.outputs)} = {call}({given})")
 
     def add_op(self, unit: Unit) -> None:
@@ -196,7 +190,7 @@ class _Steps:
         if text.statements:
             name = self.free(snake(identifier(unit.name)))
             body = [line for statement in text.statements for line in statement.splitlines()]
-            head = wrapped(f"def {name}", text.parameters, ":")
+            head = wrapped_call(f"def {name}", text.parameters, ":")
             lines = [head, *(f"    {line}" for line in (*body, f"return {made}"))]
             self.blocks["\n".join(lines)] = None
             made = f"{name}({', '.join(text.parameters)})"
@@ -206,7 +200,7 @@ class _Steps:
 
     # ---- classes ----
 
-    def add_class(self, sub: Subject, wish: str) -> str:
+    def add_class(self, sub: EmitSubject, wish: str) -> str:
         """The class of a subject, under a name of its own; gives how it is called."""
         name, number = wish, 2
         while True:
@@ -218,7 +212,7 @@ class _Steps:
                 name, number = f"{wish}{number}", number + 1
             sub = self._with_own_constants(sub)
 
-    def _with_own_constants(self, sub: Subject) -> Subject:
+    def _with_own_constants(self, sub: EmitSubject) -> EmitSubject:
         """A subject with names for its constants that nothing else has."""
         inputs, names = list(sub.captured.inputs), {one.name for one in sub.captured.inputs}
         for place, one in enumerate(inputs):
@@ -238,7 +232,7 @@ class _Steps:
         self.taken |= pieces.names
 
 
-def _local_names(subject: Subject, flow: Flow) -> dict[int, str]:
+def _local_names(subject: EmitSubject, flow: Flow) -> dict[int, str]:
     """The user's names for what units make, by the numbers of the units; as far as they are known.
 
     The capture of the whole has them, if it saw the same units. Inside a Function, the names are
@@ -257,34 +251,22 @@ def _local_names(subject: Subject, flow: Flow) -> dict[int, str]:
     return found
 
 
-def _inputs(subject: Subject) -> list[Tensor]:
+def _inputs(subject: EmitSubject) -> list[Tensor]:
     """Tensors for the arguments of a subject, like those of its examples."""
-    rows = enumerate(zip(subject.captured.inputs, subject.likes, strict=True))
-    return [
-        drawn(like, seed).requires_grad_(one.needs)
-        for seed, (one, like) in rows
-        if one.kind == "argument"
-    ]
-
-
-def _refs(tree: Any) -> list[int]:
-    found: list[int] = []
-    map_leaves(lambda leaf: found.append(leaf.number) if isinstance(leaf, Ref) else None, tree)
-    return found
+    pairs = zip(subject.tensors(), subject.captured.inputs, strict=False)
+    return [tensor.requires_grad_(one.needs) for tensor, one in pairs]
 
 
 def _forward(captured: Capture, names: Sequence[str]) -> Text:
     """The forward of one unit, its inputs under the names that they have outside."""
     parts = parts_of(captured, "everything", readable=True)
-    graph, _ = copy_of(parts.forward)
-    returned: Any = graph.output_node().args[0]
-    graph.output_node().args = (tuple(returned[: captured.joint.output_count]),)
+    graph = graph_returning(parts.forward, lambda row: row[: captured.joint.output_count])
     placeholders = graph.find_nodes(op="placeholder")
-    return text_of(graph, dict(zip(placeholders, names, strict=True)))
+    return graph_text(graph, dict(zip(placeholders, names, strict=True)))
 
 
 def _is_silent(captured: Capture) -> bool:
     """Whether a unit gives numbers without history: it ran with recording off."""
     made = [node.meta["val"] for node in captured.joint.outputs if hasattr(node, "meta")]
-    numbers = [v for v in tensors_in(made) if v.is_floating_point() or v.is_complex()]
+    numbers = [v for v in tensor_leaves(made) if v.is_floating_point() or v.is_complex()]
     return bool(numbers) and not any(o.differentiable for o in captured.outputs)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pullback.graph.rewrite import Table
 from pullback.graph.simplify.composites import composite
-from pullback.graph.values import aten, named
+from pullback.graph.values import aten, named_value
 
 
 def sigmoid_backward(g: Any, y: Any) -> Any:
@@ -37,7 +37,7 @@ def leaky_relu_backward(g: Any, x: Any, slope: float, _is_result: bool) -> Any:
 
 def silu_backward(g: Any, x: Any) -> Any:
     """x sigmoid(x)."""
-    s = named("s", x.sigmoid())
+    s = named_value("s", x.sigmoid())
     return g * s * (1 + x * (1 - s))
 
 
@@ -45,19 +45,19 @@ def gelu_backward(g: Any, x: Any, approximate: str = "none") -> Any:
     """x Φ(x): exact with `erf`, or the approximation with `tanh`."""
     if approximate == "tanh":
         scale, cubic = math.sqrt(2 / math.pi), 0.044715
-        t = named("t", (scale * (x + cubic * x**3)).tanh())
+        t = named_value("t", (scale * (x + cubic * x**3)).tanh())
         slope = scale * (1 + 3 * cubic * x**2)
         return g * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * slope)
-    cdf = named("cdf", 0.5 * (1 + (x * math.sqrt(0.5)).erf()))
-    pdf = named("pdf", (-0.5 * x**2).exp() * (1 / math.sqrt(2 * math.pi)))
+    cdf = named_value("cdf", 0.5 * (1 + (x * math.sqrt(0.5)).erf()))
+    pdf = named_value("pdf", (-0.5 * x**2).exp() * (1 / math.sqrt(2 * math.pi)))
     return g * (cdf + x * pdf)
 
 
 def mish_backward(g: Any, x: Any) -> Any:
     """x tanh(softplus(x)), with tanh(log(1 + e)) as a quotient of e = exp(x)."""
     # Past 20, tanh(softplus(x)) is 1 in float64, and exp(x) squared must not overflow.
-    e = named("e", x.clamp(max=20.0).exp())
-    t = named("t", e * (e + 2) / (e * (e + 2) + 2))
+    e = named_value("e", x.clamp(max=20.0).exp())
+    t = named_value("t", e * (e + 2) / (e * (e + 2) + 2))
     return g * (t + x * x.sigmoid() * (1 - t**2))
 
 

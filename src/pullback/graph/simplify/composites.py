@@ -3,6 +3,12 @@
 A formula is a function of the arguments of the op, made of operators and methods, so that it runs
 on tensors as well. Only for float32 and float64: in a narrower type a fused kernel computes in
 float32 and rounds once, and the formula would round at every step.
+
+PyTorch's own table of decompositions has all of these ops, and is written for compilers, not to be
+read. Printed by it, the gradients of `leaky_relu` and `log_softmax` come out the same. Those of
+`logsigmoid` take 14 lines instead of 5, of `huber_loss` 16 instead of 11, of `nll_loss` 19 instead
+of 11, of batch norm 16 instead of 9; values lose their names (`xhat`, `slope`, `cdf`), squares are
+products, and the one of `softplus` is infinity over infinity where `exp` leaves its range.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import torch
 from torch import fx
 
 from pullback.graph.cost import hint_of
-from pullback.graph.rewrite import Formula, Rule
+from pullback.graph.rewrite import Formula, RewriteRule
 from pullback.graph.values import Value, tensor_of
 
 WIDE = (torch.float32, torch.float64)
@@ -21,7 +27,7 @@ WIDE = (torch.float32, torch.float64)
 
 def composite(
     op: Any, formula: Formula, *, why: str = "", is_late: bool = False, is_shaped: bool = False
-) -> Rule:
+) -> RewriteRule:
     """The rule that writes `op` out as `formula`, which takes the same arguments.
 
     Arguments:
@@ -44,7 +50,7 @@ def composite(
 
     name = str(op.name()).partition("::")[2].removesuffix(".default").replace("_", "-")
     reason = why or "the documented formula of the op; the kernel may round in another order"
-    return Rule(name.strip("-"), reason, (op,), rewrite, is_late=is_late)
+    return RewriteRule(name.strip("-"), reason, (op,), rewrite, is_late=is_late)
 
 
 def _shape_like(part: fx.Node, result: Any) -> None:

@@ -12,7 +12,7 @@ from pullback.graph.values import Value, aten
 @rule(
     "convolution-backward",
     aten.convolution_backward.default,
-    why="three gradients that do not depend on one another; the sum for the bias may round anew",
+    why="three gradients that do not depend on one another; the sum for the bias rounds by itself",
 )
 def convolution_backward(node: Value) -> Any:
     """One call for the input, one for the weight, and a sum for the bias."""

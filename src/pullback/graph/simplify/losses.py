@@ -8,7 +8,7 @@ import torch
 
 from pullback.graph.rewrite import Table
 from pullback.graph.simplify.composites import composite
-from pullback.graph.values import Value, aten, named
+from pullback.graph.values import Value, aten, named_value
 
 MEAN, SUM = 1, 2
 
@@ -58,23 +58,23 @@ def binary_cross_entropy_backward(
 # ---- negative log-likelihood of classes ----
 
 
-def chosen(target: Any, ignored: int) -> tuple[Any, Any]:
+def _chosen(target: Any, ignored: int) -> tuple[Any, Any]:
     """Which samples do not count, and the classes of all of them, made safe to index with."""
-    skip = named("skip", target.eq(ignored).unsqueeze(1))
-    return skip, named("classes", target.unsqueeze(1).masked_fill(skip, 0))
+    skip = named_value("skip", target.eq(ignored).unsqueeze(1))
+    return skip, named_value("classes", target.unsqueeze(1).masked_fill(skip, 0))
 
 
 def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
     """The loss, and the sum of the weights that it was divided by."""
     if weight is not None or x.dim() != 2:
         return None
-    loss = nll(x, target, reduction, ignored)
+    loss = _nll(x, target, reduction, ignored)
     if reduction not in (MEAN, SUM):
         return loss, x.new_zeros([])
-    return loss, named("count", target.ne(ignored).sum()).to(x.dtype)
+    return loss, named_value("count", target.ne(ignored).sum()).to(x.dtype)
 
 
-def nll(x: Any, target: Any, reduction: int, ignored: int) -> Any:
+def _nll(x: Any, target: Any, reduction: int, ignored: int) -> Any:
     """The loss by its own name: PyTorch gives the sum of the weights to its backward alone."""
     if isinstance(x, Value):
         return x.made(aten.nll_loss.default, target, None, reduction, ignored)
@@ -87,10 +87,10 @@ def nll_loss_backward(
     """-1 at the class of each sample that counts."""
     if weight is not None or x.dim() != 2:
         return None
-    skip, classes = chosen(target, ignored)
+    skip, classes = _chosen(target, ignored)
     g = g / count if reduction == MEAN else g
     # Zeros are put in: where no sample counts, the quotient is infinite, and times zero it is NaN.
-    share = named("share", (-g if reduction else -g.unsqueeze(1)).masked_fill(skip, 0))
+    share = named_value("share", (-g if reduction else -g.unsqueeze(1)).masked_fill(skip, 0))
     return x.new_zeros(x.shape).scatter(1, classes, share)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pullback.graph.patterns import number, shared, tensors
-from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.patterns import also_shared, any_number, tensors
+from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify.numbers import is_real
 from pullback.graph.values import Value, aten, same
 
 a, b = tensors("a b")
-c = number("c")
+c = any_number("c")
 
 ROUNDS = "changing a sign commutes with rounding"
 
@@ -119,15 +119,21 @@ def negated_view(node: Value) -> Any:
 
 
 TABLE: Table = (
-    Rule.of("double-negation", -shared(-a), lambda a: a, why="the sign is changed twice"),
+    RewriteRule.of(
+        "double-negation", -also_shared(-a), lambda a: a, why="the sign is changed twice"
+    ),
     added_negative,
     subtracted_negative,
-    Rule.of("negative-times-number", -a * c, lambda a, c: a * -c, when=is_literal, why=ROUNDS),
-    Rule.of("negated-multiple", -(a * c), lambda a, c: a * -c, when=is_literal, why=ROUNDS),
+    RewriteRule.of(
+        "negative-times-number", -a * c, lambda a, c: a * -c, when=is_literal, why=ROUNDS
+    ),
+    RewriteRule.of("negated-multiple", -(a * c), lambda a, c: a * -c, when=is_literal, why=ROUNDS),
     negative_factor,
-    Rule.of("negative-dividend", -a / b, lambda a, b: -(a / b), when=is_as_large, why=ROUNDS),
-    Rule.of("negative-over-number", -a / c, lambda a, c: -(a / c), when=is_real, why=ROUNDS),
-    Rule.of(
+    RewriteRule.of(
+        "negative-dividend", -a / b, lambda a, b: -(a / b), when=is_as_large, why=ROUNDS
+    ),
+    RewriteRule.of("negative-over-number", -a / c, lambda a, c: -(a / c), when=is_real, why=ROUNDS),
+    RewriteRule.of(
         "negative-divisor",
         a / -b,
         lambda a, b: -(a / b),

@@ -137,7 +137,7 @@ def copied_view(node: Value) -> Any:
     aten.permute.default,
     why="a permutation that exchanges two dimensions is their transpose: the same view",
 )
-def swapped(node: Value) -> Any:
+def exchanged_dims(node: Value) -> Any:
     """x.permute(1, 0) -> x.t()"""
     source, order = node.args
     dims = [dim % source.dim() for dim in order]
@@ -244,7 +244,7 @@ TABLE: Table = (
     round_trip,
     view_of_view,
     copied_view,
-    swapped,
+    exchanged_dims,
     permuted_twice,
     cast_count,
     whole_slice,

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from pullback.graph.cost import op_name
-from pullback.graph.patterns import number, tensors
-from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.patterns import any_number, tensors
+from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.values import Value, aten, same_kind, tensor_of
 
 (a,) = tensors("a")
-c = number("c")
+c = any_number("c")
 
 
 def is_real(a: Any, b: Any = None, **_: Any) -> bool:
@@ -92,15 +92,15 @@ def constant_operand(node: Value) -> Any:
         return None
     left, right = node.args
     if (fill := constant_of(right)) is not None and isinstance(left, Value):
-        return node.maker.call(node.target, left, fill) if is_told(node, right, fill) else None
+        return node.maker.call(node.target, left, fill) if says_as_much(node, right, fill) else None
     if not isinstance(right, Value):
         return None
-    if (fill := constant_of(left)) is None or not is_told(node, left, fill):
+    if (fill := constant_of(left)) is None or not says_as_much(node, left, fill):
         return None
     return fill - right if node.target == aten.sub.Tensor else right.made(node.target, fill)
 
 
-def is_told(node: Value, constant: Value, fill: float) -> bool:
+def says_as_much(node: Value, constant: Value, fill: float) -> bool:
     """Whether a number says as much as the tensor that holds it.
 
     A product with zeros is left as it is: it is zero but for infinities, and `0 * x` tells less
@@ -128,23 +128,27 @@ def constant_bound(node: Value) -> Any:
 TABLE: Table = (
     scalar_overload,
     constant_operand,
-    Rule.of("times-one", a * 1, lambda a: a, when=is_real, why="x * 1 is x, also for -0, inf, NaN"),
-    Rule.of("over-one", a / 1, lambda a: a, when=is_real, why="x / 1 is x, also for -0, inf, NaN"),
-    Rule.of(
+    RewriteRule.of(
+        "times-one", a * 1, lambda a: a, when=is_real, why="x * 1 is x, also for -0, inf, NaN"
+    ),
+    RewriteRule.of(
+        "over-one", a / 1, lambda a: a, when=is_real, why="x / 1 is x, also for -0, inf, NaN"
+    ),
+    RewriteRule.of(
         "times-minus-one",
         a * -1,
         lambda a: -a,
         when=is_real,
         why="both change the sign and nothing else",
     ),
-    Rule.of(
+    RewriteRule.of(
         "minus-zero",
         a - 0,
         lambda a: a,
         when=is_real,
         why="x - 0 is x: -0 - 0 is -0 when rounding to nearest",
     ),
-    Rule.of(
+    RewriteRule.of(
         "plus-nothing",
         a + c,
         lambda a, c: a,
@@ -152,7 +156,7 @@ TABLE: Table = (
         why="x + (-0.0) is x. Not x + 0.0: that turns -0 into 0. Integers have one zero",
     ),
     constant_bound,
-    Rule.of(
+    RewriteRule.of(
         "power-one",
         a**1,
         lambda a: a,

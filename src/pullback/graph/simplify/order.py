@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pullback.graph.patterns import tensors
-from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify.composites import is_wide
 from pullback.graph.simplify.numbers import is_real
 from pullback.graph.values import Value, aten, same
@@ -158,14 +158,14 @@ TABLE: Table = (
     average,
     folded_numbers,
     product_plus,
-    Rule.of(
+    RewriteRule.of(
         "repeated-summand",
         (a + b) + b,
         lambda a, b: a + 2 * b,
         when=is_real,
         why="a + b + b rounds twice, a + 2b once",
     ),
-    Rule.of(
+    RewriteRule.of(
         "repeated-subtrahend",
         (a - b) - b,
         lambda a, b: a - 2 * b,

@@ -12,7 +12,7 @@ from pullback.graph.cost import op_name
 from pullback.graph.parts import BACKWARD, phase_of
 from pullback.graph.rewrite import Table, rule
 from pullback.graph.simplify.numbers import ZEROS
-from pullback.graph.simplify.zeros import PUT, slots_of, tiled
+from pullback.graph.simplify.zeros import PUT, terms_by_place, tiled
 from pullback.graph.values import Value, aten, same, tensor_of
 
 
@@ -109,8 +109,8 @@ def slices_split(node: Value) -> Any:
     dim: Any = node.node.args[1]
     if phase_of(node.node) != BACKWARD or tensor_of(source) is None:
         return None
-    twins = [user for user in source.users if _is_slice_along(user, dim)]
-    slots = slots_of(twins, 2)
+    slices = [user for user in source.users if _is_slice_along(user, dim)]
+    slots = terms_by_place(slices, 2)
     size = source.meta["val"].shape[dim]
     order = tiled(slots, size, dim)
     if order is None or len(order) < 2:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.graph.copies import Source, copy_of, with_graph
+from pullback.graph.copies import Source, copied_graph, with_graph
 from pullback.graph.cost import expression_of
 from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 from pullback.graph.rewrite import Table, rule
@@ -30,7 +30,7 @@ def size_of_argument(node: Value) -> Any:
     """(x * w).shape[0] -> x.shape[0]"""
     if node.args[0].node.op == "placeholder":
         return None
-    return _Sizes.around(node).read(expression_of(node.val), node.maker)
+    return _Sizes.known_to(node).read(expression_of(node.val), node.maker)
 
 
 ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)
@@ -41,7 +41,7 @@ def size_arithmetic(node: Value) -> Any:
     """0 + (x.shape[0] + 2 - 1) // 2 -> (x.shape[0] + 1) // 2"""
     if not isinstance(node.val, torch.SymInt):
         return None
-    sizes, expression = _Sizes.around(node), expression_of(node.val)
+    sizes, expression = _Sizes.known_to(node), expression_of(node.val)
     effort = sizes.effort(expression)
     if effort is None or effort >= _effort(node.node):
         return None
@@ -72,7 +72,7 @@ class _Sizes:
                 self.totals.setdefault(total, source)
 
     @staticmethod
-    def around(node: Value) -> _Sizes:
+    def known_to(node: Value) -> _Sizes:
         """The sizes of the arguments of the graph of `node`, as far as its phase knows them."""
         late = _is_backward(node.node)
         arguments = node.node.graph.find_nodes(op="placeholder")
@@ -148,10 +148,10 @@ def read_from_cotangents(source: Source) -> Source:
     """
     if not isinstance(source, JointGraph):
         return source
-    graph, twins = copy_of(source.graph)
+    graph, copies = copied_graph(source.graph)
     for cotangent in source.cotangents:
-        twins[cotangent].meta[COTANGENT] = True
-    sizes = _Sizes(twins[node] for node in source.cotangents).dims
+        copies[cotangent].meta[COTANGENT] = True
+    sizes = _Sizes(copies[node] for node in source.cotangents).dims
     for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
         late = [user for user in node.users if _is_backward(user)]
         size = expression_of(node.meta["val"])
@@ -180,7 +180,7 @@ def read_numbers(backward: fx.Graph, numbers: Collection[str]) -> fx.Graph:
         numbers: The names of the placeholders that are numbers. Those that are read elsewhere
             are gone from the new graph.
     """
-    graph, _ = copy_of(backward)
+    graph, _ = copied_graph(backward)
     placeholders = graph.find_nodes(op="placeholder")
     sizes = _Sizes(node for node in placeholders if node.name not in numbers)
     first = next(node for node in graph.nodes if node.op != "placeholder")

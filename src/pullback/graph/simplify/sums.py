@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pullback.graph.patterns import tensors
-from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify.numbers import is_real
 from pullback.graph.values import Value, aten
 
@@ -51,7 +51,7 @@ def _is_reduction(node: Value, *, keepdim: bool) -> bool:
 
 
 TABLE: Table = (
-    Rule.of(
+    RewriteRule.of(
         "doubled",
         a + a,
         lambda a: 2 * a,

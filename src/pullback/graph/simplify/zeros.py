@@ -12,13 +12,13 @@ from typing import Any
 from torch import fx
 
 from pullback.graph.parts import phase_of
-from pullback.graph.patterns import call, number, tensors
-from pullback.graph.rewrite import Rule, Table, rule
+from pullback.graph.patterns import any_number, call, tensors
+from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify.numbers import is_real
-from pullback.graph.values import Value, aten, same, tensor_of, value_of
+from pullback.graph.values import Value, aten, held_value, same, tensor_of
 
 a, b = tensors("a b")
-c = number("c")
+c = any_number("c")
 
 CANCELS = "the same terms with the other sign: only the sign of a zero sum differs"
 
@@ -93,7 +93,7 @@ def slices_joined(node: Value) -> Any:
     if len(geometry) != 1:
         return None
     dim, step = geometry.pop()
-    slots = slots_of(terms, 3)
+    slots = terms_by_place(terms, 3)
     order = tiled(slots, node.val.shape[dim], dim)
     if step != 1 or order is None:
         return None
@@ -108,7 +108,7 @@ def selections_stacked(node: Value) -> Any:
     if len(dims) != 1:
         return None
     dim = dims.pop()
-    size, slots = node.val.shape[dim], slots_of(terms, 3, count=1)
+    size, slots = node.val.shape[dim], terms_by_place(terms, 3, count=1)
     if not isinstance(size, int) or set(slots) != {(i,) for i in range(size)}:
         return None
     parts = [_added(node, slots[slot]) for slot in sorted(slots)]
@@ -141,7 +141,7 @@ def _terms(node: fx.Node) -> Any:
             yield arg
 
 
-def slots_of(terms: list[fx.Node], first: int, count: int = 2) -> dict[Any, list[fx.Node]]:
+def terms_by_place(terms: list[fx.Node], first: int, count: int = 2) -> dict[Any, list[fx.Node]]:
     """What is put at each place: the terms by their arguments from `first` on."""
     slots: dict[Any, list[fx.Node]] = {}
     for term in terms:
@@ -154,11 +154,11 @@ def tiled(slots: dict[Any, list[fx.Node]], size: Any, dim: int) -> list[Any] | N
     order: list[Any] = []
     reached: Any = 0
     while len(order) < len(slots):
-        following = [slot for slot in slots if same(value_of(slot[0]), reached)]
+        following = [slot for slot in slots if same(held_value(slot[0]), reached)]
         if len(following) != 1 or following[0] in order:
             return None
         order += following
-        end = value_of(following[0][1])
+        end = held_value(following[0][1])
         reached = size if same(end, sys.maxsize) else end
     parts = [tensor_of(_part(slots[slot][0])) for slot in order]
     covered = sum(part.shape[dim] for part in parts if part is not None)
@@ -184,15 +184,15 @@ TABLE: Table = (
     sum_of_one,
     slices_joined,
     selections_stacked,
-    Rule.of(
+    RewriteRule.of(
         "plus-zero",
         a + c,
         lambda a, c: a,
         when=lambda a, c: is_real(a) and isinstance(c, int | float) and c == 0,
         why="x + 0 is x, but for -0",
     ),
-    Rule.of("negated-difference", -(a - b), lambda a, b: b - a, why=CANCELS),
-    Rule.of(
+    RewriteRule.of("negated-difference", -(a - b), lambda a, b: b - a, why=CANCELS),
+    RewriteRule.of(
         "negated-difference-from-number",
         -call(aten.rsub.Scalar, a, c),
         lambda a, c: a - c,

@@ -8,7 +8,7 @@ from torch import fx
 from pullback.errors import UnsupportedOpError
 from pullback.graph.cost import op_of
 from pullback.graph.spelling import calls, convolutions, operators, results, views
-from pullback.graph.spelling.expressions import Expression, Spellings, Writer
+from pullback.graph.spelling.expressions import Expression, PythonWriter, Spellings
 
 TABLE: Spellings = {
     **operators.TABLE,
@@ -19,14 +19,14 @@ TABLE: Spellings = {
 }
 
 
-def spell(writer: Writer, node: fx.Node) -> Expression:
+def spell(writer: PythonWriter, node: fx.Node) -> Expression:
     """The expression that computes `node`: its own form, a call by name, or `torch.ops`."""
     own = TABLE.get(node.target)
     expression = (own and own(writer, node)) or calls.called(writer, node)
     return expression or _by_op(writer, node)
 
 
-def _by_op(writer: Writer, node: fx.Node) -> Expression:
+def _by_op(writer: PythonWriter, node: fx.Node) -> Expression:
     """`torch.ops.aten.name.overload(...)`, which runs for every registered op."""
     op = op_of(node)
     if op is not None:

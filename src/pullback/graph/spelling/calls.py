@@ -12,7 +12,13 @@ import torch
 from torch import fx
 
 from pullback.graph.cost import op_name, op_of
-from pullback.graph.spelling.expressions import Expression, Spelling, Spellings, Text, Writer
+from pullback.graph.spelling.expressions import (
+    Expression,
+    PythonText,
+    PythonWriter,
+    Spelling,
+    Spellings,
+)
 from pullback.graph.spelling.operators import plain
 from pullback.graph.spelling.views import rank
 from pullback.graph.values import aten, same_kind, tensor_of
@@ -52,7 +58,7 @@ FAMILIES = {"linalg": torch.linalg, "special": torch.special}
 """Modules whose functions are ops under their name with a prefix."""
 
 
-def called(writer: Writer, node: fx.Node) -> Expression | None:
+def called(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """A call by the name of the op, as a method where its first argument is a tensor."""
     op, name = op_of(node), op_name(node)
     if op is None or op.namespace != "aten" or name.startswith("_") or name in DIFFERENT:
@@ -70,7 +76,7 @@ def called(writer: Writer, node: fx.Node) -> Expression | None:
     return None
 
 
-def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+def arguments(writer: PythonWriter, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
     """The arguments as a person writes them: flags by keyword, one dimension without brackets."""
     op = op_of(node)
     schema = op._schema.arguments
@@ -85,7 +91,7 @@ def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]
             args.append(dims(node, arg) if slot.name in DIMS else _alone(slot, arg))
     for key, arg in node.kwargs.items():
         if arg not in NOISE.get(key, ()) and not is_default(schema, key, arg):
-            kwargs[key] = _told(writer, key, arg)
+            kwargs[key] = _keyword_value(writer, key, arg)
     for place, slot in enumerate(schema):
         # `torch.binary_cross_entropy_with_logits` and its like have another default than the op.
         if slot.name == "reduction" and place >= len(args) and "reduction" not in kwargs:
@@ -94,9 +100,9 @@ def arguments(writer: Writer, node: fx.Node) -> tuple[list[Any], dict[str, Any]]
     return args, kwargs
 
 
-def _told(writer: Writer, key: str, arg: Any) -> Any:
+def _keyword_value(writer: PythonWriter, key: str, arg: Any) -> Any:
     """A keyword, read from an argument where it is a property of one."""
-    return {"device": writer.device, "dtype": writer.dtype}.get(key, lambda told: told)(arg)
+    return {"device": writer.device, "dtype": writer.dtype}.get(key, lambda value: value)(arg)
 
 
 SETTINGS = ("shifts", "kernel_size", "stride", "padding", "dilation", "output_size")
@@ -156,7 +162,7 @@ def last_as_minus_one(node: fx.Node, dim: int) -> int:
 def softmax(name: str) -> Spelling:
     """`x.softmax(-1)`; the flag that casts to float has no such form."""
 
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
         source, dim, casts = node.args
         if casts or not isinstance(dim, int):
             return None
@@ -165,7 +171,7 @@ def softmax(name: str) -> Spelling:
     return spell
 
 
-def where(writer: Writer, node: fx.Node) -> Expression | None:
+def _where(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.where(mask, x, 0.0)`: a constant that no dtype rounds is a number."""
     if len(node.args) != 3:
         return None
@@ -186,12 +192,12 @@ def constant(arg: Any) -> Any:
     return float(number) if number in (-1, 0, 1) else arg
 
 
-def conjugate(writer: Writer, node: fx.Node) -> Expression | None:
+def conjugate(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.conj()`."""
     return writer.method(node.args[0], "conj")
 
 
-def cast(writer: Writer, node: fx.Node) -> Expression | None:
+def _cast(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.to(torch.float64)`."""
     kwargs = {key: arg for key, arg in node.kwargs.items() if arg not in NOISE.get(key, ())}
     source = tensor_of(node.args[0])
@@ -206,7 +212,7 @@ def cast(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.method(node.args[0], "to" if kwargs else "clone", **kwargs)
 
 
-def clamped(writer: Writer, node: fx.Node) -> Expression | None:
+def clamped(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.clamp(min=0)`: a bound alone goes by its name."""
     source, low, high = [*plain(node), None, None][:3]
     if node.target == aten.clamp_max.default:
@@ -216,14 +222,14 @@ def clamped(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.method(source, "clamp", **({"max": high} if low is None else {"min": low}))
 
 
-def sign(writer: Writer, node: fx.Node) -> Expression | None:
+def sign(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.sign()`, which for a real number is the same."""
     value = tensor_of(node.args[0])
     is_complex = value is None or value.is_complex()
     return writer.method(node.args[0], "sgn" if is_complex else "sign")
 
 
-def created(writer: Writer, node: fx.Node) -> Expression | None:
+def created(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.zeros_like(x)`, or `x.new_zeros(...)`: both follow the dtype and device of x."""
     value = tensor_of(node)
     name = op_name(node).removeprefix("new_")
@@ -234,7 +240,7 @@ def created(writer: Writer, node: fx.Node) -> Expression | None:
             return writer.call(f"torch.{name}_like", owner, *rest)
     if not kin:
         return None
-    return writer.method(kin[0], f"new_{name}", Text(writer.shape(sizes)), *rest)
+    return writer.method(kin[0], f"new_{name}", PythonText(writer.shape(sizes)), *rest)
 
 
 def is_kin(one: Any, two: Any) -> bool:
@@ -244,7 +250,7 @@ def is_kin(one: Any, two: Any) -> bool:
     return bool((one.dtype, one.device) == (two.dtype, two.device))
 
 
-def embedding(writer: Writer, node: fx.Node) -> Expression | None:
+def embedding(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.embedding(index, weight)`; padding matters to its gradient only."""
     if any(node.args[3:]):
         return None
@@ -255,7 +261,7 @@ def embedding(writer: Writer, node: fx.Node) -> Expression | None:
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def nll(writer: Writer, node: fx.Node) -> Expression | None:
+def _nll(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.nll_loss(log_probs, labels, reduction="sum")`."""
     args: list[Any] = [*node.args]
     defaults: list[Any] = [None, 1, -100]
@@ -268,7 +274,7 @@ def nll(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.call(f"{FUNCTIONAL}.nll_loss", source, target, **given)
 
 
-def padded(writer: Writer, node: fx.Node) -> Expression | None:
+def padded(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.pad(x, (0, 4))`."""
     source, pads, *value = node.args
     if any(isinstance(fill, complex) for fill in value):
@@ -280,7 +286,7 @@ def padded(writer: Writer, node: fx.Node) -> Expression | None:
 def activation(name: str, most: int) -> Spelling:
     """A function of `torch.nn.functional` that takes the first `most` arguments of the op."""
 
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
         args, kwargs = arguments(writer, node)
         return writer.call(f"{FUNCTIONAL}.{name}", *args, **kwargs) if len(args) <= most else None
 
@@ -294,8 +300,8 @@ def attention(count: int) -> Spelling:
     alone; the text must also run on others.
     """
 
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
-        args = [Text(writer.method(arg, "contiguous").text) for arg in node.args[:count]]
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
+        args = [PythonText(writer.method(arg, "contiguous").text) for arg in node.args[:count]]
         return writer.call(f"torch.ops.{op_of(node)}", *args, *node.args[count:], **node.kwargs)
 
     return spell
@@ -307,13 +313,13 @@ TABLE: Spellings = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention(4),
     aten._softmax.default: softmax("softmax"),
     aten._log_softmax.default: softmax("log_softmax"),
-    aten.where.self: where,
-    aten._to_copy.default: cast,
+    aten.where.self: _where,
+    aten._to_copy.default: _cast,
     **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), created),
     **dict.fromkeys((aten.new_zeros.default, aten.new_ones.default), created),
     aten.new_full.default: created,
     aten.embedding.default: embedding,
-    aten.nll_loss.default: nll,
+    aten.nll_loss.default: _nll,
     aten.constant_pad_nd.default: padded,
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), clamped),
     aten.sgn.default: sign,

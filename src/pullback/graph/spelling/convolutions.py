@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import fx
 
-from pullback.graph.spelling.expressions import Expression, Spellings, Text, Writer
+from pullback.graph.spelling.expressions import Expression, PythonText, PythonWriter, Spellings
 from pullback.graph.spelling.views import rank
 from pullback.graph.values import aten, tensor_of
 
 
-def convolution(writer: Writer, node: fx.Node) -> Expression | None:
+def convolution(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.functional.conv2d(x, w, b, stride=2)`."""
     source, weight, bias, stride, padding, dilation, is_transposed, extra, groups = node.args
     count = rank(weight) - 2
@@ -24,7 +24,7 @@ def convolution(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.call(f"torch.nn.functional.{name}", *tensors, **kwargs)
 
 
-def gradient(writer: Writer, node: fx.Node) -> Expression | None:
+def gradient(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`torch.nn.grad.conv2d_input(x.shape, w, g)`, where one gradient only is computed."""
     source: Any = node.args[0]
     index: Any = node.args[1]
@@ -37,13 +37,13 @@ def gradient(writer: Writer, node: fx.Node) -> Expression | None:
         return None
     kwargs = settings(stride, padding, dilation, groups, [0])
     if index == 0:
-        shape = Text(f"{writer.arg(x)}.shape") if is_name(writer, x) else sizes(x)
+        shape = PythonText(f"{writer.arg(x)}.shape") if is_name(writer, x) else sizes(x)
         return writer.call(f"torch.nn.grad.conv{count}d_input", shape, w, g, **kwargs)
-    shape = Text(f"{writer.arg(w)}.shape") if is_name(writer, w) else sizes(w)
+    shape = PythonText(f"{writer.arg(w)}.shape") if is_name(writer, w) else sizes(w)
     return writer.call(f"torch.nn.grad.conv{count}d_weight", x, shape, g, **kwargs)
 
 
-def is_name(writer: Writer, arg: Any) -> bool:
+def is_name(writer: PythonWriter, arg: Any) -> bool:
     """Whether an argument stands in the text by its name."""
     return arg in writer.names
 
@@ -63,10 +63,14 @@ def settings(stride: Any, padding: Any, dilation: Any, groups: Any, extra: Any) 
         "groups": (groups, 1),
         "dilation": (dilation, 1),
     }
-    return {key: uniform(arg) for key, (arg, default) in given.items() if uniform(arg) != default}
+    return {
+        key: as_one_number(arg)
+        for key, (arg, default) in given.items()
+        if as_one_number(arg) != default
+    }
 
 
-def uniform(arg: Any) -> Any:
+def as_one_number(arg: Any) -> Any:
     """A list of equal numbers as one number."""
     is_uniform = isinstance(arg, list | tuple) and len(set(arg)) == 1
     return arg[0] if is_uniform else arg

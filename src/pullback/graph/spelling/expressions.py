@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,16 +37,44 @@ class Expression:
         return self.text if self.level >= level else f"({self.text})"
 
 
-class Text(str):
-    """Text that is Python already."""
+class PythonText(str):
+    """PythonText that is Python already."""
 
 
 @dataclass(slots=True)
-class Writer:
+class TensorsInSight:
+    """Tensors that have names in a text, whose sizes, dtypes and devices it may read."""
+
+    placeholders: Sequence[fx.Node]
+    names: Mapping[fx.Node, str]
+
+    def with_size(self, size: Any) -> tuple[str, int] | None:
+        """The name of the first tensor that has a symbolic size, and in which dimension."""
+        wanted = expression_of(size)
+        for node in self.placeholders:
+            value = tensor_of(node)
+            for dim, other in enumerate(() if value is None else value.shape):
+                if expression_of(other) == wanted:
+                    return self.names[node], dim
+        return None
+
+    def name_like(self, *, dtype: Any = None, device: Any = None, sizes: Any = None) -> str:
+        """The name of the first tensor of this dtype, device and sizes; nothing if none is."""
+        for node in self.placeholders:
+            value = tensor_of(node)
+            if value is None or dtype not in (None, value.dtype):
+                continue
+            if device not in (None, value.device):
+                continue
+            if sizes is None or same_sizes(value.shape, sizes):
+                return self.names[node]
+        return ""
+
+
+@dataclass(slots=True)
+class PythonWriter(TensorsInSight):
     """Spells arguments: nodes by their names or by the expressions they are replaced by."""
 
-    placeholders: tuple[fx.Node, ...]
-    names: Mapping[fx.Node, str]
     inlined: dict[fx.Node, Expression]
 
     def arg(self, arg: Any, level: int = COMPARED) -> str:
@@ -55,7 +83,7 @@ class Writer:
 
     def expression(self, arg: Any) -> Expression:
         """The expression for an argument of a node."""
-        if isinstance(arg, Text):
+        if isinstance(arg, PythonText):
             return Expression(arg, size=0)
         if isinstance(arg, fx.Node):
             return self.inlined.get(arg) or Expression(self.names[arg], size=0)
@@ -69,12 +97,8 @@ class Writer:
 
     def size(self, size: Any) -> str:
         """A symbolic size, read from the argument that has it."""
-        wanted = expression_of(size)
-        for node in self.placeholders:
-            value = tensor_of(node)
-            for dim, other in enumerate(() if value is None else value.shape):
-                if expression_of(other) == wanted:
-                    return f"{self.names[node]}.shape[{dim}]"
+        if found := self.with_size(size):
+            return f"{found[0]}.shape[{found[1]}]"
         raise UnsupportedOpError(
             "a size in the graph must be the size of one of its arguments",
             got=f"`{size}`",
@@ -83,17 +107,13 @@ class Writer:
 
     def shape(self, sizes: Any) -> str:
         """The sizes of a new tensor: `x.shape` where an argument has them all, else a tuple."""
-        twin = self.like(sizes)
-        return f"{twin}.shape" if twin else self.arg(tuple(sizes))
+        alike = self.like(sizes)
+        return f"{alike}.shape" if alike else self.arg(tuple(sizes))
 
     def like(self, sizes: Any) -> str:
         """The name of an argument with these sizes, or nothing."""
         wanted = [tensor.meta["val"] if isinstance(tensor, fx.Node) else tensor for tensor in sizes]
-        for node in self.placeholders if wanted else ():
-            value = tensor_of(node)
-            if value is not None and same_sizes(value.shape, wanted):
-                return self.names[node]
-        return ""
+        return self.name_like(sizes=wanted) if wanted else ""
 
     def call(self, head: str, *args: Any, **kwargs: Any) -> Expression:
         """A call of `head` with arguments that are spelled here, unless they are text already."""
@@ -116,23 +136,17 @@ class Writer:
 
     def dtype(self, dtype: Any) -> Any:
         """`x.dtype` where an argument has a dtype that is not the same for every call."""
-        if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
-            for node in self.placeholders:
-                value = tensor_of(node)
-                if value is not None and value.dtype == dtype:
-                    return Text(f"{self.names[node]}.dtype")
-        return dtype
+        is_number = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+        alike = self.name_like(dtype=dtype) if is_number else ""
+        return PythonText(f"{alike}.dtype") if alike else dtype
 
     def device(self, device: Any) -> Any:
         """`x.device` where an argument is on the device, else the device itself."""
-        for node in self.placeholders:
-            value = tensor_of(node)
-            if value is not None and value.device == device:
-                return Text(f"{self.names[node]}.device")
-        return device
+        alike = self.name_like(device=device)
+        return PythonText(f"{alike}.device") if alike else device
 
 
-Spelling = Callable[[Writer, fx.Node], Expression | None]
+Spelling = Callable[[PythonWriter, fx.Node], Expression | None]
 """Writes one op; None where it has no good form for these arguments."""
 
 Spellings = dict[Any, Spelling]

@@ -20,14 +20,16 @@ from pullback.graph.spelling.expressions import (
     SIGN,
     SUM,
     Expression,
+    PythonWriter,
     Spelling,
     Spellings,
-    Writer,
 )
 from pullback.graph.values import aten, is_scalar, tensor_of
 
 
-def joined(writer: Writer, sign: str, level: int, left: Any, right: Any) -> Expression:
+def infix_expression(
+    writer: PythonWriter, sign: str, level: int, left: Any, right: Any
+) -> Expression:
     """`left sign right`. Evaluation goes from left to right, as in the graph."""
     one, two = writer.expression(left), writer.expression(right)
     text = f"{one.within(level)} {sign} {two.within(level + 1)}"
@@ -37,10 +39,10 @@ def joined(writer: Writer, sign: str, level: int, left: Any, right: Any) -> Expr
 def infix(sign: str, level: int) -> Spelling:
     """Two operands; keywords such as `alpha` have no infix form."""
 
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
         if len(node.args) != 2 or node.kwargs:
             return None
-        return joined(writer, sign, level, *plain(node))
+        return infix_expression(writer, sign, level, *plain(node))
 
     return spell
 
@@ -62,18 +64,18 @@ def _shortened(arg: Any) -> Any:
     return int(arg) if is_whole and (arg != 0 or math.copysign(1, arg) > 0) else arg
 
 
-def product(writer: Writer, node: fx.Node) -> Expression | None:
+def product(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`2 * x`: a number stands in front. Multiplication commutes, in floating point too."""
     left, right = plain(node)
     if is_scalar(right) and not is_scalar(left):
         left, right = right, left
-    return joined(writer, "*", PRODUCT, left, right)
+    return infix_expression(writer, "*", PRODUCT, left, right)
 
 
 def comparison(sign: str) -> Spelling:
     """Two operands, each more tightly bound: comparisons do not chain on tensors."""
 
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
         left, right = writer.expression(node.args[0]), writer.expression(node.args[1])
         text = f"{left.within(OR)} {sign} {right.within(OR)}"
         return Expression(text, COMPARED, left.size + right.size + 1)
@@ -81,26 +83,24 @@ def comparison(sign: str) -> Spelling:
     return spell
 
 
-def reversed_difference(writer: Writer, node: fx.Node) -> Expression | None:
+def reversed_difference(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`1 - x`."""
     if len(node.args) != 2 or node.kwargs or tensor_of(node.args[1]) is not None:
         return None
-    return joined(writer, "-", SUM, *plain(node)[::-1])
+    return infix_expression(writer, "-", SUM, *plain(node)[::-1])
 
 
-def negative(writer: Writer, node: fx.Node) -> Expression | None:
-    """`-x`."""
-    inner = writer.expression(node.args[0])
-    return Expression(f"-{inner.within(POWER)}", SIGN, inner.size + 1)
+def prefixed(sign: str) -> Spelling:
+    """`-x`, `~mask`."""
+
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
+        inner = writer.expression(node.args[0])
+        return Expression(f"{sign}{inner.within(POWER)}", SIGN, inner.size + 1)
+
+    return spell
 
 
-def inverted(writer: Writer, node: fx.Node) -> Expression | None:
-    """`~mask`."""
-    inner = writer.expression(node.args[0])
-    return Expression(f"~{inner.within(POWER)}", SIGN, inner.size + 1)
-
-
-def power(writer: Writer, node: fx.Node) -> Expression | None:
+def power(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x**3`, which binds its left operand more tightly than its right one."""
     base, exponent = map(writer.expression, plain(node))
     left, right = base.within(POWER + 1), exponent.within(SIGN)
@@ -112,16 +112,16 @@ def power(writer: Writer, node: fx.Node) -> Expression | None:
 def both(sign: str, level: int) -> Spelling:
     """`mask & other`, of booleans."""
 
-    def spell(writer: Writer, node: fx.Node) -> Expression | None:
+    def spell(writer: PythonWriter, node: fx.Node) -> Expression | None:
         values = list(map(tensor_of, node.args))
         if any(value is None or value.dtype != torch.bool for value in values):
             return None
-        return joined(writer, sign, level, *node.args)
+        return infix_expression(writer, sign, level, *node.args)
 
     return spell
 
 
-def as_float(writer: Writer, node: fx.Node) -> Expression | None:
+def as_float(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """The size itself where it becomes floating point anyway."""
     return writer.expression(node.args[0]) if floats_anyway(node) else None
 
@@ -142,24 +142,27 @@ def _computes_in_float(node: fx.Node) -> bool:
     return any(value.is_floating_point() for value in values)
 
 
-def truncated(writer: Writer, node: fx.Node) -> Expression | None:
+def truncated(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`int(1.7 * n)`."""
     return writer.call("int", node.args[0])
 
 
-def rounded_down(writer: Writer, node: fx.Node) -> Expression | None:
+def rounded_down(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`int(1.7 * n // 1)`: the text imports nothing but torch."""
-    inner = joined(writer, "//", PRODUCT, node.args[0], 1)
+    inner = infix_expression(writer, "//", PRODUCT, node.args[0], 1)
     return Expression(f"int({inner.text})", ATOM, inner.size + 1)
 
 
-def reciprocal(writer: Writer, node: fx.Node) -> Expression | None:
+def reciprocal(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`1 / x`: PyTorch computes the reciprocal and multiplies it by one."""
     value = tensor_of(node.args[0])
     if value is None or not value.is_floating_point():
         return None
-    return joined(writer, "/", PRODUCT, 1, node.args[0])
+    return infix_expression(writer, "/", PRODUCT, 1, node.args[0])
 
+
+SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""The signs of comparisons, by the names of their ops."""
 
 TABLE: Spellings = {
     aten.add.Tensor: infix("+", SUM),
@@ -171,7 +174,7 @@ TABLE: Spellings = {
     aten.mul.Scalar: product,
     aten.div.Scalar: infix("/", PRODUCT),
     aten.rsub.Scalar: reversed_difference,
-    aten.neg.default: negative,
+    aten.neg.default: prefixed("-"),
     aten.reciprocal.default: reciprocal,
     aten.pow.Tensor_Scalar: power,
     aten.pow.Tensor_Tensor: power,
@@ -181,19 +184,12 @@ TABLE: Spellings = {
     aten.matmul.default: infix("@", PRODUCT),
     aten.bitwise_and.Tensor: infix("&", AND),
     aten.bitwise_or.Tensor: infix("|", OR),
-    aten.bitwise_not.default: inverted,
+    aten.bitwise_not.default: prefixed("~"),
     aten.logical_and.default: both("&", AND),
     aten.logical_or.default: both("|", OR),
     **{
         op: comparison(sign)
-        for name, sign in {
-            "eq": "==",
-            "ne": "!=",
-            "lt": "<",
-            "le": "<=",
-            "gt": ">",
-            "ge": ">=",
-        }.items()
+        for name, sign in SIGNS.items()
         for op in (
             getattr(aten, name).Tensor,
             getattr(aten, name).Scalar,
@@ -207,7 +203,7 @@ TABLE: Spellings = {
     operator.floordiv: infix("//", PRODUCT),
     operator.truediv: infix("/", PRODUCT),
     operator.mod: infix("%", PRODUCT),
-    operator.neg: negative,
+    operator.neg: prefixed("-"),
     operator.pow: power,
     torch.sym_float: as_float,
     math.trunc: truncated,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from pullback.graph.spelling.expressions import Expression, Spellings, Text, Writer
+from pullback.graph.spelling.expressions import Expression, PythonText, PythonWriter, Spellings
 from pullback.graph.values import aten, same, tensor_of
 
 
@@ -18,7 +18,7 @@ def rank(node: Any) -> int:
     return -1 if value is None else value.dim()
 
 
-def reshaped(writer: Writer, node: fx.Node) -> Expression | None:
+def reshaped(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.flatten(0, 1)` where dimensions are merged, else `x.reshape(...)`.
 
     Not `view`: the text must also run on a cotangent with other strides.
@@ -27,9 +27,9 @@ def reshaped(writer: Writer, node: fx.Node) -> Expression | None:
     merged = merged_dims(node)
     if merged:
         return writer.method(source, "flatten", *merged)
-    twin = writer.like(sizes)
-    if twin:
-        return writer.method(source, "reshape", Text(f"{twin}.shape"))
+    alike = writer.like(sizes)
+    if alike:
+        return writer.method(source, "reshape", PythonText(f"{alike}.shape"))
     return writer.method(source, "reshape", *(sizes or [()]))  # type: ignore[misc]
 
 
@@ -50,24 +50,24 @@ def merged_dims(node: fx.Node) -> tuple[int, int] | None:
     return None
 
 
-def expanded(writer: Writer, node: fx.Node) -> Expression | None:
+def _expanded(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.expand_as(y)` or `x.expand(3, 8)`."""
     source, sizes = node.args[:2]
     value = tensor_of(node)
-    twin = writer.like(value.shape) if value is not None else ""
-    if twin:
-        return writer.method(source, "expand_as", Text(twin))
+    alike = writer.like(value.shape) if value is not None else ""
+    if alike:
+        return writer.method(source, "expand_as", PythonText(alike))
     return writer.method(source, "expand", *(sizes or [()]))  # type: ignore[misc]
 
 
-def transposed(writer: Writer, node: fx.Node) -> Expression | None:
+def _transposed(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.T` for a matrix."""
     if rank(node) != 2:
         return writer.method(node.args[0], "t")
     return writer.attribute(node.args[0], ".T")
 
 
-def swapped(writer: Writer, node: fx.Node) -> Expression | None:
+def _swapped(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.mT` for the last two dimensions."""
     source, first, second = node.args
     last = rank(node) - 1
@@ -76,7 +76,7 @@ def swapped(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.method(source, "transpose", first, second)
 
 
-def permuted(writer: Writer, node: fx.Node) -> Expression | None:
+def _permuted(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.permute(0, 2, 1)`."""
     source, dims = node.args
     return writer.method(source, "permute", *(dims or [()]))  # type: ignore[misc]
@@ -93,7 +93,7 @@ def bracket(source: Any, dim: Any, index: str) -> str:
     return f"[{before}{index}]"
 
 
-def selected(writer: Writer, node: fx.Node) -> Expression | None:
+def _selected(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x[:, 0]`, and `z.real` for what is the real part of a complex number."""
     source, dim, index = node.args
     is_part = isinstance(source, fx.Node) and source.target == aten.view_as_real.default
@@ -102,14 +102,14 @@ def selected(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.attribute(source, bracket(source, dim, writer.arg(index)))
 
 
-def sliced(writer: Writer, node: fx.Node) -> Expression | None:
+def _sliced(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x[:, 1:3]`."""
     given: list[Any] = list(node.args)
     source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
     return writer.attribute(source, bracket(source, dim, stretch(writer, node, start, end, step)))
 
 
-def stretch(writer: Writer, node: fx.Node, start: Any, end: Any, step: Any) -> str:
+def stretch(writer: PythonWriter, node: fx.Node, start: Any, end: Any, step: Any) -> str:
     """`1:3`, with nothing where a slice begins or ends with the dimension."""
     place = 1 if node.target == aten.slice.Tensor else 2
     dim: Any = node.args[place] if place < len(node.args) else 0
@@ -119,7 +119,7 @@ def stretch(writer: Writer, node: fx.Node, start: Any, end: Any, step: Any) -> s
     return f"{first}:{last}{pace}"
 
 
-def assigned(writer: Writer, name: str, node: fx.Node) -> str:
+def assigned(writer: PythonWriter, name: str, node: fx.Node) -> str:
     """`name[:, 0] = part`, for a scatter into a tensor of that name."""
     given: list[Any] = list(node.args)
     if node.target == aten.select_scatter.default:
@@ -139,14 +139,14 @@ def ends(source: Any, dim: Any, end: Any) -> bool:
     return isinstance(end, int) and value is not None and same(end, value.shape[dim])
 
 
-def indexed(writer: Writer, node: fx.Node) -> Expression | None:
+def indexed(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x[i, j]`, with `:` where a dimension is not indexed."""
     source, indices = node.args
     texts = [":" if index is None else writer.arg(index) for index in indices]  # type: ignore[union-attr]
     return writer.attribute(source, f"[{', '.join(texts)}]")
 
 
-def put(writer: Writer, node: fx.Node) -> Expression | None:
+def put(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.index_put((i,), y, accumulate=True)`; by the op where a dimension is not indexed."""
     source, indices, values, *accumulate = node.args
     if None in indices:  # type: ignore[operator]
@@ -155,30 +155,30 @@ def put(writer: Writer, node: fx.Node) -> Expression | None:
     return writer.method(source, "index_put", tuple(indices), values, **flag)  # type: ignore[arg-type]
 
 
-def element(writer: Writer, node: fx.Node) -> Expression | None:
+def element(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`results[0]`, where several results were not unpacked."""
     return writer.attribute(node.args[0], f"[{node.args[1]}]")
 
 
-def size(writer: Writer, node: fx.Node) -> Expression | None:
+def size(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.shape[0]`."""
     source, dim = node.args
     return writer.attribute(source, f".shape[{dim}]")
 
 
-def count(writer: Writer, node: fx.Node) -> Expression | None:
+def count(writer: PythonWriter, node: fx.Node) -> Expression | None:
     """`x.numel()`."""
     return writer.method(node.args[0], "numel")
 
 
 TABLE: Spellings = {
     **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshaped),
-    aten.expand.default: expanded,
-    aten.t.default: transposed,
-    aten.transpose.int: swapped,
-    aten.permute.default: permuted,
-    aten.select.int: selected,
-    aten.slice.Tensor: sliced,
+    aten.expand.default: _expanded,
+    aten.t.default: _transposed,
+    aten.transpose.int: _swapped,
+    aten.permute.default: _permuted,
+    aten.select.int: _selected,
+    aten.slice.Tensor: _sliced,
     aten.index.Tensor: indexed,
     aten.index_put.default: put,
     aten.sym_size.int: size,

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from pullback.check.facts import Input
 from pullback.check.repro.context import ReproContext, text_of
-from pullback.check.subject import Finding, Rule, Skip, Subject, describe, words_of
+from pullback.check.subject import Finding, Rule, Skip, Subject, describe, describe_value
 from pullback.function.isolation import seeded
-from pullback.judge.example import copy_of, mapped, tensors_in
+from pullback.judge.example import exact_copy, mapped, tensors_in
 
 RULE = Rule("Q002", "hidden-tensor", "context", profile="quick")
 
@@ -80,7 +80,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield subject.finding(
             RULE,
             example=subject.given,
-            at=f"{where}, {words_of(leaf)}, which requires grad",
+            at=f"{where}, {describe_value(leaf)}, which requires grad",
             detail=where,
             expected="a gradient, since the output depends on it",
             got="None",
@@ -94,7 +94,7 @@ def _fresh(subject: Subject) -> tuple[Any, ...]:
     args = list(subject.given.fresh())
     for i, arg in enumerate(subject.given.args):
         if not isinstance(arg, Tensor) and tensors_in(arg):
-            args[i] = mapped(arg, lambda t: copy_of(t).requires_grad_(t.requires_grad))
+            args[i] = mapped(arg, lambda t: exact_copy(t).requires_grad_(t.requires_grad))
     return tuple(args)
 
 

@@ -33,7 +33,7 @@ from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.spy import spy_on
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.check.trials import is_new
-from pullback.judge.example import Example, name_of
+from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import run
 
 RULE = Rule("D508", "default-dtype", "dtype", Severity.FRAGILE, "quick")
@@ -64,7 +64,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 example=low,
                 at=At(Gradient(name), rest=", as backward returns it"),
                 expected="bfloat16, as the input and the outputs",
-                got=f"{name_of(dtype)}, and whatever else is PyTorch's default dtype",
+                got=f"{dtype_name(dtype)}, and whatever else is PyTorch's default dtype",
                 fix="make new tensors from those given, as torch.full_like(grad, ...) does",
             )
 

@@ -30,7 +30,7 @@ from pullback.check.subject import (
 from pullback.check.trials import is_new
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
-from pullback.judge.example import Example, name_of
+from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import Run, copies_of
 
 NEEDLESS_ROUNDING = Rule("D503", "needless-rounding", "dtype", profile="quick")
@@ -83,10 +83,10 @@ def _coarse(subject: Subject, example: Example) -> Iterator[Finding]:
                 NEEDLESS_ROUNDING,
                 example=example,
                 at=At(Gradient(name), index),
-                expected=want.then(f", with the digits of {name_of(got.dtype)}"),
+                expected=want.then(f", with the digits of {dtype_name(got.dtype)}"),
                 got=have.then(f", and every entry could be written in {dtype}"),
                 detail=Coarse(dtype),
-                fix=f"compute in {name_of(got.dtype)} or finer, and round once at the end",
+                fix=f"compute in {dtype_name(got.dtype)} or finer, and round once at the end",
             )
 
 
@@ -160,7 +160,7 @@ def _has_dimensions(subject: Subject, example: Example) -> bool:
 
 def _mixed(start: Example, coarse: tuple[int, ...], dtype: torch.dtype) -> Example:
     for i in coarse:
-        start = start.put(i, start.args[i].to(dtype), f"some inputs in {name_of(dtype)}")
+        start = start.put(i, start.args[i].to(dtype), f"some inputs in {dtype_name(dtype)}")
     return start
 
 
@@ -195,7 +195,7 @@ def _rounded_beside(
             example=example,
             at=At(Gradient(name), index),
             expected=expected.then(", with the digits of float32"),
-            got=have.then(f", and every entry could be written in {name_of(dtype)}"),
+            got=have.then(f", and every entry could be written in {dtype_name(dtype)}"),
             fix="compute in the widest dtype of the inputs, and cast each gradient once at the end",
         )
 
@@ -255,7 +255,7 @@ def _is_written(tensor: Tensor | None, dtype: torch.dtype) -> bool:
     """Whether every entry, of several, of a float32 tensor could be written in a coarser dtype."""
     if tensor is None or tensor.dtype != torch.float32:
         return False
-    return _has_many(tensor) and name_of(dtype) in _holding(tensor)
+    return _has_many(tensor) and dtype_name(dtype) in _holding(tensor)
 
 
 RULES = (

@@ -32,7 +32,7 @@ from pullback.check.others import varied
 from pullback.check.repro.gradients import by_float64, of_number
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.check.trials import is_new
-from pullback.judge.example import Example, name_of
+from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import Run, copies_of
 
 RULE = Rule("D507", "rounded-input", "dtype", profile="quick")
@@ -103,8 +103,11 @@ def _compared(
     for i in places:
         name = subject.names[i]
         is_deaf = name in deaf and name not in subject.wrong_names
-        if is_deaf and _mostly_differ(usual.get(i), other.get(i)) and is_new(subject, RULE, name):
-            dtype = name_of(start.args[i].dtype)
+        is_wrong = _mostly_differ(usual.get(i), other.get(i))
+        if position is None and not usual:  # a gradient is linear in the cotangent, whatever it is
+            is_wrong = _mostly_differ(before[name], torch.zeros_like(start.args[i]))
+        if is_deaf and is_wrong and is_new(subject, RULE, name):
+            dtype = dtype_name(start.args[i].dtype)
             yield subject.finding(
                 RULE,
                 example=start,

@@ -43,7 +43,7 @@ from pullback.check.subject import (
     each,
 )
 from pullback.check.trials import is_new
-from pullback.judge.example import Example, name_of
+from pullback.judge.example import Example, dtype_name
 from pullback.judge.run import Raised
 
 RULE = Rule("D501", "wrong-dtype-branch", "dtype", profile="quick")
@@ -103,7 +103,7 @@ def _half(subject: Subject, dtype: torch.dtype) -> Iterator[Finding]:
                 example=example,
                 at=At(Gradient(found.name), found.index),
                 expected=Number(found.expected, ", as in float64"),
-                got=Number(found.got, f", in {name_of(dtype)}"),
+                got=Number(found.got, f", in {dtype_name(dtype)}"),
                 fix=FIX,
             )
 
@@ -132,8 +132,8 @@ def _raised(subject: Subject, dtype: torch.dtype, raised: Raised) -> Iterator[Fi
         yield subject.finding(
             RULE,
             example=subject.small.to(dtype),
-            at=f"backward, in {name_of(dtype)}",
-            expected=f"gradients, as in {name_of(dtype_of(subject.small) or torch.float64)}",
+            at=f"backward, in {dtype_name(dtype)}",
+            expected=f"gradients, as in {dtype_name(dtype_of(subject.small) or torch.float64)}",
             got=raised,
             fix=FIX,
             severity=Severity.FRAGILE,

@@ -43,7 +43,7 @@ from pullback.check.subject import (
 from pullback.judge.example import Example, can_differ, wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of, run
-from pullback.judge.tolerances import USUAL, largest, tolerance_for
+from pullback.judge.tolerances import USUAL, largest_entry, tolerance_for
 
 RULE = Rule(code="G109", name="differs-from-reference", group="gradient", profile="quick")
 
@@ -127,7 +127,7 @@ def _gradients(
 
     got = called.pull(copies_of(cotangents))
     low, want = plain.pull(cast(plain)), exact.pull(cast(exact))
-    scale = max((largest(wide_of(c)) for c in cotangents if c is not None), default=0.0)
+    scale = max((largest_entry(wide_of(c)) for c in cotangents if c is not None), default=0.0)
     for name, truth in want.items():
         if truth is not None and not subject.target.intent.is_surrogate(name):
             yield Gradient(name), got.get(name), low.get(name), truth, scale
@@ -152,7 +152,7 @@ def _difference(
             fix="give it the shape that the reference gives",
         )
     dtype = next((t.dtype for t in (got, low) if t is not None and can_differ(t)), torch.float64)
-    own = 0.0 if low is None else USUAL * largest(wide_of(low) - wide_of(want))
+    own = 0.0 if low is None else USUAL * largest_entry(wide_of(low) - wide_of(want))
     tolerance = tolerance_for(torch.finfo(dtype).eps, scale)
     excess = tolerance.measure(want).excess(got) - own
     if not want.numel() or not bool((excess > 0).any()):

@@ -44,7 +44,7 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
-from pullback.judge.example import Example, can_differ, copy_of
+from pullback.judge.example import Example, can_differ, exact_copy
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
 
@@ -147,7 +147,7 @@ def _other(
 
 
 def _copy(arg: Any) -> Any:
-    return copy_of(arg) if isinstance(arg, Tensor) else arg
+    return exact_copy(arg) if isinstance(arg, Tensor) else arg
 
 
 def _held(subject: Subject, example: Example) -> list[Tensor]:
