@@ -1,8 +1,7 @@
 """Examples with other sizes and ranks.
 
 Each distinct size in the example is a symbol: equal sizes change together, and so do integer
-arguments, lists of lengths and index tensors that follow a size. What forward refuses is dropped by
-the caller.
+arguments, lists of lengths and index tensors that follow a size.
 """
 
 from __future__ import annotations
@@ -170,12 +169,16 @@ def untied(example: Example) -> Iterator[Example]:
                     if n != number and s == size
                 ]
                 label = f"dimension {dim} of size {size} as {size + 3}"
-                is_alike = any(t.shape == tensor.shape for t in tensors if t is not tensor)
-                alone = [] if is_alike else [[(number, dim)]]
+                alone = [] if _has_like(tensor, tensors) else [[(number, dim)]]
                 for group in (*alone, [(number, dim), *others]):
                     yield resized(
                         example, {size: size + 3}, label, only=frozenset(group), follow=False
                     )
+
+
+def _has_like(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    """Whether it goes by entry with another one, and so is not of another size alone."""
+    return any(other.shape == tensor.shape for other in tensors if other is not tensor)
 
 
 def loosened(example: Example) -> Iterator[Example]:
@@ -187,8 +190,8 @@ def loosened(example: Example) -> Iterator[Example]:
     bound = {size for tensor in tensors if not _is_number(tensor) for size in tensor.shape}
     for number, tensor in enumerate(tensors):
         others = [other for other in tensors if other is not tensor]
-        if tensor.dim() > 1 and any(other.shape == tensor.shape for other in others):
-            continue  # what goes by entry with another one is not of another size alone
+        if tensor.dim() > 1 and _has_like(tensor, tensors):
+            continue
         for dim, size in enumerate(tensor.shape):
             if size not in bound and any(size in other.shape for other in others):
                 label = f"dimension {dim} of tensor {number} as {2 * size} in place of {size}"
