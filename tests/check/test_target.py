@@ -27,3 +27,17 @@ def test_what_pullback_made_has_the_names_of_its_program():
 
 def test_function_has_the_names_of_its_forward():
     assert target_of(Product).names_of(3) == ("a", "b", "arg2")
+
+
+def test_calls_that_break_a_graph_are_named_with_their_method():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.largest = x.abs().max().item()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    assert target_of(Scaled).graph_breaks == (("forward", "item"),)

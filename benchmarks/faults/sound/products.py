@@ -24,6 +24,7 @@ class Linear(Function):
     @staticmethod
     def backward(ctx, grad_output):
         x, weight = ctx.saved_tensors
+        grad_output = grad_output.to(weight.dtype)  # forward may have run under autocast
         grad_x = grad_weight = grad_bias = None
         flat = grad_output.reshape(math.prod(grad_output.shape[:-1]), weight.shape[0])
         if ctx.needs_input_grad[0]:
@@ -48,6 +49,7 @@ class MatMul(pb.Function):
     @staticmethod
     def backward(ctx, grad_output):
         a, b = ctx.saved_tensors
+        grad_output = grad_output.to(a.dtype)  # forward may have run under autocast
         grad_a = grad_output @ b.t() if ctx.needs_input_grad[0] else None
         grad_b = a.t() @ grad_output if ctx.needs_input_grad[1] else None
         return grad_a, grad_b
@@ -66,6 +68,7 @@ class BatchedMatMul(Function):
     @staticmethod
     def backward(ctx, grad_output):
         a, b = ctx.saved_tensors
+        grad_output = grad_output.to(a.dtype)  # forward may have run under autocast
         grad_a = (grad_output @ b.mT).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
         grad_b = (a.mT @ grad_output).sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
         return grad_a, grad_b
@@ -83,6 +86,7 @@ class AddMM(Function):
     @staticmethod
     def backward(ctx, grad_output):
         a, b = ctx.saved_tensors
+        grad_output = grad_output.to(a.dtype)  # forward may have run under autocast
         grad_c = grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
             grad_c = (ctx.beta * grad_output).sum_to_size(ctx.shape)
@@ -192,6 +196,7 @@ class LinearAttention(Function):
     @staticmethod
     def backward(ctx, grad_output):
         q, k, v = ctx.saved_tensors
+        grad_output = grad_output.to(q.dtype)  # forward may have run under autocast
         grad_q = grad_k = grad_v = None
         if ctx.needs_input_grad[0]:
             grad_q = torch.einsum("bte,btde->btd", grad_output, LinearAttention.memory(k, v))
@@ -216,6 +221,7 @@ class Conv2d(Function):
     @staticmethod
     def backward(ctx, grad_output):
         x, weight = ctx.saved_tensors
+        grad_output = grad_output.to(weight.dtype)  # forward may have run under autocast
         how = {"stride": ctx.stride, "padding": ctx.padding}
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
@@ -295,6 +301,7 @@ class LowRank(Function):
     @staticmethod
     def backward(ctx, grad_output):
         x, weight, down, up = ctx.saved_tensors
+        grad_output = grad_output.to(weight.dtype)  # forward may have run under autocast
         need = ctx.needs_input_grad
         inner = ctx.scale * (grad_output @ up) if need[0] or need[2] else None
         return (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.seeds import normal, uniform_like
+from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.check.trials import Trial, is_finite, trials
 from pullback.judge.example import Example, can_differ, wide_of
@@ -78,7 +79,7 @@ def _trial(
         grads = called.pull(copies_of(cotangents))
     except BackwardFailedError as failure:
         is_singular = type(failure.error).__name__ == SINGULAR
-        is_served = not is_singular and is_finite(called)
+        is_served = not (is_singular or is_meant(failure.error)) and is_finite(called)
         is_served = is_served and _is_served(subject, example, cotangents)
         return Trial(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):

@@ -38,9 +38,9 @@ def _drawn(tensor: Tensor) -> Tensor:
     if not can_differ(tensor) or not is_constant(tensor):
         return tensor
     number = tensor.detach().flatten()[0]
-    return (
-        number * uniform_like(tensor, 5, 0.5, 1.5) if number else uniform_like(tensor, 5, -1.0, 1.0)
-    )
+    if not number:
+        return uniform_like(tensor, 5, -1.0, 1.0)
+    return number * uniform_like(tensor, 5, 0.5, 1.5)
 
 
 def is_constant(tensor: Tensor) -> bool:

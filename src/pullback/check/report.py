@@ -109,7 +109,7 @@ class Report:
         lines += [f"  not tried: {who}: {why}" for why, who in self._refusals().items()]
         routine = dict.fromkeys(s.rule.name for s in self.skips if not s.is_refusal)
         if routine:
-            lines.append(f"  not applicable: {', '.join(routine)}")
+            lines.append(f"  not applicable: {_first(list(routine))}")
         if self.interrupted:
             lines.append("  interrupted: the rules after this were not tried")
         return "\n".join(lines)

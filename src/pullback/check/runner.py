@@ -334,7 +334,9 @@ class _Collected:
 
 
 def _notes(target: Target) -> Iterator[str]:
-    """What a check of a program cannot see, and that of something else can."""
+    """What a check of a program cannot see, and what `torch.compile` will stumble over."""
+    for method, call in target.graph_breaks:
+        yield f"`.{call}()` in {method} breaks the graph under torch.compile"
     if isinstance(target.thing, torch.nn.Module) and any(True for _ in target.thing.parameters()):
         yield "the gradients of its parameters are not checked, only those of its inputs"
 

@@ -102,7 +102,7 @@ def _looked_at(subject: Subject) -> Outcome:
         except (CallError, RuntimeError) as e:
             error = getattr(e, "error", e)
             refusal = refusal or describe(error)
-            if is_accident(error):
+            if is_accident(error) and example.needs == subject.small.needs:
                 accident = accident or describe(error)
             if isinstance(error, OnceError) or ONCE in refusal.text:
                 break  # it is so only where the cotangent has a history

@@ -38,6 +38,8 @@ from pullback.judge.reference import Reference
 ATTRIBUTE = "declares"
 ABOVE = 12  # lines that may stand above a `def`
 DECORATORS = os.path.join("torch", "autograd", "function.py")
+METHODS = ("forward", "setup_context", "backward", "vjp")
+BREAKING = ("data_ptr", "item", "numpy", "tolist")  # methods of tensors that leave the graph
 OPS = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
 
 
@@ -145,6 +147,17 @@ class Target:
         return self.is_function and bool(
             getattr(self.function, "clear_saved_tensors_on_access", False)
         )
+
+    @property
+    def graph_breaks(self) -> tuple[tuple[str, str], ...]:
+        """The methods of the user's that call what `torch.compile` cannot follow, each with it."""
+        found: list[tuple[str, str]] = []
+        for method in METHODS:
+            written = self.method(method)
+            code = getattr(inspect.unwrap(written), "__code__", None) if written else None
+            names = code.co_names if code is not None else ()
+            found += [(method, call) for call in BREAKING if call in names]
+        return tuple(found)
 
     def place(self, *methods: str) -> str:
         """`file:line` of the first of `methods` that the user wrote, else of the target itself."""

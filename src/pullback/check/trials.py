@@ -17,6 +17,7 @@ import torch
 
 from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
+from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch
@@ -107,6 +108,8 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
     try:
         grads = called.pull(copies_of(cotangents))
     except BackwardFailedError as failure:
+        if is_meant(failure.error):
+            return None
         wanted = tuple(sorted(example.needs))
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here

@@ -124,7 +124,7 @@ class Run:
             if found is None:
                 raise BackwardFailedError(error) from error
             return found
-        return {name: dense_of(grad) for name, grad in zip(wanted, grads, strict=True)}
+        return dict(zip(wanted, grads, strict=True))
 
     def _accumulated(
         self, used: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[str], retain_graph: bool
@@ -185,11 +185,15 @@ def used_outputs(
 def gradients_of(
     used: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], **options: bool
 ) -> list[Tensor | None]:
-    """`torch.autograd.grad` of outputs with their cotangents; None for an input that is unused."""
+    """`torch.autograd.grad` of outputs with their cotangents; None for an input that is unused.
+
+    A gradient that is sparse comes as an ordinary tensor.
+    """
     if not used or not inputs:
         return [None] * len(inputs)
     outputs, cotangents = zip(*used, strict=True)
-    return list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options))
+    found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+    return [dense_of(gradient) for gradient in found]
 
 
 def _clone(arg: Any, through_clone: bool) -> Any:

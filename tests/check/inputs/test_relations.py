@@ -31,6 +31,7 @@ SHOWN = {
         (MATRIX @ MATRIX.T - 9 * torch.eye(4),),
     ),
     "a symmetric matrix": ((MATRIX + MATRIX.T,), (MATRIX,)),
+    "a tensor that is its own flip": ((drawn(5) + drawn(5).flip(0),), (drawn(5),)),
     "a skew matrix or kernel": ((MATRIX - MATRIX.T,), (MATRIX,)),
     "a lower triangular matrix": ((MATRIX.tril(),), (MATRIX,)),
     "an upper triangular matrix": ((MATRIX.triu(),), (MATRIX,)),

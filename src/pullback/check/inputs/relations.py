@@ -149,6 +149,11 @@ def _is_skew(x: Tensor) -> bool:
     return can_differ(x) and square and torch.equal(x, -_mirrored(x))
 
 
+def _is_palindrome(x: Tensor) -> bool:
+    is_long = can_differ(x) and x.dim() > 0 and max(x.shape) >= LEAST
+    return is_long and torch.equal(x, x.flip(tuple(range(x.dim()))))
+
+
 def _is_lower(x: Tensor) -> bool:
     return _is_square(x) and bool((x.triu(1) == 0).all())
 
@@ -197,6 +202,10 @@ ALONE: dict[str, tuple[Holds, Restored | None]] = {
     "a positive definite matrix": (_is_positive_definite, _definite),
     "a symmetric matrix": (_is_symmetric, lambda x: (x + x.mT) / 2),
     "a skew matrix or kernel": (_is_skew, lambda x: x - _mirrored(x)),
+    "a tensor that is its own flip": (
+        _is_palindrome,
+        lambda x: (x + x.flip(tuple(range(x.dim())))) / 2,
+    ),
     "a lower triangular matrix": (_is_lower, torch.tril),
     "an upper triangular matrix": (_is_upper, torch.triu),
     "a permutation": (_is_permutation, lambda x: x.argsort(-1).to(x.dtype)),

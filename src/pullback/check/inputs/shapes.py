@@ -1,8 +1,7 @@
 """Examples with other sizes and ranks.
 
 Each distinct size in the example is a symbol: equal sizes change together, and so do integer
-arguments, lists of lengths and index tensors that follow a size. What forward refuses is dropped by
-the caller.
+arguments, lists of lengths and index tensors that follow a size.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.check.inputs.values import resampled
-from pullback.judge.example import Example, mapped, tensors_in
+from pullback.judge.example import Example, can_differ, mapped, tensors_in
 
 Place = tuple[int, int]  # the number of a tensor among all of the example, and its dimension
 
@@ -170,10 +169,16 @@ def untied(example: Example) -> Iterator[Example]:
                     if n != number and s == size
                 ]
                 label = f"dimension {dim} of size {size} as {size + 3}"
-                for group in ([(number, dim)], [(number, dim), *others]):
+                alone = [] if _has_like(tensor, tensors) else [[(number, dim)]]
+                for group in (*alone, [(number, dim), *others]):
                     yield resized(
                         example, {size: size + 3}, label, only=frozenset(group), follow=False
                     )
+
+
+def _has_like(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    """Whether it goes by entry with another one, and so is not of another size alone."""
+    return any(other.shape == tensor.shape for other in tensors if other is not tensor)
 
 
 def loosened(example: Example) -> Iterator[Example]:
@@ -182,11 +187,11 @@ def loosened(example: Example) -> Iterator[Example]:
     What goes with indices or masks stays: rows without a label are no other size, but a mistake.
     """
     tensors = tensors_in(example.args)
-    bound = {size for tensor in tensors if not _is_number(tensor) for size in tensor.shape}
+    bound = {size for tensor in tensors if not can_differ(tensor) for size in tensor.shape}
     for number, tensor in enumerate(tensors):
         others = [other for other in tensors if other is not tensor]
-        if tensor.dim() > 1 and any(other.shape == tensor.shape for other in others):
-            continue  # what goes by entry with another one is not of another size alone
+        if tensor.dim() > 1 and _has_like(tensor, tensors):
+            continue
         for dim, size in enumerate(tensor.shape):
             if size not in bound and any(size in other.shape for other in others):
                 label = f"dimension {dim} of tensor {number} as {2 * size} in place of {size}"
@@ -222,10 +227,6 @@ def broadcast_of(example: Example) -> Iterator[tuple[Example, Example]]:
                 example.put(i, full_rank, f"argument {i} with the shape {list(shape)}"),
                 example.put(i, full_rank.expand(full).clone(), "written out"),
             )
-
-
-def _is_number(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _broadcasts(tensor: Tensor, other: Tensor) -> bool:
@@ -314,10 +315,8 @@ def _leading(example: Example) -> int | None:
 
 def fits(example: Example, sizes: dict[int, int], limit: int = ELEMENTS) -> bool:
     """Whether the tensors have at most `limit` elements together once the sizes are renamed."""
-    total = 0
-    for tensor in tensors_in(example.args):
-        total += math.prod(sizes.get(size, size) for size in tensor.shape)
-    return total <= limit
+    shapes = [tensor.shape for tensor in tensors_in(example.args)]
+    return sum(math.prod(sizes.get(size, size) for size in shape) for shape in shapes) <= limit
 
 
 # ---- ranks ----

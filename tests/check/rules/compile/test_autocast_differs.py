@@ -21,7 +21,7 @@ class Matmul(Function):
 
 
 class Refuses(Matmul):
-    """Does not know autocast, and says so."""
+    """Does not know autocast: its backward meets two dtypes."""
 
     @staticmethod
     def backward(ctx, g):
@@ -88,15 +88,6 @@ class Declines(Refuses):
         return g @ w.t(), x.t() @ g
 
 
-class InDouble(Refuses):
-    """Casts, but not because of autocast."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return (x.double().sum() * 0).float() + x @ w
-
-
 class Rounds(Function):
     """Rounds the gradient of the weight to autocast's dtype, where forward needs no rounding."""
 
@@ -115,9 +106,7 @@ class Rounds(Function):
 
 SOUND = {
     "matmul": (Matmul, lambda: (normal(3, 4), normal(4, 5, seed=1))),
-    "refuses": (Refuses, lambda: (normal(3, 4), normal(4, 5, seed=1))),
     "declines": (Declines, lambda: (normal(3, 4), normal(4, 5, seed=1))),
-    "in double": (InDouble, lambda: (normal(3, 4), normal(4, 5, seed=1))),
 }
 PLANTED = {
     "rounds": (
@@ -128,6 +117,11 @@ PLANTED = {
     "guarded": (Guarded, lambda: (normal(3, 4), normal(4, 5, seed=1)), "gradient of `w`"),
     "casts": (Casts, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
     "asserts": (Asserts, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
+    "does not know it": (
+        Refuses,
+        lambda: (normal(3, 4), normal(4, 5, seed=1)),
+        "backward, after",
+    ),
     "promised": (Promised, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
 }
 

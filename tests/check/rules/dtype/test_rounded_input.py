@@ -1,5 +1,6 @@
 """Sound functions pass `rounded-input`; planted faults are caught, and named."""
 
+import numpy as np
 import torch
 
 from pullback.check.rules.dtype.rounded_input import check
@@ -41,6 +42,14 @@ PLANTED = {
         made(lambda a, b: a @ b, lambda g, a, b: (g @ b.mT, coarse(a, torch.float32).mT @ g)),
         lambda: (normal(4, 6), normal(6, 3, seed=1)),
         "gradient of `b`, as `a` changes",
+    ),
+    "cotangent, by numpy": (
+        made(
+            lambda x: torch.from_numpy(np.sin(x.detach().numpy())),
+            lambda g, x: torch.from_numpy(g.numpy().astype(np.float32) * np.cos(x.numpy())),
+        ),
+        lambda: (normal(4, 6),),
+        "gradient of `x`, as the cotangent changes",
     ),
     "cotangent": (
         made(lambda x: x.sin(), lambda g, x: coarse(g, torch.float32) * x.cos()),

@@ -3,9 +3,8 @@
 What it checks
     Forward runs under `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where
     autograd can differentiate the same forward so, the gradients are near those of an ordinary
-    call, and as fine where autocast leaves forward in float32. A backward that raises is a finding
-    only where the author has thought of other dtypes: by `custom_fwd` or `custom_bwd`, by a cast
-    that does something under autocast alone, or by an `assert` in backward that does not hold.
+    call, and as fine where autocast leaves forward in float32. A backward that raises there is told
+    as well, unless it says by an error of its own what it does not serve.
 
 Why it matters
     Under autocast some operators of forward give bfloat16 and the cotangent does too, while
@@ -28,11 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pullback.check.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
 from pullback.check.elsewhere import Results, results_of
 from pullback.check.facts import At, Gradient
+from pullback.check.refusal import is_meant
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.subject import (
     BackwardFailedError,
@@ -52,8 +51,6 @@ RULE = Rule("P004", "autocast-differs", "compile", profile="quick")
 NEAR = 0.1  # of the largest entry: bfloat16 has eight bits
 EXACT = 1e-5  # where PyTorch's own gradient loses less, nothing in forward is cast by autocast
 LOST = 4e-4  # the share that must be lost then
-
-CASTS = {"to", "type", "type_as", "float", "half", "bfloat16"}
 
 
 @needs(RULE, RUNS, DETERMINISTIC, REPEATABLE)
@@ -75,7 +72,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     try:
         got = results_of(subject, example, called)
     except BackwardFailedError as failure:
-        if not _is_promised(subject, example, failure):
+        if is_meant(failure.error) and not isinstance(failure.error, AssertionError):
             yield Skip.refused(RULE, "backward refuses what autocast gives", failure.raised)
             return
         yield subject.finding(
@@ -85,7 +82,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at="backward, after a forward under autocast",
             expected="gradients near those of an ordinary call",
             got=failure.raised,
-            fix="decorate both forward and backward: torch.amp.custom_fwd and custom_bwd",
+            fix="decorate both forward and backward: torch.amp.custom_fwd and custom_bwd; or cast "
+            "the cotangent to the dtype of what is saved",
         )
         return
     for name, one in got.grads.items():
@@ -113,39 +111,6 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
 def _is_float32(outputs: Sequence[Tensor]) -> bool:
     """Whether the outputs, and so the cotangents, are as fine as without autocast."""
     return all(output.dtype == torch.float32 for output in outputs if output.is_floating_point())
-
-
-def _is_promised(subject: Subject, example: Example, failure: BackwardFailedError) -> bool:
-    """Whether the author has thought of other dtypes, so that this failure is no decision."""
-    methods = [subject.target.method(name) for name in ("forward", "backward")]
-    codes = [getattr(method, "__code__", None) for method in methods]
-    if any(code is not None and "autocast_mode" in code.co_filename for code in codes):
-        return True
-    if isinstance(failure.error, AssertionError):
-        return True
-    call = subject.target.call
-    return _casts(_cast(call), example) and not _casts(call, example)
-
-
-class Casts(TorchFunctionMode):
-    """Sees whether a tensor is cast by the author; autocast's own casts are below this level."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: bool = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in CASTS and isinstance(result, Tensor):
-            self.seen |= result.dtype != args[0].dtype
-        return result
-
-
-def _casts(call: Callable[..., Any], example: Example) -> bool:
-    casts = Casts()
-    with torch.no_grad(), casts:
-        call(*example.fresh(needs=frozenset()))
-    return casts.seen
 
 
 def _cast(call: Callable[..., Any]) -> Callable[..., Any]:

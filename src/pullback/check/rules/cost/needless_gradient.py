@@ -74,7 +74,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 RULE,
                 example=subject.small,
                 at=f"multiplications of products, with `{subject.names[frozen]}` frozen",
-                expected=f"fewer than {everything}, by about {usual - least}",
+                expected=f"about {now - min(usual - least, now)}, as PyTorch saves there",
                 got=f"{now}",
                 fix=f"compute it only if ctx.needs_input_grad[{frozen}], and return None if not",
             )

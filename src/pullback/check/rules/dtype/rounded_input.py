@@ -103,7 +103,10 @@ def _compared(
     for i in places:
         name = subject.names[i]
         is_deaf = name in deaf and name not in subject.wrong_names
-        if is_deaf and _mostly_differ(usual.get(i), other.get(i)) and is_new(subject, RULE, name):
+        is_wrong = _mostly_differ(usual.get(i), other.get(i))
+        if position is None and not usual:  # a gradient is linear in the cotangent, whatever it is
+            is_wrong = _mostly_differ(before[name], torch.zeros_like(start.args[i]))
+        if is_deaf and is_wrong and is_new(subject, RULE, name):
             dtype = dtype_name(start.args[i].dtype)
             yield subject.finding(
                 RULE,

@@ -12,7 +12,9 @@ from pullback.check.reasons import Reason, reason_of, right_backward
 from pullback.check.registered import Registered
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
 from pullback.check.trials import trial_of
-from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.patterns import CUT, FACTOR, REDUCTION, SIGN, SWAPPED, VALUES, factor_of
+from pullback.judge.tolerances import NEAR_ONE
 
 # Patterns that say how a gradient is wrong and not where: the others are a reason already.
 UNEXPLAINED = (VALUES, REDUCTION, FACTOR)
@@ -38,7 +40,8 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
             edit = known.fix if len(known.fix) <= LONG or not backward else REPLACE
             if kind == FACTOR and "`" not in edit:
                 edit = pattern.fix  # it names the input at least
-            edit += _proviso(subject, mismatch.name) if edit and edit != REPLACE else ""
+            if edit and edit != REPLACE:
+                edit = _where_it_holds(subject, mismatch, edit)
             yield subject.mismatched(
                 rule,
                 mismatch,
@@ -50,16 +53,21 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
             )
 
 
-def _proviso(subject: Subject, name: str) -> str:
-    """What an edit must leave as it is: other arguments for which the gradient is right already."""
+def _where_it_holds(subject: Subject, wrong: Mismatch, edit: str) -> str:
+    """An edit, as a question where the gradient is right, or off otherwise, for other arguments."""
+    ratio, name = factor_of(wrong), wrong.name
     variants = (subject.kept(e) for e in arguments_of(subject.small, subject.names))
     for example in each(islice(variants, ARGUMENTS), subject):
         trial = trial_of(subject, example)
         if trial is None or trial.failure is not None:
             continue
-        if all(mismatch.name != name for mismatch in trial.mismatches):
-            return f"? Not for {example.label}: there it is right"
-    return ""
+        found = [mismatch for mismatch in trial.mismatches if mismatch.name == name]
+        if not found:
+            return f"{edit}? Not for {example.label}: there it is right"
+        other = factor_of(found[0])
+        if ratio and other and abs(other - ratio) > NEAR_ONE * abs(ratio):
+            return f"{edit}? For {example.label} it is {other:.6g} times the right one"
+    return edit
 
 
 def _rule(code: str, name: str, kind: str, page: str, explains: Sequence[Cause] = ()) -> Registered:

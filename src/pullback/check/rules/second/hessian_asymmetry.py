@@ -55,6 +55,9 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     if outcome.is_own:
         yield Skip(RULE, "the first derivative is no gradient of forward")
         return
+    if any(set(relation.positions) & subject.small.needs for relation in subject.relations):
+        yield Skip(RULE, "the inputs have a form, such as symmetry, that directions do not keep")
+        return
     for pair in range(PAIRS):
         called = subject.run(subject.small)
         leaves = list(called.leaves.values())
