@@ -74,12 +74,22 @@ VOCAB = "deepspeed.sequence.vocab_parallel_ops"
 PRIMITIVES = "nanotron.parallel.tensor_parallel.distributed_differentiable_primitives"
 
 SUBJECTS = (
-    Subject(f"{MAPPINGS}:_CopyToModelParallelRegion", in_fairscale(lambda rank: (one(4, 4),))),
+    Subject(
+        f"{MAPPINGS}:_CopyToModelParallelRegion",
+        in_fairscale(lambda rank: (one(4, 4),)),
+        found=("written-by-collective",),
+        verdict="confirmed: backward sums in place over the cotangent it is given",
+    ),
     Subject(
         f"{MAPPINGS}:_ReduceFromModelParallelRegion",
         in_fairscale(lambda rank: (shard(rank, 4, 4),)),
     ),
-    Subject(f"{MAPPINGS}:_ScatterToModelParallelRegion", in_fairscale(lambda rank: (one(4, 4),))),
+    Subject(
+        f"{MAPPINGS}:_ScatterToModelParallelRegion",
+        in_fairscale(lambda rank: (one(4, 4),)),
+        found=("strided-across-ranks",),
+        verdict="confirmed: the cotangent is a buffer of the gather: y.sum().backward() raises",
+    ),
     Subject(
         f"{MAPPINGS}:_GatherFromModelParallelRegion",
         in_fairscale(lambda rank: (shard(rank, 4, 4),)),
@@ -87,14 +97,26 @@ SUBJECTS = (
     Subject(
         "fairscale.nn.model_parallel.cross_entropy:_VocabParallelCrossEntropy",
         in_fairscale(lambda rank: (shard(rank, 5, 2), TARGET % (2 * dist.get_world_size()))),
+        found=("second-across-ranks",),
+        verdict="confirmed: a second derivative loses what depends on the logits",
     ),
     Subject(
         "fairscale.nn.moe.moe_layer:_AllToAll",
         lambda rank: (dist.group.WORLD, shard(rank, 4, 3)),
     ),
     Subject("deepspeed.moe.sharded_moe:_AllToAll", lambda rank: (deepspeed(), shard(rank, 4, 3))),
-    Subject(f"{LAYERS}:RowParallel", lambda rank: (deepspeed(), shard(rank, 4, 3), False)),
-    Subject(f"{LAYERS}:ColumnParallel", lambda rank: (deepspeed(), one(4, 3))),
+    Subject(
+        f"{LAYERS}:RowParallel",
+        lambda rank: (deepspeed(), shard(rank, 4, 3), False),
+        found=("written-by-collective",),
+        verdict="confirmed: in place on the input, not marked dirty; strided inputs are not summed",
+    ),
+    Subject(
+        f"{LAYERS}:ColumnParallel",
+        lambda rank: (deepspeed(), one(4, 3)),
+        found=("strided-across-ranks", "written-by-collective"),
+        verdict="confirmed: a strided cotangent is summed in a copy that is dropped",
+    ),
     Subject(
         f"{LAYERS}:AsyncColumnParallel",
         lambda rank: (deepspeed(), one(4, 3), shard(rank, 2, 3), shard(rank, 2, seed=1)),
@@ -114,6 +136,8 @@ SUBJECTS = (
     Subject(
         "deepspeed.sequence.cross_entropy:_GatherSequenceLoss",
         lambda rank: (shard(rank, 4, 3), deepspeed(), True),
+        found=("second-across-ranks",),
+        verdict="confirmed: a second derivative loses the reduce-scatter of backward",
     ),
     Subject(
         f"{VOCAB}:_VocabParallelLogProbs",
@@ -123,6 +147,8 @@ SUBJECTS = (
     Subject(
         "deepspeed.moe.ep_tp_dispatch:_AllGatherVariableRows",
         lambda rank: (shard(rank, 2, 3), deepspeed(), [2] * dist.get_world_size(), 2),
+        found=("second-across-ranks",),
+        verdict="confirmed: a second derivative loses the sum; the first is right for sharded outputs",
     ),
     Subject(
         "deepspeed.module_inject.auto_ep_layer:_AllToAllV",
@@ -133,10 +159,17 @@ SUBJECTS = (
             [1] * dist.get_world_size(),
         ),
     ),
-    Subject(f"{PRIMITIVES}:DifferentiableIdentity", lambda rank: (one(4, 3), dist.group.WORLD)),
+    Subject(
+        f"{PRIMITIVES}:DifferentiableIdentity",
+        lambda rank: (one(4, 3), dist.group.WORLD),
+        found=("written-by-collective",),
+        verdict="confirmed: backward sums in place over the cotangent it is given",
+    ),
     Subject(
         f"{PRIMITIVES}:DifferentiableAllReduceSum",
         lambda rank: (shard(rank, 4, 3), dist.group.WORLD),
+        found=("written-by-collective",),
+        verdict="confirmed: the input is summed in place and returned, not marked dirty",
     ),
     Subject(
         f"{PRIMITIVES}:DifferentiableAllGather",

@@ -1,6 +1,6 @@
 """Nothing hangs or stays behind when ranks deadlock, crash, raise or are killed, run after run.
 
-    python -m benchmarks.faults.ranks.leftovers --runs 200
+python -m benchmarks.faults.ranks.leftovers --runs 200
 """
 
 from __future__ import annotations

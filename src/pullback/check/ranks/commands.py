@@ -113,7 +113,8 @@ Command = Accept | Forward | Measure | Sweep | Pull | Wrap
 class Argument:
     """One argument of a rank: its value where it can have a gradient, else only words.
 
-    `is_global` says of a DTensor that `value` is the whole of it. `ranks` are those of a group.
+    `is_global` says of a DTensor that `value` is the whole of it. `ranks` are those of a group,
+    `numbers` the whole numbers in it, which may be sizes.
     """
 
     words: str
@@ -122,6 +123,7 @@ class Argument:
     is_global: bool = False
     plain: Any = None
     ranks: tuple[int, ...] = ()
+    numbers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,7 +354,22 @@ def _argument(arg: Any, is_needed: bool) -> Argument:
         return Argument("a process group", ranks=ranks_of(arg))
     sent = arg.detach() if isinstance(arg, Tensor) else arg
     is_plain = isinstance(sent, (Tensor, bool, int, float, complex, str, type(None), torch.dtype))
-    return Argument(describe_value(arg), plain=sent if is_plain else None)
+    numbers = frozenset(_numbers(arg))
+    return Argument(describe_value(arg), plain=sent if is_plain else None, numbers=numbers)
+
+
+def _numbers(arg: Any) -> Iterator[int]:
+    """The whole numbers in an argument: in containers, and in a tensor of one for each rank."""
+    if isinstance(arg, Tensor):
+        if arg.shape == (dist.get_world_size(),) and not can_differ(arg):
+            yield from map(int, arg.tolist())
+    elif isinstance(arg, (list, tuple)):
+        for item in arg:
+            yield from _numbers(item)
+    elif isinstance(arg, dict):
+        yield from _numbers(list(arg.values()))
+    elif isinstance(arg, int) and not isinstance(arg, bool):
+        yield arg
 
 
 # ---- DTensor ----

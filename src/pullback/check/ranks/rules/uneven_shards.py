@@ -15,8 +15,8 @@ Passes
     return grads.split(ctx.sizes)[rank]
 
 Cannot see
-    Functions whose forward refuses such shards, or brings them to a collective as they are, which
-    PyTorch does not define; other dimensions than the first.
+    Functions whose forward refuses such shards, is told their size by an argument, or brings them
+    to a collective as they are, which PyTorch does not define; other dimensions than the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     assignment = next((a for a in found if _sharded(joint, a)), None)
     point = None if assignment is None else uneven(joint, assignment)
     if assignment is None or point is None:
-        yield Skip(RULE, "no input is sharded into rows of one number")
+        yield Skip(RULE, "no input is sharded into rows of a number that no argument tells")
         return
     joint.set_point(KEY, point)
     try:
@@ -99,6 +99,8 @@ def uneven(joint: Joint, assignment: Assignment) -> JointPoint | None:
     if len(sizes) != 1 or min(sizes) < 2:
         return None
     size = sizes.pop()
+    if any(size in argument.numbers for given in joint.given for argument in given.args):
+        return None  # an argument tells the size, and would be wrong
     for block in joint.blocks:
         last = block[-1]
         for position in positions:
