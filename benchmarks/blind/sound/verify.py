@@ -1,11 +1,11 @@
-import importlib, sys, time, warnings
+import importlib, os, sys, time, warnings
 import torch, torch.nn.functional as F
 from torch.autograd import Function, gradcheck, gradgradcheck
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 MODS = ["quantisation", "spiking_adaptation", "activations", "losses", "vision_rendering", "speech_signal",
         "nlp_attention", "graphs_sparse", "linalg_implicit", "memory_rnn_flows", "physics_complex_ops", "misc_patterns"]
-sys.path.insert(0, "/tmp/blind/sound")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 isT = lambda t: isinstance(t, torch.Tensor)
 diffable = lambda t: isT(t) and (t.is_floating_point() or t.is_complex())
