@@ -46,7 +46,9 @@ def test_other_argument_is_told_apart(other):
     assert _value(torch.tensor([1.0, 2.0])) == _value(torch.tensor([1.0, 2.0]))
 
 
-@pytest.mark.parametrize("value", [object(), torch.nn.Linear(1, 1), lambda x: x], ids=str)
+@pytest.mark.parametrize(
+    "value", [object(), torch.nn.Linear(1, 1), lambda x: x], ids=["object", "module", "lambda"]
+)
 def test_argument_that_cannot_be_told_is_not_kept(value):
     with pytest.raises(Unkeepable):
         _value(value)
