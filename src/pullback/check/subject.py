@@ -22,6 +22,7 @@ from pullback.check.finding import Finding as Finding
 from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
+from pullback.check.inputs.arguments import arguments_of
 from pullback.check.inputs.relations import Relation, broken_by, relations_of, restored
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
@@ -99,9 +100,21 @@ class Subject:
         return exact if self.accepts(exact) else self.small_given
 
     @cached_property
+    def whole(self) -> Example:
+        """`small` with the defaults of the arguments that the example leaves out."""
+        small = self.small
+        more = self.target.defaults_after(len(small.args))
+        return replace(small, args=(*small.args, *more)) if more else small
+
+    def other_arguments(self) -> Iterator[Example]:
+        """`whole` with each argument that is no differentiable tensor as another one in turn."""
+        return arguments_of(self.whole, self.names, self.target.words)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the arguments."""
-        return self.target.names_of(max(len(e.args) for e in self.examples))
+        """The names of the arguments, also of those that the examples leave to their defaults."""
+        count = max(len(e.args) for e in self.examples)
+        return self.target.names_of(count + len(self.target.defaults_after(count)))
 
     @cached_property
     def writes_inputs(self) -> bool:

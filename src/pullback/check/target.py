@@ -18,6 +18,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,8 @@ DECORATORS = os.path.join("torch", "autograd", "function.py")
 METHODS = ("forward", "setup_context", "backward", "vjp")
 BREAKING = ("data_ptr", "item", "numpy", "tolist")  # methods of tensors that leave the graph
 OPS = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+PLAIN_DEFAULTS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,20 @@ class Target:
                 return found
         return place_of(self.thing) or place_of_op(self.thing)
 
+    def defaults_after(self, count: int) -> tuple[Any, ...]:
+        """The defaults of the parameters behind the first `count`, as far as they are plain."""
+        parameters = [p for p in _signature(self) if p.kind in POSITIONAL][count:]
+        plain = takewhile(lambda p: type(p.default) in PLAIN_DEFAULTS, parameters)
+        return tuple(p.default for p in plain)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The words that stand in the code of forward: it may take any of them for an argument."""
+        code = getattr(inspect.unwrap(_written(self)), "__code__", None)
+        constants = code.co_consts if code is not None else ()
+        flat = [item for one in constants for item in (one if isinstance(one, tuple) else (one,))]
+        return frozenset(word for word in flat if isinstance(word, str) and word.isidentifier())
+
     def names_of(self, count: int) -> tuple[str, ...]:
         """The names of the first `count` arguments, `arg3` where there is no name."""
         names, rest = _parameters(self)
@@ -213,21 +230,30 @@ def target_of(thing: Any, name: str = "") -> Target:
 
 def _parameters(target: Target) -> tuple[list[str], str]:
     """The names of the positional parameters, and that of `*args` where there is one."""
-    program = target.function.program if is_derived(target.function) else None
-    thing = program or (target.function.forward if target.is_function else target.thing)
-    schema = schema_of(thing)
+    schema = schema_of(_written(target))
     if schema is not None:
         return [_spoken(argument.name, i) for i, argument in enumerate(schema.arguments)], ""
-    try:
-        parameters = list(inspect.signature(thing).parameters.values())
-    except (TypeError, ValueError):
-        return [], ""
-    if target.is_function and program is None and not target.has_setup_context:
-        parameters = parameters[1:]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in kinds]
+    parameters = _signature(target)
+    names = [p.name for p in parameters if p.kind in POSITIONAL]
     rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
     return names, rest[0] if rest else ""
+
+
+def _written(target: Target) -> Any:
+    """What the user wrote that takes the arguments."""
+    if is_derived(target.function):
+        return target.function.program
+    return target.function.forward if target.is_function else target.thing
+
+
+def _signature(target: Target) -> list[inspect.Parameter]:
+    """The parameters of a function, without `ctx`; none where Python cannot tell."""
+    try:
+        parameters = list(inspect.signature(_written(target)).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    has_ctx = target.is_function and not (is_derived(target.function) or target.has_setup_context)
+    return parameters[1:] if has_ctx else parameters
 
 
 def _spoken(name: str, position: int) -> str:

@@ -30,18 +30,23 @@ class Variant(Enum):
     IGNORED = "some indices that stand for no label"
 
 
-def arguments_of(example: Example, names: tuple[str, ...]) -> Iterator[Example]:
-    """Each argument that is no differentiable tensor in turn with other values."""
+def arguments_of(
+    example: Example, names: tuple[str, ...], words: frozenset[str] = frozenset()
+) -> Iterator[Example]:
+    """Each argument that is no differentiable tensor in turn with other values.
+
+    A word among them becomes another one out of `words`, which the code of forward has.
+    """
     for i, arg in enumerate(example.args):
         if isinstance(arg, Tensor):
             if i not in example.needs and arg.numel() and is_mask(arg):
                 yield example.put(i, _mask(arg), f"`{names[i]}` with some entries 0")
             continue
-        for value in _others(arg, names[i], example):
+        for value in _others(arg, names[i], example, words):
             yield example.put(i, value, f"`{names[i]}` as {value!r}")
 
 
-def _others(arg: Any, name: str, example: Example) -> Iterator[Any]:
+def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Iterator[Any]:
     if isinstance(arg, bool):
         yield not arg
     elif isinstance(arg, int):
@@ -54,8 +59,9 @@ def _others(arg: Any, name: str, example: Example) -> Iterator[Any]:
         yield from (arg / 2, arg * 2) if arg else UNSET
         if name in SIGNED and arg > 0:
             yield -arg
-    elif isinstance(arg, str) and arg in REDUCTIONS:
-        yield from (word for word in REDUCTIONS if word != arg)
+    elif isinstance(arg, str) and (arg in REDUCTIONS or arg in words):
+        known = dict.fromkeys([*(REDUCTIONS if arg in REDUCTIONS else ()), *sorted(words)])
+        yield from (word for word in known if word != arg)
 
 
 def _mask(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from pullback.check.extremes import value_trials
-from pullback.check.inputs.arguments import Variant, arguments_of, masks_of
+from pullback.check.inputs.arguments import Variant, masks_of
 from pullback.check.inputs.domains import (
     ALONE,
     EDGES,
@@ -140,7 +140,7 @@ def _is_by_entry(subject: Subject) -> bool:
 
 
 def _at_arguments(subject: Subject) -> Tried:
-    variants = arguments_of(subject.small, subject.names)
+    variants = subject.other_arguments()
     fix = "let backward depend on the argument as forward does"
     yield trials(subject, "arguments", variants), fix
 

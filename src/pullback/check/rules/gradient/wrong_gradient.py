@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 
 from pullback.check.explaining import Cause
-from pullback.check.inputs.arguments import arguments_of
 from pullback.check.reasons import Reason, reason_of, right_backward
 from pullback.check.registered import Registered
 from pullback.check.subject import Finding, Rule, Skip, Subject, each
@@ -56,7 +55,7 @@ def _wrong_gradients(rule: Rule, kind: str, subject: Subject) -> Iterator[Findin
 def _where_it_holds(subject: Subject, wrong: Mismatch, edit: str) -> str:
     """An edit, as a question where the gradient is right, or off otherwise, for other arguments."""
     ratio, name = factor_of(wrong), wrong.name
-    variants = (subject.kept(e) for e in arguments_of(subject.small, subject.names))
+    variants = (subject.kept(e) for e in subject.other_arguments())
     for example in each(islice(variants, ARGUMENTS), subject):
         trial = trial_of(subject, example)
         if trial is None or trial.failure is not None:

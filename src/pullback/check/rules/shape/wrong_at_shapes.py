@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from pullback.capture.indices import is_index
-from pullback.check.inputs.arguments import Variant, arguments_of, indices_of
+from pullback.check.inputs.arguments import Variant, indices_of
 from pullback.check.inputs.shapes import (
     batches_of,
     blocks_of,
@@ -95,7 +95,7 @@ def _repeats(example: Example) -> bool:
 
 def _by_arguments(subject: Subject, trial: Trial) -> Trial:
     """The trial without inputs that are wrong for another argument, at the example's indices."""
-    others = trials(subject, "arguments", arguments_of(subject.small, subject.names))
+    others = trials(subject, "arguments", subject.other_arguments())
     reported_already = {mismatch.name for other in others for mismatch in other.mismatches}
     left = tuple(m for m in trial.mismatches if m.name not in reported_already)
     return replace(trial, mismatches=left)
