@@ -182,6 +182,19 @@ class Joint:
         return True
 
     @cached_property
+    def is_complex(self) -> bool:
+        """Whether inputs or outputs are complex, of which no differences are taken here."""
+        values = [a.value for given in self.given for a in given.args]
+        values += [value for reply in self.plain for value in reply.value]
+        return any(value is not None and value.is_complex() for value in values)
+
+    @cached_property
+    def live(self) -> tuple[bool, ...]:
+        """Whether a gradient can flow through each output, on any rank."""
+        flags = [reply.value.live for reply in self.first]
+        return tuple(any(flag) for flag in zip(*flags, strict=True))
+
+    @cached_property
     def noise(self) -> float:
         """The relative rounding error of the coarsest dtype that forward computes in."""
         finest = torch.finfo(torch.float64).eps
@@ -345,7 +358,7 @@ class Joint:
             found.append(
                 tuple(
                     None
-                    if value is None
+                    if value is None or not self.live[o]
                     else cotangent_of(value, 31 * (first if is_one[o] else rank) + 7 * o + draw)
                     for o, value in enumerate(values)
                 )

@@ -25,6 +25,7 @@ from pullback.check.ranks.collectives import (
     watching_collectives,
 )
 from pullback.check.ranks.commands import (
+    CHECK,
     Accept,
     Argument,
     Command,
@@ -92,6 +93,8 @@ class Rank:
             place = _place_of(refusal.error)
             raised = describe(refusal.error)
             return Reply(None, raised, refusal.phase, place, watched.log())
+        except Exception as error:  # of ours, and not of the function's
+            return Reply(None, describe(error), CHECK, "", watched.log())
         finally:
             if self.slot is not None:
                 self.slot.tell(State.IDLE, len(watched.steps))
@@ -172,6 +175,7 @@ class Rank:
         outputs = tensors_in(result)
         leaves = {i: args[i] for i in sorted(example.needs)}
         told = tuple(_whole(t.detach()) for t in outputs)
+        live = tuple(t.requires_grad for t in outputs)
         cotangents = tuple(
             _cotangent(output, cotangent, command.laid, is_needed=command.seconds is not None)
             for output, cotangent in zip(outputs, command.cotangents, strict=True)
@@ -179,7 +183,7 @@ class Rank:
         used = [i for i, c in enumerate(cotangents) if c is not None and outputs[i].requires_grad]
         memory.take("cotangent", {i: cotangents[i] for i in used}, lambda i: False)
         if not used:
-            return Pulled(told, dict.fromkeys(leaves), is_tracked=False)
+            return Pulled(told, dict.fromkeys(leaves), live=live)
         watched.phase = "backward"
         graph = command.seconds is not None
         with raising("backward"):
@@ -196,7 +200,7 @@ class Rank:
         flat = {i: None if g is None else _whole(g.detach()) for i, g in found.items()}
         named = {f"gradient of `{self._names[i]}`": g for i, g in found.items()}
         said = {f"output {i}": t for i, t in enumerate(outputs)}
-        return Pulled(told, flat, seconds, written, tuple(_locals({**said, **named})))
+        return Pulled(told, flat, seconds, written, tuple(_locals({**said, **named})), live)
 
     def _run(self, example: Example, memory: Memory) -> tuple[tuple[Any, ...], Any]:
         """The leaves, and the result; a function that writes its inputs gets clones of them."""
