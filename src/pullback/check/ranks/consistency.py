@@ -9,9 +9,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Pulled, Values
-from pullback.check.ranks.joint import Joint, PointKey, Slope, is_one_value
+from pullback.check.ranks.joint import Joint, PointKey
 from pullback.check.ranks.placements import REPLICATE, SHARD, TRIED, Assignment, Placed
+from pullback.check.ranks.slope import Slope
 from pullback.judge.tolerances import (
     ERRORS,
     RELATIVE,

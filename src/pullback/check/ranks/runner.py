@@ -13,9 +13,11 @@ from pullback.check.ranks import existing
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.consistency import consistent
 from pullback.check.ranks.crew import CannotStartError, Crew, Lost
-from pullback.check.ranks.joint import Failed, Joint
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.given import RankTuples
+from pullback.check.ranks.joint import Joint
 from pullback.check.ranks.placements import Declared, declared_of
-from pullback.check.ranks.rank import RankJob, RankTuples
+from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
 from pullback.check.registered import Registered
