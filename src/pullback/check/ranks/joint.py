@@ -36,7 +36,7 @@ from pullback.check.ranks.commands import (
 from pullback.check.ranks.crew import Lost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.placements import Declared
-from pullback.check.ranks.slope import Slope, directions_of
+from pullback.check.ranks.slope import Slope, directions_of, extrapolated
 from pullback.check.target import Target
 from pullback.judge.run import cotangent_of
 
@@ -362,7 +362,9 @@ class Joint:
         found: dict[tuple[int, int], Slope] = {}
         for number, key in enumerate(moves):
             directions, steps = plans[key]
-            pairs = [[self._extrapolated(o, steps) for o in reply[number]] for reply in replies]
+            pairs = [
+                [extrapolated(o, steps, self.noise) for o in reply[number]] for reply in replies
+            ]
             change = tuple(tuple(c for c, _ in row) for row in pairs)
             error = tuple(tuple(e for _, e in row) for row in pairs)
             found[key] = Slope(directions, change, error)
@@ -374,15 +376,6 @@ class Joint:
         scale = max(1.0, float(value.abs().max()))
         step = (STEP if self.is_exact else max(COARSE_STEP, self.noise ** (1 / 3))) * scale
         return directions_of(value, most), (step, -step, step / 2, -step / 2)
-
-    def _extrapolated(self, values: Tensor, steps: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """The derivative along each direction, from forwards at each step, and its error."""
-        wide = values.double().unflatten(0, (-1, len(steps)))
-        coarse = (wide[:, 0] - wide[:, 1]) / (2 * steps[0])
-        fine = (wide[:, 2] - wide[:, 3]) / (2 * steps[2])
-        best = (4 * fine - coarse) / 3
-        rounding = 8 * self.noise * wide.abs().amax(1) / abs(steps[2])
-        return best, (best - fine).abs() + rounding
 
     # ---- words ----
 
