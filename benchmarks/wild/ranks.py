@@ -148,7 +148,7 @@ SUBJECTS = (
         "deepspeed.moe.ep_tp_dispatch:_AllGatherVariableRows",
         lambda rank: (shard(rank, 2, 3), deepspeed(), [2] * dist.get_world_size(), 2),
         found=("second-across-ranks",),
-        verdict="confirmed: a second derivative loses the sum; the first is right for shards",
+        verdict="confirmed: a second derivative loses the sum; the first is right if sharded",
     ),
     Subject(
         "deepspeed.module_inject.auto_ep_layer:_AllToAllV",

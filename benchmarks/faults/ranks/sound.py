@@ -553,3 +553,42 @@ def _spread(rank):
 
 
 CASES.add(SpreadScale, _spread, reference=lambda x: x * x, convention="sum")
+
+
+class SumWithStatistics(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = summed(x)
+        mean = y.mean(0)
+        ctx.mark_non_differentiable(mean)
+        return y, mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g, _):
+        return summed(g)
+
+
+CASES.add(SumWithStatistics, X, reference=lambda x: (sum(x), sum(x).mean(0)), convention="sum")
+
+
+class RowInSingle(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return summed(x.float() @ w.float().t()).to(x.dtype).relu()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        g = g.float() * (summed(x.float() @ w.float().t()) > 0)
+        return (g @ w.float()).to(x.dtype), (g.t() @ x.float()).to(w.dtype)
+
+
+CASES.add(
+    RowInSingle,
+    inputs(shard(5, 2), shard(3, 2, seed=1)),
+    reference=lambda x, w: sum(a @ b.t() for a, b in zip(x, w, strict=True)).relu(),
+    convention="pass",
+)

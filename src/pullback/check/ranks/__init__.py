@@ -7,9 +7,13 @@ told by differences of the joint forward, in which each rank's input is moved in
     placements    sharded, replicated, partial: what each says of values and gradients
     collectives   what a rank sends and receives, seen from inside its process
     commands      what a rank is asked to do, and its answer
+    given         the arguments of a rank
+    spread        DTensors, and cotangents in memory
     rank          one rank: it does what it is asked
     crew          the ranks as processes of their own, watched from outside
     existing      the ranks of a process group that is already there, as under torchrun
+    blocks        the ranks that belong together
+    slope         how outputs change when one input of one rank moves
     joint         values and derivatives of the joint function
     consistency   with which placements the gradients are right
     diagnosis     by which fault they are wrong

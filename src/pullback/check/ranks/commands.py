@@ -13,6 +13,7 @@ from pullback.check.ranks.collectives import Step
 from pullback.judge.run import Raised
 
 Values = tuple[Tensor | None, ...]
+CHECK = "check"  # the phase of what is raised by the check itself
 
 
 class Laid(Enum):
@@ -155,7 +156,7 @@ class Pulled:
     seconds: Mapping[str, Mapping[int, Tensor | None]] | None = None
     written: tuple[tuple[str, int, Step], ...] = ()
     locals: tuple[Local, ...] = ()
-    is_tracked: bool = True
+    live: tuple[bool, ...] = ()  # whether a gradient can flow through each output
 
 
 @dataclass(frozen=True, slots=True)

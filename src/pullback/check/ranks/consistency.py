@@ -9,9 +9,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Pulled, Values
-from pullback.check.ranks.joint import Joint, PointKey, Slope, is_one_value
+from pullback.check.ranks.joint import Joint, PointKey
 from pullback.check.ranks.placements import REPLICATE, SHARD, TRIED, Assignment, Placed
+from pullback.check.ranks.slope import Slope
 from pullback.judge.tolerances import (
     ERRORS,
     RELATIVE,
@@ -114,7 +116,7 @@ def all_judged(joint: Joint) -> list[Judged]:
     """Every assignment judged; what was given as different values is replicated in none."""
 
     def compute() -> list[Judged]:
-        every = list(assignments(joint))[: 2 * MOST]
+        every = [] if joint.is_complex else list(assignments(joint))[: 2 * MOST]
         briefly = [judged(joint, assignment, is_brief=True) for assignment in every]
         left = [one.assignment for one in briefly if one.is_right]
         found = [judged(joint, assignment) for assignment in left]

@@ -29,7 +29,7 @@ import torch.multiprocessing
 
 from pullback.check.isolate import can_fork, end_of
 from pullback.check.ranks.collectives import Slot, State
-from pullback.check.ranks.commands import Command, Reply
+from pullback.check.ranks.commands import CHECK, Command, Reply
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.worker import live, slot_path
 
@@ -62,6 +62,7 @@ class Standing:
     words: str
     kind: tuple[Any, ...] = ()
     is_aborted: bool = False  # by C++, which found what it received to be impossible
+    is_ours: bool = False  # whether the check itself raised
     unwaited: str = ""  # a collective whose handle it has given up
 
     def __str__(self) -> str:
@@ -250,7 +251,8 @@ class Crew:
             kind = () if last is None else last.kind
             if reply.raised is not None:
                 where = f" at {reply.place}" if reply.place else ""
-                return Standing(rank, End.RAISED, f"raised {reply.raised}{where}", kind)
+                words = f"raised {reply.raised}{where}"
+                return Standing(rank, End.RAISED, words, kind, is_ours=reply.phase == CHECK)
             words = f"was through{'' if last is None else f', after {last}'}"
             unwaited = next((str(step) for step in reply.steps if not step.is_waited), "")
             return Standing(rank, End.ANSWERED, words, kind, unwaited=unwaited)

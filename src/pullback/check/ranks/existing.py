@@ -37,7 +37,9 @@ def is_there() -> bool:
     """Whether this process is one of several ranks: in a group, or started by torchrun."""
     if not dist.is_available():
         return False
-    return dist.is_initialized() or (dist.is_torchelastic_launched() and _size() > 1)
+    if dist.is_initialized():
+        return dist.get_world_size() > 1
+    return dist.is_torchelastic_launched() and _size() > 1
 
 
 def _size() -> int:

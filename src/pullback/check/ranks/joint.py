@@ -8,7 +8,6 @@ function serves that, at two steps, extrapolated, with an estimate of their own 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.finding import Finding, Rule
+from pullback.check.ranks.blocks import components, is_same_everywhere, made_apart
 from pullback.check.ranks.collectives import Step, unequal
 from pullback.check.ranks.commands import (
     Accept,
@@ -34,10 +34,11 @@ from pullback.check.ranks.commands import (
     Values,
 )
 from pullback.check.ranks.crew import Lost
+from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.placements import Declared
+from pullback.check.ranks.slope import Slope, directions_of, extrapolated
 from pullback.check.target import Target
-from pullback.judge.run import Raised, cotangent_of
-from pullback.judge.tolerances import is_close
+from pullback.judge.run import cotangent_of
 
 T = TypeVar("T")
 
@@ -45,60 +46,9 @@ FEW = {2: 8, 3: 8}  # directions for each input of a rank, by the number of rank
 DIRECTIONS = 6
 STEP, COARSE_STEP = 2e-3, 2e-2
 EXACT = 1e-10
-APART = 0.25  # of a value: how far those of two ranks are made to differ
-SAME = 100  # roundings: the same numbers, computed by several ranks
 
 JointPoint = tuple[Mapping[int, Tensor], ...]  # the values of each rank, by position
 PointKey = frozenset[int] | str
-
-
-class Failed(Exception):
-    """A call that some rank raised in, where it is asked for a value."""
-
-    def __init__(self, replies: Sequence[Reply]) -> None:
-        self.replies = tuple(replies)
-        self.first = next(r for r in replies if r.raised is not None)
-        super().__init__(str(self.first.raised))
-
-    @property
-    def raised(self) -> Raised:
-        """What the first rank raised."""
-        assert self.first.raised is not None
-        return self.first.raised
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that raised."""
-        return tuple(i for i, r in enumerate(self.replies) if r.raised is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Slope:
-    """How the outputs change when one input of one rank moves along each direction.
-
-    `change[s][o]` has a row for each direction, and so has `error`.
-    """
-
-    directions: Tensor
-    change: tuple[tuple[Tensor, ...], ...]
-    error: tuple[tuple[Tensor, ...], ...]
-
-    def along(self, gradient: Tensor | None) -> Tensor:
-        """`<gradient, direction>` for each direction."""
-        flat = self.directions.reshape(len(self.directions), -1).double()
-        if gradient is None:
-            return torch.zeros(len(flat), dtype=torch.float64)
-        return flat @ gradient.detach().double().flatten()
-
-    def pulled(self, rank: int, output: int, cotangent: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`<change of an output of a rank, cotangent>` for each direction, and its error."""
-        rows = len(self.directions)
-        change = self.change[rank][output].reshape(rows, -1)
-        error = self.error[rank][output].reshape(rows, -1)
-        if cotangent is None:
-            return change.new_zeros(len(change)), change.new_zeros(len(change))
-        flat = cotangent.double().flatten()
-        return change @ flat, error @ flat.abs()
 
 
 class Joint:
@@ -182,6 +132,19 @@ class Joint:
         return True
 
     @cached_property
+    def is_complex(self) -> bool:
+        """Whether inputs or outputs are complex, of which no differences are taken here."""
+        values = [a.value for given in self.given for a in given.args]
+        values += [value for reply in self.plain for value in reply.value]
+        return any(value is not None and value.is_complex() for value in values)
+
+    @cached_property
+    def live(self) -> tuple[bool, ...]:
+        """Whether a gradient can flow through each output, on any rank."""
+        flags = [reply.value.live for reply in self.first]
+        return tuple(any(flag) for flag in zip(*flags, strict=True))
+
+    @cached_property
     def noise(self) -> float:
         """The relative rounding error of the coarsest dtype that forward computes in."""
         finest = torch.finfo(torch.float64).eps
@@ -207,7 +170,7 @@ class Joint:
             groups = [s.ranks for reply in self.plain for s in reply.steps]
         if not groups:
             groups = [s.ranks for steps in self.steps for s in steps]
-        return _components(groups, self.size)
+        return components(groups, self.size)
 
     def block_of(self, rank: int) -> tuple[int, ...]:
         """The ranks that a rank belongs to."""
@@ -244,7 +207,8 @@ class Joint:
     def is_same(self, position: int) -> bool:
         """Whether the ranks of each block were given the same value: a hint, and no proof."""
         return all(
-            _is_same([self._start(rank, position) for rank in block]) for block in self.blocks
+            is_same_everywhere([self._start(rank, position) for rank in block])
+            for block in self.blocks
         )
 
     def _start(self, rank: int, position: int) -> Tensor:
@@ -285,7 +249,7 @@ class Joint:
             for rank in range(self.size):
                 source = self.block_of(rank)[0] if is_one else rank
                 value = self._start(source, position)
-                values[rank][position] = _apart(value, rank, position) if move else value
+                values[rank][position] = made_apart(value, rank, position) if move else value
         return tuple(values)
 
     def at(self, point: JointPoint, rank: int) -> Point:
@@ -345,7 +309,7 @@ class Joint:
             found.append(
                 tuple(
                     None
-                    if value is None
+                    if value is None or not self.live[o]
                     else cotangent_of(value, 31 * (first if is_one[o] else rank) + 7 * o + draw)
                     for o, value in enumerate(values)
                 )
@@ -398,7 +362,9 @@ class Joint:
         found: dict[tuple[int, int], Slope] = {}
         for number, key in enumerate(moves):
             directions, steps = plans[key]
-            pairs = [[self._extrapolated(o, steps) for o in reply[number]] for reply in replies]
+            pairs = [
+                [extrapolated(o, steps, self.noise) for o in reply[number]] for reply in replies
+            ]
             change = tuple(tuple(c for c, _ in row) for row in pairs)
             error = tuple(tuple(e for _, e in row) for row in pairs)
             found[key] = Slope(directions, change, error)
@@ -409,16 +375,7 @@ class Joint:
         most = 1 if is_brief else FEW.get(self.size, DIRECTIONS)
         scale = max(1.0, float(value.abs().max()))
         step = (STEP if self.is_exact else max(COARSE_STEP, self.noise ** (1 / 3))) * scale
-        return _directions(value, most), (step, -step, step / 2, -step / 2)
-
-    def _extrapolated(self, values: Tensor, steps: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """The derivative along each direction, from forwards at each step, and its error."""
-        wide = values.double().unflatten(0, (-1, len(steps)))
-        coarse = (wide[:, 0] - wide[:, 1]) / (2 * steps[0])
-        fine = (wide[:, 2] - wide[:, 3]) / (2 * steps[2])
-        best = (4 * fine - coarse) / 3
-        rounding = 8 * self.noise * wide.abs().amax(1) / abs(steps[2])
-        return best, (best - fine).abs() + rounding
+        return directions_of(value, most), (step, -step, step / 2, -step / 2)
 
     # ---- words ----
 
@@ -438,53 +395,6 @@ class Joint:
             told = each[0] if len(set(each)) == 1 else " | ".join(each)
             parts.append(f"{name}: {told}")
         return f"{', '.join(parts)} (on {self.size} ranks)"
-
-
-def _components(groups: Sequence[Sequence[int]], size: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks, joined where a group joins them; all of them where there is no group."""
-    if not groups:
-        return (tuple(range(size)),)
-    owner = list(range(size))
-    for group in groups:
-        joined = {owner[rank] for rank in group}
-        owner = [min(joined) if own in joined else own for own in owner]
-    blocks = {own: tuple(r for r in range(size) if owner[r] == own) for own in owner}
-    return tuple(blocks[own] for own in sorted(blocks))
-
-
-def _is_same(values: Sequence[Tensor]) -> bool:
-    first = values[0]
-    return all(v.shape == first.shape and torch.equal(v, first) for v in values[1:])
-
-
-def is_one_value(values: Sequence[Tensor | None]) -> bool:
-    """Whether several ranks have the same, but for rounding."""
-    first = values[0]
-    return all(
-        (v is None) == (first is None)
-        and (v is None or first is None or (v.shape == first.shape and is_close(v, first, SAME)))
-        for v in values[1:]
-    )
-
-
-def _apart(value: Tensor, rank: int, position: int) -> Tensor:
-    """A value of the same signs, a share of itself away."""
-    generator = torch.Generator().manual_seed(1 + 97 * rank + 13 * position)
-    factor = 1 + APART * (2 * torch.rand(value.shape, generator=generator).double() - 1)
-    return (value * factor).to(value.dtype)
-
-
-def _directions(value: Tensor, most: int) -> Tensor:
-    """Directions that together move every entry: single entries, or some of them at once."""
-    count = value.numel()
-    rows = min(count, most)
-    generator = torch.Generator().manual_seed(count)
-    order = torch.randperm(count, generator=generator) if count > most else torch.arange(count)
-    signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
-    found = torch.zeros(rows, count, dtype=torch.float64)
-    for place, entry in enumerate(order.tolist()):
-        found[place % rows, entry] = float(signs[entry]) if count > most else 1.0
-    return found.view(rows, *value.shape).to(value.dtype)
 
 
 def _ones_of(outputs: Values) -> Values:

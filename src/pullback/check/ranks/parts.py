@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pullback.check.ranks.rank import RankTuples
+from pullback.check.ranks.given import RankTuples
 from pullback.check.recorded import RecordedCall, Recording, load_recording
 
 WAIT = 60.0  # seconds for the other ranks to end

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -12,26 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pullback.capture.places import is_users
-from pullback.check.groups import GroupOf
 from pullback.check.ranks.collectives import (
     Slot,
     State,
     Watched,
-    ranks_of,
     watching_collectives,
 )
 from pullback.check.ranks.commands import (
+    CHECK,
     Accept,
-    Argument,
     Command,
     Forward,
     Given,
     Laid,
-    Local,
     Measure,
     Point,
     Pull,
@@ -41,18 +35,18 @@ from pullback.check.ranks.commands import (
     Values,
     Wrap,
 )
+from pullback.check.ranks.given import argument_of, group_made, rank_inputs
+from pullback.check.ranks.spread import (
+    laid_cotangent,
+    put_like,
+    replicated_parts,
+    whole_of,
+)
 from pullback.check.ranks.wrapping import wrapped_gradients
 from pullback.check.registration import near
 from pullback.check.target import Target
 from pullback.function.isolation import drawing_from, seeded
-from pullback.judge.example import (
-    Example,
-    can_differ,
-    describe_value,
-    exact_copy,
-    example_of,
-    tensors_in,
-)
+from pullback.judge.example import Example, can_differ, example_of, tensors_in
 from pullback.judge.reference import PrecisionWatcher
 from pullback.judge.run import describe
 
@@ -99,6 +93,8 @@ class Rank:
             place = _place_of(refusal.error)
             raised = describe(refusal.error)
             return Reply(None, raised, refusal.phase, place, watched.log())
+        except Exception as error:  # of ours, and not of the function's
+            return Reply(None, describe(error), CHECK, "", watched.log())
         finally:
             if self.slot is not None:
                 self.slot.tell(State.IDLE, len(watched.steps))
@@ -122,11 +118,11 @@ class Rank:
     def _accept(self) -> Given:
         with raising("inputs"), drawing_from(SEED):
             tuples = rank_inputs(self.job.target, self.job.inputs, self.number)
-        first = tuple(_group_made(arg) for arg in tuples[0])
+        first = tuple(group_made(arg) for arg in tuples[0])
         self._example = example_of(first)
         self._names = self.job.target.names_of(len(first))
         args = tuple(
-            _argument(arg, i in self._example.needs) for i, arg in enumerate(self._example.args)
+            argument_of(arg, i in self._example.needs) for i, arg in enumerate(self._example.args)
         )
         return Given(args, len(tuples))
 
@@ -135,7 +131,7 @@ class Rank:
         example = self._example.double() if point.is_double else self._example
         for position, value in point.values.items():
             old = example.args[position]
-            example = example.put(position, _like(old, value), example.label)
+            example = example.put(position, put_like(old, value), example.label)
         return example
 
     # ---- calls ----
@@ -146,7 +142,7 @@ class Rank:
 
     def _outputs(self, example: Example) -> Values:
         result = self._call(example.fresh(needs=frozenset()))
-        return tuple(_whole(t.detach()) for t in tensors_in(result))
+        return tuple(whole_of(t.detach()) for t in tensors_in(result))
 
     def _noise(self, example: Example) -> float:
         with PrecisionWatcher() as precision:
@@ -159,14 +155,14 @@ class Rank:
         found: list[tuple[Tensor, ...]] = []
         for move in command.moves:
             rows: list[Values] = []
-            start = _value_of(example.args[move.position])
+            start = whole_of(example.args[move.position])
             for number in range(move.count):
                 for step in move.steps:
                     at = example
                     if move.directions is not None:
                         moved = start + step * move.directions[number]
                         old = example.args[move.position]
-                        at = example.put(move.position, _like(old, moved), example.label)
+                        at = example.put(move.position, put_like(old, moved), example.label)
                     watched.steps.clear()
                     rows.append(self._outputs(at))
             found.append(tuple(_stacked([row[i] for row in rows]) for i in range(len(rows[0]))))
@@ -178,15 +174,16 @@ class Rank:
         args, result = self._run(example, memory)
         outputs = tensors_in(result)
         leaves = {i: args[i] for i in sorted(example.needs)}
-        told = tuple(_whole(t.detach()) for t in outputs)
+        told = tuple(whole_of(t.detach()) for t in outputs)
+        live = tuple(t.requires_grad for t in outputs)
         cotangents = tuple(
-            _cotangent(output, cotangent, command.laid, is_needed=command.seconds is not None)
+            laid_cotangent(output, cotangent, command.laid, is_needed=command.seconds is not None)
             for output, cotangent in zip(outputs, command.cotangents, strict=True)
         )
         used = [i for i, c in enumerate(cotangents) if c is not None and outputs[i].requires_grad]
         memory.take("cotangent", {i: cotangents[i] for i in used}, lambda i: False)
         if not used:
-            return Pulled(told, dict.fromkeys(leaves), is_tracked=False)
+            return Pulled(told, dict.fromkeys(leaves), live=live)
         watched.phase = "backward"
         graph = command.seconds is not None
         with raising("backward"):
@@ -200,10 +197,12 @@ class Rank:
         found = dict(zip(leaves, grads, strict=True))
         seconds = _second(command, found, leaves, cotangents) if graph else None
         written = memory.written(watched)
-        flat = {i: None if g is None else _whole(g.detach()) for i, g in found.items()}
+        flat = {i: None if g is None else whole_of(g.detach()) for i, g in found.items()}
         named = {f"gradient of `{self._names[i]}`": g for i, g in found.items()}
         said = {f"output {i}": t for i, t in enumerate(outputs)}
-        return Pulled(told, flat, seconds, written, tuple(_locals({**said, **named})))
+        return Pulled(
+            told, flat, seconds, written, tuple(replicated_parts({**said, **named})), live
+        )
 
     def _run(self, example: Example, memory: Memory) -> tuple[tuple[Any, ...], Any]:
         """The leaves, and the result; a function that writes its inputs gets clones of them."""
@@ -227,7 +226,10 @@ class Rank:
         example = self._at(command.point)
         with raising("backward"):
             found = wrapped_gradients(
-                self.job.target.call, example, command, lambda o, c: _cotangent(o, c, Laid.PLAIN)
+                self.job.target.call,
+                example,
+                command,
+                lambda o, c: laid_cotangent(o, c, Laid.PLAIN),
             )
         return Pulled((), found)
 
@@ -293,169 +295,6 @@ class Memory:
         return tuple((what, number, step) for (what, number), step in found.items())
 
 
-# ---- inputs ----
-
-
-def rank_inputs(target: Target, inputs: Any, rank: int) -> list[tuple[Any, ...]]:
-    """The arguments of one rank, one tuple for each example."""
-    if inputs is None:
-        inputs = getattr(target.function or target.thing, "examples", None)
-    if callable(inputs):
-        inputs = inputs(rank) if _takes_rank(inputs) else inputs()
-    if isinstance(inputs, RankTuples):
-        return list(inputs.of[rank])
-    if isinstance(inputs, Tensor):
-        return [(inputs,)]
-    if isinstance(inputs, list) and inputs and all(isinstance(item, tuple) for item in inputs):
-        return inputs
-    if isinstance(inputs, tuple):
-        return [inputs]
-    raise TypeError(
-        "inputs must be a tuple of arguments, a list of such tuples, or a function, perhaps of the "
-        f"rank, that gives one; got {type(inputs).__name__}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RankTuples:
-    """The arguments of every rank: a list of tuples for each."""
-
-    of: tuple[tuple[tuple[Any, ...], ...], ...]
-
-
-def _takes_rank(factory: Any) -> bool:
-    """Whether a function must be given the rank."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in kinds and (p.default is p.empty or p.name == "rank") for p in parameters)
-
-
-_groups: dict[tuple[int, ...], Any] = {}
-
-
-def _group_made(arg: Any) -> Any:
-    """A group of the ranks that a recording names, made once; else the argument."""
-    if not isinstance(arg, GroupOf):
-        return arg
-    if arg.ranks == tuple(range(dist.get_world_size())):
-        return dist.group.WORLD
-    if arg.ranks not in _groups:
-        _groups[arg.ranks] = dist.new_group(list(arg.ranks), use_local_synchronization=True)
-    return _groups[arg.ranks]
-
-
-def _argument(arg: Any, is_needed: bool) -> Argument:
-    if can_differ(arg):
-        return Argument(describe_value(arg), _whole(arg.detach()), is_needed, _is_spread(arg), None)
-    if isinstance(arg, dist.ProcessGroup):
-        return Argument("a process group", ranks=ranks_of(arg))
-    sent = arg.detach() if isinstance(arg, Tensor) else arg
-    is_plain = isinstance(sent, (Tensor, bool, int, float, complex, str, type(None), torch.dtype))
-    numbers = frozenset(_numbers(arg))
-    return Argument(describe_value(arg), plain=sent if is_plain else None, numbers=numbers)
-
-
-def _numbers(arg: Any) -> Iterator[int]:
-    """The whole numbers in an argument: in containers, and in a tensor of one for each rank."""
-    if isinstance(arg, Tensor):
-        if arg.shape == (dist.get_world_size(),) and not can_differ(arg):
-            yield from map(int, arg.tolist())
-    elif isinstance(arg, (list, tuple)):
-        for item in arg:
-            yield from _numbers(item)
-    elif isinstance(arg, dict):
-        yield from _numbers(list(arg.values()))
-    elif isinstance(arg, int) and not isinstance(arg, bool):
-        yield arg
-
-
-# ---- DTensor ----
-
-
-def _is_spread(value: Any) -> bool:
-    """Whether a tensor is a DTensor."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A tensor as it is sent: all of it."""
-    if _is_spread(tensor):
-        spread: Any = tensor
-        tensor = spread.full_tensor()
-    return tensor.detach().cpu()
-
-
-def _value_of(tensor: Tensor) -> Tensor:
-    return _whole(tensor)
-
-
-def _like(old: Any, value: Tensor) -> Tensor:
-    """A value in the place of another one: on its device, and spread as it is."""
-    if not _is_spread(old):
-        return value.to(old.device)
-    from torch.distributed.tensor import DTensor, Partial, Replicate  # only where it is in use
-
-    placements = old.placements
-    whole = [Replicate() if isinstance(p, Partial) else p for p in placements]
-    made = DTensor.from_local(value, old.device_mesh, [Replicate()] * len(whole), run_check=False)
-    return made.redistribute(placements=placements).detach()
-
-
-def _locals(tensors: Mapping[str, Any]) -> Iterator[Local]:
-    """The parts of DTensors that are said to be the same on all ranks."""
-    for what, tensor in tensors.items():
-        if _is_spread(tensor):
-            kinds = {type(p).__name__ for p in tensor.placements}
-            if kinds == {"Replicate"}:
-                yield Local(tensor.detach().to_local().cpu(), what)
-
-
-# ---- cotangents ----
-
-
-def _cotangent(
-    output: Tensor, given: Tensor | None, laid: Laid, *, is_needed: bool = False
-) -> Tensor | None:
-    """The cotangent of an output, in memory as it is asked for."""
-    if given is None:
-        return None
-    if _is_spread(output):
-        spread: Any = output
-        made = _like(_without_partial(spread), given.to(output.dtype))
-        return made.requires_grad_(is_needed)
-    made = exact_copy(given).to(device=output.device, dtype=output.dtype)
-    if laid is Laid.TRANSPOSED:
-        made = _transposed(made)
-    elif laid is Laid.EXPANDED and made.numel():
-        made = made.flatten()[:1].reshape([1] * made.dim()).expand(made.shape)
-    return made.requires_grad_(is_needed)
-
-
-def _without_partial(output: Any) -> Any:
-    """A DTensor as its cotangent is placed: that of a sum is the same for each part."""
-    from torch.distributed.tensor import Partial, Replicate  # only where it is in use
-
-    if not any(isinstance(p, Partial) for p in output.placements):
-        return output
-    placements = [Replicate() if isinstance(p, Partial) else p for p in output.placements]
-    return output.detach().redistribute(placements=placements)
-
-
-def _transposed(tensor: Tensor) -> Tensor:
-    """The same numbers in another order in memory."""
-    if tensor.dim() >= 2:
-        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    if tensor.dim() == 1:
-        wide = tensor.new_zeros(2 * tensor.numel())
-        wide[::2] = tensor
-        return wide[::2]
-    return tensor
-
-
 def _second(
     command: Pull,
     grads: Mapping[int, Tensor | None],
@@ -476,7 +315,7 @@ def _second(
             [u.to(dtype=g.dtype, device=g.device) for g, u in tracked],
             allow_unused=True,
         )
-    flat = [None if t is None else _whole(t.detach()) for t in found]
+    flat = [None if t is None else whole_of(t.detach()) for t in found]
     return {
         "cotangents": dict(zip(by, flat[: len(by)], strict=True)),
         "inputs": dict(zip(leaves, flat[len(by) :], strict=True)),

@@ -10,12 +10,14 @@ from typing import Any
 from pullback.check.causes import by_cause
 from pullback.check.finding import Finding, Skip
 from pullback.check.ranks import existing
-from pullback.check.ranks.commands import Accept, Command, Reply
+from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.consistency import consistent
 from pullback.check.ranks.crew import CannotStartError, Crew, Lost
-from pullback.check.ranks.joint import Failed, Joint
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.given import RankTuples
+from pullback.check.ranks.joint import Joint
 from pullback.check.ranks.placements import Declared, declared_of
-from pullback.check.ranks.rank import RankJob, RankTuples
+from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.rules import rank_rules
 from pullback.check.ranks.rules.lost_ranks import of_failed, of_lost
 from pullback.check.registered import Registered
@@ -59,6 +61,10 @@ def check_ranks(
 
     Under torchrun every rank calls this, and gets the same report.
     """
+    if size < 2:
+        raise ExamplesError(
+            f"`ranks` must be two or more to check `{target.name}` across ranks", got=repr(size)
+        )
     rules = selected(profile=profile, select=select, allow=allow, among=rank_rules())
     for registered in rules:
         if registered.prepare is not None:
@@ -198,7 +204,11 @@ def _tried(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> list[st
 def _of_error(joint: Joint, error: Lost | Failed, registered: Registered) -> Finding | Skip:
     doing = f"while `{registered.rule.name}` was tried"
     if isinstance(error, Lost):
+        if any(standing.is_ours for standing in error.standings):
+            return Skip.refused(registered.rule, f"the check itself failed: {error}")
         return of_lost(joint, error, doing)
+    if error.first.phase == CHECK:
+        return Skip.refused(registered.rule, "the check itself failed", error.raised)
     if error.first.phase == "backward":
         return of_failed(joint, error, doing)
     return Skip.refused(registered.rule, "the function raised", error.raised)
@@ -212,6 +222,10 @@ def _consistent(joint: Joint) -> list[str]:
     except Exception:  # told by the rules
         return []
     notes = [] if sent or joint.is_global else [NOTHING_SENT]
+    if joint.given[0].examples > 1:
+        notes.append(f"of {joint.given[0].examples} examples the first is checked across ranks")
+    if joint.is_complex:
+        notes.append("complex values are not compared across ranks")
     if found and joint.declared.is_empty:
         words = "; or ".join(f"({assignment})" for assignment in found[:4])
         more = f"; and {len(found) - 4} more" if len(found) > 4 else ""

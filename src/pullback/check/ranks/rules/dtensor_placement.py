@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.finding import Finding, Rule, Skip
-from pullback.check.ranks.joint import Joint, is_one_value
+from pullback.check.ranks.blocks import is_one_value
+from pullback.check.ranks.joint import Joint
 
 RULE = Rule("R142", "dtensor-placement", "ranks", profile="quick")
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.collectives import POINT_TO_POINT, unequal
 from pullback.check.ranks.crew import End, Lost
-from pullback.check.ranks.joint import Failed, Joint
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.joint import Joint
 from pullback.check.registered import Registered
 
 GROUP = "ranks"

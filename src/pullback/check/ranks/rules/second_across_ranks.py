@@ -29,7 +29,8 @@ from pullback.check.facts import At, Cotangent, Input, Second
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.commands import Reply, Values
 from pullback.check.ranks.consistency import consistent, replicated_of
-from pullback.check.ranks.joint import Failed, Joint, JointPoint
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment
 from pullback.judge.run import Raised, cotangent_of
 

@@ -26,9 +26,11 @@ import torch
 
 from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Severity, Skip
+from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Laid, Values
 from pullback.check.ranks.crew import Lost
-from pullback.check.ranks.joint import Failed, Joint, is_one_value
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.joint import Joint
 
 RULE = Rule("R132", "strided-across-ranks", "ranks")
 

@@ -27,7 +27,8 @@ from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.consistency import consistent, judged
 from pullback.check.ranks.crew import Lost
-from pullback.check.ranks.joint import Failed, Joint, JointPoint
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment
 
 RULE = Rule("R111", "uneven-shards", "ranks")

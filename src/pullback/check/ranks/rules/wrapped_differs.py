@@ -28,10 +28,12 @@ from torch import Tensor
 
 from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Skip
+from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Around, Wrap
 from pullback.check.ranks.consistency import consistent, replicated_of
 from pullback.check.ranks.crew import Lost
-from pullback.check.ranks.joint import Failed, Joint, JointPoint, is_one_value
+from pullback.check.ranks.failed import Failed
+from pullback.check.ranks.joint import Joint, JointPoint
 
 RULE = Rule("R143", "wrapped-differs", "ranks")
 

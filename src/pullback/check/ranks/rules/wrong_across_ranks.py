@@ -99,7 +99,7 @@ def _placement(joint: Joint) -> Iterator[Finding | Skip]:
         yield Skip(BROKEN, "no placement is declared")
         return
     every = all_judged(joint)
-    if any(judged.is_possible for judged in every):
+    if not every or any(judged.is_possible for judged in every):
         return
     number = every[0].differing[0]
     yield joint.finding(

@@ -1,0 +1,61 @@
+"""How the outputs of all ranks change when one input of one rank moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """How the outputs change when one input of one rank moves along each direction.
+
+    `change[s][o]` has a row for each direction, and so has `error`.
+    """
+
+    directions: Tensor
+    change: tuple[tuple[Tensor, ...], ...]
+    error: tuple[tuple[Tensor, ...], ...]
+
+    def along(self, gradient: Tensor | None) -> Tensor:
+        """`<gradient, direction>` for each direction."""
+        flat = self.directions.reshape(len(self.directions), -1).double()
+        if gradient is None:
+            return torch.zeros(len(flat), dtype=torch.float64)
+        return flat @ gradient.detach().double().flatten()
+
+    def pulled(self, rank: int, output: int, cotangent: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`<change of an output of a rank, cotangent>` for each direction, and its error."""
+        rows = len(self.directions)
+        change = self.change[rank][output].reshape(rows, -1)
+        error = self.error[rank][output].reshape(rows, -1)
+        if cotangent is None:
+            return change.new_zeros(len(change)), change.new_zeros(len(change))
+        flat = cotangent.double().flatten()
+        return change @ flat, error @ flat.abs()
+
+
+def directions_of(value: Tensor, most: int) -> Tensor:
+    """Directions that together move every entry: single entries, or some of them at once."""
+    count = value.numel()
+    rows = min(count, most)
+    generator = torch.Generator().manual_seed(count)
+    order = torch.randperm(count, generator=generator) if count > most else torch.arange(count)
+    signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+    found = torch.zeros(rows, count, dtype=torch.float64)
+    for place, entry in enumerate(order.tolist()):
+        found[place % rows, entry] = float(signs[entry]) if count > most else 1.0
+    return found.view(rows, *value.shape).to(value.dtype)
+
+
+def extrapolated(values: Tensor, steps: Sequence[float], noise: float) -> tuple[Tensor, Tensor]:
+    """The derivative along each direction, from forwards at each step, and its error."""
+    wide = values.double().unflatten(0, (-1, len(steps)))
+    coarse = (wide[:, 0] - wide[:, 1]) / (2 * steps[0])
+    fine = (wide[:, 2] - wide[:, 3]) / (2 * steps[2])
+    best = (4 * fine - coarse) / 3
+    rounding = 8 * noise * wide.abs().amax(1) / abs(steps[2])
+    return best, (best - fine).abs() + rounding
