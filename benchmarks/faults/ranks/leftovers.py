@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -70,7 +71,7 @@ def main() -> int:
             wrong += 1
             print(f"run {run}, {case.name}: {', '.join(filter(None, faults))}")
             sys.stdout.flush()
-    os.rmdir(folder)
+    shutil.rmtree(folder)
     print(f"{options.runs} runs on {options.ranks} ranks, {wrong} wrong; longest {longest:.1f} s")
     return 1 if wrong else 0
 
