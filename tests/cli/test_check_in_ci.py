@@ -330,8 +330,9 @@ def test_unknown_commit_is_told(project):
     git("init")
     result = run("--changed", "ops_in_ci.py")
 
-    assert "`ops_in_ci.py` must be a commit, a branch or a tag" in str(result.exception)
-    assert "put the targets before --changed" in str(result.exception)
+    assert result.exit_code == 2
+    assert "`ops_in_ci.py` must be a commit, a branch or a tag" in result.stderr
+    assert "put the targets before --changed" in result.stderr
 
 
 @needs_git
@@ -339,7 +340,8 @@ def test_folder_without_git_is_told(project, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(project.parent))
     result = run("--changed")
 
-    assert "--changed must be used in a git repository" in str(result.exception)
+    assert result.exit_code == 2
+    assert "--changed must be used in a git repository" in result.stderr
 
 
 def test_jobs_say_what_one_says(project):

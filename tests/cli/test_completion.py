@@ -84,7 +84,7 @@ def test_functions_of_a_file_are_completed(pullback):
 
 @pytest.mark.parametrize("option", ["--select", "--allow"])
 def test_rules_are_completed(pullback, option):
-    words = f"pullback check {option} wrong-g"
+    words = f"pullback check {option} wrong-gra"
     output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
 
     assert completed(output) == ["wrong-gradient"]

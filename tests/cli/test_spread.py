@@ -28,9 +28,12 @@ def test_lost_process_costs_its_own_task_only():
 
 def test_task_that_raises_is_lost():
     def task(number):
-        raise ValueError
+        raise ValueError(number)
 
-    assert list(in_processes(task, 2, 2)) == [Lost("it exited with code 80")] * 2
+    assert list(in_processes(task, 2, 2)) == [
+        Lost("it raised ValueError: 0"),
+        Lost("it raised ValueError: 1"),
+    ]
 
 
 def test_every_item_is_in_one_shard():

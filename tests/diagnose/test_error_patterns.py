@@ -21,7 +21,7 @@ def evidence_of(rows, place=0, names=("x", "y"), inputs=None):
     return WrongGradient(trials, place, ("g",))
 
 
-def drawn_like(*shape, seed=0, dtype=torch.float64):
+def drawn_anew(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
@@ -29,7 +29,7 @@ def pairs(change, *shape, dtype=torch.float64):
     """Two trials of one gradient, and of another that is right."""
     rows = []
     for seed in (1, 2):
-        right, other = drawn_like(*shape, seed=seed, dtype=dtype), drawn_like(*shape, seed=9 + seed)
+        right, other = drawn_anew(*shape, seed=seed, dtype=dtype), drawn_anew(*shape, seed=9 + seed)
         rows.append(((right, other), (change(right), other)))
     return evidence_of(rows)
 
@@ -64,11 +64,11 @@ def test_pattern_names_its_error(name):
 def test_pattern_is_silent_about_noise(name):
     pattern, _, _ = FOUND[name]
 
-    assert pattern(pairs(lambda e: e + drawn_like(4, 4, seed=77), 4, 4)) == ""
+    assert pattern(pairs(lambda e: e + drawn_anew(4, 4, seed=77), 4, 4)) == ""
 
 
 def test_factor_that_follows_a_size_is_named():
-    rows = [((drawn_like(n, 3, seed=n),), (drawn_like(n, 3, seed=n) / n,)) for n in (4, 5)]
+    rows = [((drawn_anew(n, 3, seed=n),), (drawn_anew(n, 3, seed=n) / n,)) for n in (4, 5)]
     inputs = [(torch.ones(n, 3),) for n in (4, 5)]
 
     evidence = evidence_of(rows, names=("x",), inputs=inputs)
@@ -77,14 +77,14 @@ def test_factor_that_follows_a_size_is_named():
 
 
 def test_factor_that_changes_is_no_constant():
-    rows = [((drawn_like(4, seed=n),), (drawn_like(4, seed=n) * n,)) for n in (2, 7)]
+    rows = [((drawn_anew(4, seed=n),), (drawn_anew(4, seed=n) * n,)) for n in (2, 7)]
 
     assert patterns.constant_multiple(evidence_of(rows, names=("x",))) == ""
     assert patterns.constant_factor(evidence_of(rows, names=("x",))) is None
 
 
 def test_one_wrong_element_is_no_factor():
-    expected = drawn_like(4)
+    expected = drawn_anew(4)
     got = expected.clone()
     got[2] *= 5
 
@@ -98,7 +98,7 @@ def test_conjugate_is_named():
 
 
 def test_gradient_where_none_flows_is_named():
-    rows = [((torch.zeros(4),), (drawn_like(4).float(),))]
+    rows = [((torch.zeros(4),), (drawn_anew(4).float(),))]
 
     words = patterns.unexpected_gradient(evidence_of(rows, names=("x",)))
 
@@ -106,7 +106,7 @@ def test_gradient_where_none_flows_is_named():
 
 
 def test_swapped_gradients_are_named_both_ways():
-    a, b = drawn_like(5, seed=1), drawn_like(5, seed=2)
+    a, b = drawn_anew(5, seed=1), drawn_anew(5, seed=2)
     rows = [((a, b), (b, a))]
 
     assert patterns.swapped_gradient(evidence_of(rows, 0)) == "swapped with the gradient of `y`"
@@ -115,7 +115,7 @@ def test_swapped_gradients_are_named_both_ways():
 
 
 def test_copied_gradient_is_not_swapped():
-    a, b = drawn_like(5, seed=1), drawn_like(5, seed=2)
+    a, b = drawn_anew(5, seed=1), drawn_anew(5, seed=2)
     evidence = evidence_of([((a, b), (b, b))])
 
     assert patterns.swapped_gradient(evidence) == ""
@@ -123,8 +123,8 @@ def test_copied_gradient_is_not_swapped():
 
 
 def test_missing_sum_is_named():
-    expected = drawn_like(4, 3).sum(1, keepdim=True).expand(4, 3).clone()
-    evidence = evidence_of([((expected,), (drawn_like(4, 3),))], names=("x",))
+    expected = drawn_anew(4, 3).sum(1, keepdim=True).expand(4, 3).clone()
+    evidence = evidence_of([((expected,), (drawn_anew(4, 3),))], names=("x",))
 
     assert patterns.unreduced_gradient(evidence) == "the sum over dimension 1 is missing"
 
@@ -174,7 +174,7 @@ def test_wrong_elements_are_located_by_condition():
 
 def test_wrong_elements_are_located_by_sign():
     x = torch.tensor([1.0, -1.0, 2.0, 3.0, -4.0], dtype=torch.float64)
-    rows = [((drawn_like(5),), (masked(x > 0)(drawn_like(5)),))]
+    rows = [((drawn_anew(5),), (masked(x > 0)(drawn_anew(5)),))]
 
     evidence = evidence_of(rows, names=("x",), inputs=[(x,)])
 

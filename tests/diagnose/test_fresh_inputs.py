@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.capture.joint import capture
-from pullback.diagnose.fresh_inputs import drawn_like, moved, other_shapes, unlike_shapes
+from pullback.diagnose.fresh_inputs import drawn_anew, moved, other_shapes, unlike_shapes
 from tests.diagnose.faulty import row
 
 
@@ -17,7 +17,7 @@ def test_values_keep_their_signs():
     x = row(200)
 
     assert torch.equal(moved(x, 1).sign(), x.sign())
-    assert bool((drawn_like(x.abs(), (50,), 2) > 0).all())
+    assert bool((drawn_anew(x.abs(), (50,), 2) > 0).all())
     assert not torch.equal(moved(x, 1), x)
 
 
@@ -29,9 +29,9 @@ def test_whole_numbers_are_never_moved():
     index = torch.tensor([3, 1, 2])
 
     assert torch.equal(moved(index, 1), index)
-    assert torch.equal(drawn_like(index, (3,), 2), index)
+    assert torch.equal(drawn_anew(index, (3,), 2), index)
     with pytest.raises(ValueError, match="have no other shape"):
-        drawn_like(index, (20,), 2)
+        drawn_anew(index, (20,), 2)
 
 
 def test_square_examples_are_no_longer_square():

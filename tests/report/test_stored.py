@@ -9,7 +9,7 @@ from pullback.check.facts import At, Cotangent, Number, Second, Sheet
 from pullback.check.finding import Finding, Severity
 from pullback.check.proving import Proved
 from pullback.check.report import Accepted
-from pullback.report.stored import restored, stored
+from pullback.report.stored import restored_report, stored
 from tests.report.reports import CUT, REPORT, SOUND, VALUES, WRONG
 
 ODD = Finding.made(
@@ -24,7 +24,7 @@ SHEET = Sheet((2,), ((1.0, 2.0),), ((1.0, 3.0),))
 
 
 def again(report):
-    return restored(json.loads(json.dumps(stored(report))))
+    return restored_report(json.loads(json.dumps(stored(report))))
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_detail_of_a_rule_is_left_out():
     ids=str,
 )
 def test_anything_else_is_no_report(value):
-    assert restored(value) is None
+    assert restored_report(value) is None

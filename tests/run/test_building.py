@@ -121,7 +121,7 @@ def test_full_disk_is_said(library, monkeypatch):
 
     assert str(raised.value) == (
         f"E603 build: `{library.file}` must be built where a disk has space left\n"
-        "  got:      fatal error: writing to answer.o: No space left on device\n"
+        "  got:      fatal error: error writing to answer.o: No space left on device\n"
         "  fix:      free some space, or set PULLBACK_CACHE_DIR and TMPDIR to folders on another "
         "disk"
     )

@@ -38,7 +38,13 @@ from pullback.check.groups import GroupOf, by_ranks, with_group, without_group
 from pullback.check.naming import load as load_target
 from pullback.check.registration import body_of, schema_of
 from pullback.check.report import Report, Reports
-from pullback.check.stored import PLAIN, CannotStoreError, built, described, is_tied
+from pullback.check.stored import (
+    PLAIN,
+    CannotStoreError,
+    built_arguments,
+    described_arguments,
+    is_tied,
+)
 from pullback.check.target import OPS, Target, target_of
 from pullback.errors import PullbackError, RecordingError
 from pullback.function.slots import transforms_active
@@ -88,7 +94,7 @@ class RecordedCall:
     def portable(self) -> tuple[Any, ...]:
         """The same with process groups by their ranks, for other processes."""
         if self.function is None:
-            args = list(built(self.args, self.target, self._load))
+            args = list(built_arguments(self.args, self.target, self._load))
         else:
             args = [by_ranks(mapped(arg, lambda t: exact_copy(t))) for arg in self.args]
             for tie in self.ties:
@@ -104,7 +110,7 @@ class RecordedCall:
         """What is written of it; raises `CannotStoreError`."""
         args = self.args
         if self.function is not None:
-            args = described(args, self.ties, self.target)
+            args = described_arguments(args, self.ties, self.target)
         needs = sorted(self.needs)
         whole = {"target": self.target, "file": self.file, "args": args, "needs": needs}
         return {**whole, "rank": self.rank}

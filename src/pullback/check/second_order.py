@@ -50,7 +50,7 @@ class Defect:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SecondOrder:
     """What is wrong with the second derivatives, or why they were not looked at.
 
     `accident` is an error that says nothing of second derivatives; with `is_own` the first
@@ -72,22 +72,22 @@ class OnceError(RuntimeError):
     """A Function on the way can be differentiated once."""
 
 
-def second_order(subject: Subject) -> Outcome:
+def second_order(subject: Subject) -> SecondOrder:
     """The second derivatives of a subject, looked at now or remembered."""
     if "second order" not in subject.trials:
         subject.trials["second order"] = [_looked_at(subject)]
-    outcome: Outcome = subject.trials["second order"][0]
+    outcome: SecondOrder = subject.trials["second order"][0]
     return outcome
 
 
-def _looked_at(subject: Subject) -> Outcome:
+def _looked_at(subject: Subject) -> SecondOrder:
     target = subject.target
     if target.is_once_differentiable:
-        return Outcome(skip="it is once differentiable, by decorator or declaration")
+        return SecondOrder(skip="it is once differentiable, by decorator or declaration")
     if target.intent.nondeterministic:
-        return Outcome(skip="it is declared to be nondeterministic")
+        return SecondOrder(skip="it is declared to be nondeterministic")
     if subject.fails_at_base:
-        return Outcome(skip="backward fails at the example", raised=subject.fails_at_base)
+        return SecondOrder(skip="backward fails at the example", raised=subject.fails_at_base)
     is_own = target.intent.has_surrogate or bool(subject.wrong_names)
     found: dict[str, Defect] = {}
     refusal: Raised | None = None
@@ -109,7 +109,7 @@ def _looked_at(subject: Subject) -> Outcome:
         if found:
             break
     skip = "it refuses aloud" if refusal else ""
-    return Outcome(tuple(found.values()), skip, refusal, accident, is_own)
+    return SecondOrder(tuple(found.values()), skip, refusal, accident, is_own)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:

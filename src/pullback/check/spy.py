@@ -114,7 +114,7 @@ def marking_of(target: Target) -> Marking | None:
 
 
 def _both_noted(forward: Callable[..., Any], notes: Marking) -> Callable[..., Any]:
-    @functools.wraps(forward)
+    @functools.wraps(forward, updated=())
     def watched(ctx: Any, *args: Any) -> Any:
         before = _versions(args)
         result = forward(ctx, *args)
@@ -125,7 +125,7 @@ def _both_noted(forward: Callable[..., Any], notes: Marking) -> Callable[..., An
 
 
 def _versions_noted(forward: Callable[..., Any], notes: Marking) -> Callable[..., Any]:
-    @functools.wraps(forward)
+    @functools.wraps(forward, updated=())
     def watched(*args: Any) -> Any:
         before = _versions(args)
         result = forward(*args)
@@ -136,7 +136,7 @@ def _versions_noted(forward: Callable[..., Any], notes: Marking) -> Callable[...
 
 
 def _marks_noted(setup: Callable[..., Any], notes: Marking) -> Callable[..., Any]:
-    @functools.wraps(setup)
+    @functools.wraps(setup, updated=())
     def watched(ctx: Any, inputs: Any, output: Any) -> Any:
         result = setup(ctx, inputs, output)
         if notes.marks:

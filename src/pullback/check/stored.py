@@ -1,4 +1,4 @@
-"""Arguments as plain data that a file can hold, and how they are built again.
+"""Arguments as plain data that a file can hold, and how they are built_arguments again.
 
 A recording is loaded with `weights_only=True`: it holds tensors and plain values, and loading it
 runs no code. What else Functions are called with is written as a description:
@@ -8,7 +8,7 @@ runs no code. What else Functions are called with is written as a description:
 - a process group by its ranks;
 - an argument that is a parameter of another argument, by its name there.
 
-`built` makes the arguments again when the Function is checked. It imports classes and functions of
+`built_arguments` makes them again when the Function is checked. It imports classes and functions of
 the package that the Function itself is from, and of `torch`, and nothing else: a file from
 elsewhere cannot name code of another package to be called.
 """
@@ -43,14 +43,16 @@ class CannotStoreError(Exception):
     """An argument cannot be written; the text says what it is."""
 
 
-def described(args: Sequence[Any], ties: Sequence[Tie], target: str) -> tuple[Any, ...]:
+def described_arguments(args: Sequence[Any], ties: Sequence[Tie], target: str) -> tuple[Any, ...]:
     """The arguments of `target` as a file holds them; raises `CannotStoreError`."""
     describe = _Description(target)
     tied = {tie.position: tie for tie in ties}
     return tuple(_tied(tied[i]) if i in tied else describe(arg) for i, arg in enumerate(args))
 
 
-def built(args: Sequence[Any], target: str, load: Callable[[str], Any]) -> tuple[Any, ...]:
+def built_arguments(
+    args: Sequence[Any], target: str, load: Callable[[str], Any]
+) -> tuple[Any, ...]:
     """What was described, made again for `target`; `load` finds what an import path stands for."""
     build = _Building(target, load)
     made = [build(arg) for arg in args]

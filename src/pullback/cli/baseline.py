@@ -27,7 +27,7 @@ _NUMBERS = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class BaselineEntry:
     """A kind of finding: the file of its target, the target, the rule, and what it is about."""
 
     file: str
@@ -48,12 +48,12 @@ class Checked:
     report: Report
 
 
-def entry_of(finding: Finding, identity: Identity) -> Entry:
+def entry_of(finding: Finding, identity: Identity) -> BaselineEntry:
     """What a baseline keeps of a finding."""
     thing = str(finding.about.thing or finding.at)
     about = _NUMBERS.sub("#", thing)
     rule = f"{finding.rule.code} {finding.rule.name}"
-    return Entry(identity.file, _bare(identity), rule, about)
+    return BaselineEntry(identity.file, _bare(identity), rule, about)
 
 
 def _bare(identity: Identity) -> str:
@@ -64,16 +64,16 @@ def _bare(identity: Identity) -> str:
 # ---- the file ----
 
 
-def read_baseline(path: Path) -> Counter[Entry]:
+def read_baseline(path: Path) -> Counter[BaselineEntry]:
     """The findings that are known, and how many of each kind."""
     try:
         whole = json.loads(path.read_text("utf-8"))
         if whole["schema"] != SCHEMA:
             raise ValueError(f"schema {whole['schema']!r}")
-        found: Counter[Entry] = Counter()
+        found: Counter[BaselineEntry] = Counter()
         for one in whole["findings"]:
             about = [str(one[key]) for key in ("file", "target", "rule", "about")]
-            found[Entry(*about)] += int(one.get("count", 1))
+            found[BaselineEntry(*about)] += int(one.get("count", 1))
         return found
     except FileNotFoundError:
         got = "no such file"
@@ -87,7 +87,7 @@ def read_baseline(path: Path) -> Counter[Entry]:
     )
 
 
-def write_baseline(path: Path, known: Counter[Entry]) -> None:
+def write_baseline(path: Path, known: Counter[BaselineEntry]) -> None:
     """Write the findings in order, so that the file changes where they do and nowhere else."""
     lines = []
     for one in sorted(known):
@@ -107,7 +107,7 @@ def write_baseline(path: Path, known: Counter[Entry]) -> None:
 # ---- what it says of a run ----
 
 
-def accepted(checked: Checked, known: Counter[Entry], name: str) -> Checked:
+def accepted(checked: Checked, known: Counter[BaselineEntry], name: str) -> Checked:
     """The same without the findings that are known; those are taken out of `known`."""
     new: list[Finding] = []
     old: list[Accepted] = []
@@ -124,8 +124,8 @@ def accepted(checked: Checked, known: Counter[Entry], name: str) -> Checked:
 
 
 def gone(
-    known: Counter[Entry], checked: Sequence[Checked], files: Iterable[str]
-) -> dict[Entry, int]:
+    known: Counter[BaselineEntry], checked: Sequence[Checked], files: Iterable[str]
+) -> dict[BaselineEntry, int]:
     """What is left of the baseline though it was looked for: by these checks, in these files.
 
     `files` are those of which every Function was checked, so that one that is not there is gone.
@@ -137,7 +137,7 @@ def gone(
     }
     whole = set(files) - {one.identity.file for one in checked if one.report.interrupted}
 
-    def is_looked_for(entry: Entry) -> bool:
+    def is_looked_for(entry: BaselineEntry) -> bool:
         codes = tried.get((entry.file, entry.target))
         return entry.file in whole if codes is None else entry.rule.partition(" ")[0] in codes
 
@@ -151,8 +151,8 @@ def _codes(report: Report) -> set[str]:
 
 
 def renewed(
-    known: Counter[Entry], left: dict[Entry, int], checked: Sequence[Checked]
-) -> Counter[Entry]:
+    known: Counter[BaselineEntry], left: dict[BaselineEntry, int], checked: Sequence[Checked]
+) -> Counter[BaselineEntry]:
     """The baseline to write: what these checks found, and what they did not look for.
 
     `known` is what was not found of the old one, `left` what of that is gone.

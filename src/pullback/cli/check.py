@@ -36,7 +36,7 @@ from pullback.cli.identity import Identity, identity_of
 from pullback.cli.kept import recalled
 from pullback.cli.options import require_rules, settings_from, settings_options, targets_of
 from pullback.cli.outputs import outputs_of
-from pullback.cli.results import Found, results_of
+from pullback.cli.results import Found, checked_targets
 from pullback.cli.review import Review, whole_files
 from pullback.cli.settings import Settings
 from pullback.cli.spread import share_of
@@ -164,7 +164,7 @@ def command(
     except PullbackError as mistake:  # told once, and not for each target
         errors.append(("", mistake))
     try:
-        for one in results_of(found, partial(_checked, options), settings.jobs, errors):
+        for one in checked_targets(found, partial(_checked, options), settings.jobs, errors):
             checked.append(review.taken(one))
             if outputs.is_text:
                 text.show(checked[-1].report, console)

@@ -28,7 +28,7 @@ class Identity:
 def identity_of(name: str, target: Target, root: Path) -> Identity:
     """Who the target called `name` on the command line is."""
     thing = target.function if target.function is not None else target.thing
-    path = source_of(thing)
+    path = source_text(thing)
     qualname = getattr(thing, "__qualname__", "") or target.name
     names = [name, f"{getattr(thing, '__module__', '')}:{qualname}"]
     if path is None:
@@ -38,7 +38,7 @@ def identity_of(name: str, target: Target, root: Path) -> Identity:
     return Identity(name, tuple(dict.fromkeys(names)), file, path)
 
 
-def source_of(thing: object) -> Path | None:
+def source_text(thing: object) -> Path | None:
     """The file that defines a class or a function; None where there is none."""
     try:
         found = inspect.getsourcefile(inspect.unwrap(thing))  # type: ignore[arg-type]

@@ -25,11 +25,11 @@ from pullback.check.crash import RULE as CRASH
 from pullback.check.report import Report
 from pullback.check.rules import selected
 from pullback.check.target import Target
-from pullback.cli.identity import Identity, source_of
+from pullback.cli.identity import Identity, source_text
 from pullback.cli.settings import Chosen
 from pullback.cli.sources import sources_of
 from pullback.judge.example import Example
-from pullback.report.stored import restored, stored
+from pullback.report.stored import restored_report, stored
 from pullback.run.cache import entry, root
 
 FORMAT = 1
@@ -56,7 +56,7 @@ def recalled(
     place = root() / "checked"
     with entry(origin, within=place) as kept:
         facts = kept.facts()
-        report = None if facts is None else restored(facts.get("report"))
+        report = None if facts is None else restored_report(facts.get("report"))
         if report is not None:
             return report, True
     report = check()
@@ -125,7 +125,7 @@ def _own_version() -> str:
 
 def _version_of(module: str) -> str:
     """What tells a module with rules of another package from other versions of it."""
-    path = source_of(sys.modules[module]) if module in sys.modules else None
+    path = source_text(sys.modules[module]) if module in sys.modules else None
     if path is None:
         raise Unkeepable  # it could not be imported: next time it may
     return _digest(path.read_bytes())

@@ -17,7 +17,7 @@ from pullback.report.outcome import Failure
 Found = tuple[Identity, Target]
 
 
-def results_of(
+def checked_targets(
     found: Sequence[Found],
     check: Callable[[Identity, Target], Report | PullbackError],
     jobs: int,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pullback.cli import allowing, baseline
-from pullback.cli.baseline import Checked, Entry
+from pullback.cli.baseline import BaselineEntry, Checked
 from pullback.cli.identity import from_root
 from pullback.cli.settings import COMMAND_LINE, Settings
 from pullback.report.outcome import Remark
@@ -21,7 +21,7 @@ class Review:
     path: Path | None  # of the baseline
     name: str
     is_writing: bool
-    known: Counter[Entry]
+    known: Counter[BaselineEntry]
     used: set[allowing.Allow]
 
     @classmethod
@@ -31,7 +31,7 @@ class Review:
         is_here = settings.origins.get("baseline") == COMMAND_LINE
         path = (Path() if is_here else settings.root) / given if given else None
         is_new = is_writing and path is not None and not path.exists()
-        known = baseline.read_baseline(path) if path and not is_new else Counter[Entry]()
+        known = baseline.read_baseline(path) if path and not is_new else Counter[BaselineEntry]()
         return cls(path, given, is_writing, known, set())
 
     def taken(self, checked: Checked) -> Checked:

@@ -130,6 +130,14 @@ class _Crew:
             worker.process.join(5)
 
 
+def _done(task: Callable[[int], Any], number: int) -> Any:
+    """What a task gives; one that raises is lost, with what it said."""
+    try:
+        return task(number)
+    except Exception as error:
+        return Lost(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
+
+
 def _work(task: Callable[[int], Any], count: int, following: Any, pipe: Connection) -> None:
     """The life of a process: one task after the other."""
     try:
@@ -140,7 +148,7 @@ def _work(task: Callable[[int], Any], count: int, following: Any, pipe: Connecti
             if number >= count:
                 break
             pipe.send(("begin", number, None))
-            pipe.send(("done", number, task(number)))
+            pipe.send(("done", number, _done(task, number)))
     except BaseException:
         sys.stdout.flush()
         os._exit(80)

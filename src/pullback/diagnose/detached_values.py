@@ -19,7 +19,7 @@ from pullback.diagnose.gradient_trial import GradientTrial
 from pullback.function.isolation import seeded
 from pullback.graph.parts import FORWARD, JointGraph, calls, phase_of
 from pullback.graph.values import is_smooth
-from pullback.judge.run import gradients_of, used_outputs
+from pullback.judge.run import pulled_gradients, used_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _gradients(captured: Capture, trial: GradientTrial, held: DetachedValue) -> 
             values = _run_forward(captured.joint, row, held)
             indices = [o.index for o in captured.outputs if o.used and o.index is not None]
             outputs = [values[captured.joint.outputs[index]] for index in indices]
-            return gradients_of(used_outputs(outputs, trial.cotangents), wanted)
+            return pulled_gradients(used_outputs(outputs, trial.cotangents), wanted)
     except RuntimeError:
         return None
 

@@ -29,7 +29,7 @@ def moved(tensor: Tensor, seed: int) -> Tensor:
     return normal(tensor, seed) if is_blank else seeds.moved_a_little(tensor, seed)
 
 
-def drawn_like(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+def drawn_anew(tensor: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """A tensor of some shape, its elements drawn from those of `tensor` and moved a little.
 
     Integers stay what they are.

@@ -23,7 +23,7 @@ from pullback.capture.trees import flatten, is_tensor, unflatten
 from pullback.derive.plain import plain_program
 from pullback.diagnose.fresh_inputs import (
     Shapes,
-    drawn_like,
+    drawn_anew,
     moved,
     other_shapes,
     small_sizes,
@@ -146,7 +146,7 @@ class Trials:
         if captured is not None and self.all[0].is_large and self._add_small(captured):
             return
         self._add([moved(tensor, _seed(1, i)) for i, tensor in enumerate(own)])
-        self._add([drawn_like(t, t.shape, _seed(2, i)) for i, t in enumerate(own)])
+        self._add([drawn_anew(t, t.shape, _seed(2, i)) for i, t in enumerate(own)])
         if captured is None:
             return
         for grow in (lambda size: size + 1, lambda size: 2 * size):
@@ -178,7 +178,7 @@ class Trials:
         if shapes is None:
             return None
         pairs = enumerate(zip(own, shapes, strict=True))
-        row = [drawn_like(tensor, shape, _seed(seed, i)) for i, (tensor, shape) in pairs]
+        row = [drawn_anew(tensor, shape, _seed(seed, i)) for i, (tensor, shape) in pairs]
         return row if captured.serves(row) else None
 
     def _add(self, tensors: Sequence[Tensor]) -> bool:

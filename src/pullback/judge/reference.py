@@ -24,7 +24,7 @@ from pullback.function.modes import DispatchMode
 from pullback.judge import progress
 from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, dense_of, mapped, tensors_in
-from pullback.judge.run import gradients_of, used_outputs
+from pullback.judge.run import pulled_gradients, used_outputs
 from pullback.judge.tape import has_native_node, replayed
 from pullback.judge.trail import is_followed
 
@@ -134,7 +134,7 @@ class Reference:
                 if look is not None:
                     self.noise = max(self.noise, look.of(outputs))
             used = [(o, c.to(o.dtype)) for o, c in used_outputs(outputs, cotangents)]
-            found = gradients_of(used, list(leaves.values()))
+            found = pulled_gradients(used, list(leaves.values()))
         return {i: dense_of(g) for i, g in zip(leaves, found, strict=True)} if used else {}
 
     def loses(self, example: Example, position: int) -> bool:

@@ -116,7 +116,7 @@ class Run:
                 warnings.simplefilter("ignore")
                 inputs = [leaves[name] for name in wanted]
                 retain_graph = retain_graph or create_graph
-                grads = gradients_of(
+                grads = pulled_gradients(
                     used, inputs, retain_graph=retain_graph, create_graph=create_graph
                 )
         except Exception as error:
@@ -182,7 +182,7 @@ def used_outputs(
     ]
 
 
-def gradients_of(
+def pulled_gradients(
     used: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], **options: bool
 ) -> list[Tensor | None]:
     """`torch.autograd.grad` of outputs with their cotangents; None for an input that is unused.

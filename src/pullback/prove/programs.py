@@ -21,7 +21,7 @@ from pullback.capture.fake import numbers_of, with_other_sizes
 from pullback.capture.joint import Capture, CaptureInput, capture
 from pullback.capture.trees import flatten, unflatten
 from pullback.errors import CaptureError
-from pullback.judge.run import gradients_of, used_outputs
+from pullback.judge.run import pulled_gradients, used_outputs
 from pullback.prove.graph_reader import GraphReader
 from pullback.prove.numerics import Point
 from pullback.prove.scalars import Outside, Scalar, known_number, variable
@@ -340,7 +340,7 @@ class View:
                 raise ValueError("an output is not finite")
             row = captured.row(own)
             wanted = [x for x, i in zip(row, captured.inputs, strict=True) if i.needs]
-            gradients = gradients_of(used, wanted)
+            gradients = pulled_gradients(used, wanted)
         values = [_listed(g, x) for g, x in zip(gradients, wanted, strict=True)]
         return dict(zip(side.keys, values, strict=True))
 

@@ -42,7 +42,7 @@ def stored(value: Any) -> Any:
     return None
 
 
-def restored(value: Any) -> Report | None:
+def restored_report(value: Any) -> Report | None:
     """The report that was stored; None where it is none."""
     try:
         found = _restored(value)

@@ -6,8 +6,8 @@ import torch
 import pullback as pb
 from benchmarks.faults.ranks import planted, sound
 from pullback.check.ranks import crew
-from pullback.check.ranks.commands import Accept, Forward, Point
-from pullback.check.ranks.crew import Crew, End, Lost
+from pullback.check.ranks.commands import Accept, Forward, RankPoint
+from pullback.check.ranks.crew import Crew, RankEnd, RanksLost
 from pullback.check.ranks.rank import RankJob
 from pullback.check.target import target_of
 
@@ -44,12 +44,12 @@ def test_lost_ranks_tell_what_they_stood_at():
     found = Crew(RankJob(target_of(planted.KilledOnOneRank), inputs), 2)
     try:
         found.ask([Accept()] * 2)
-        with pytest.raises(Lost) as caught:
-            found.ask([Forward(Point({}))] * 2)
+        with pytest.raises(RanksLost) as caught:
+            found.ask([Forward(RankPoint({}))] * 2)
     finally:
         found.stop()
 
     first, _ = caught.value.standings
-    assert first.end is End.ENDED
+    assert first.end is RankEnd.ENDED
     assert str(first) == "rank 0 was ended by SIGKILL"
     assert not found.is_alive

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pullback.check.ranks.consistency import Rows
-from pullback.check.ranks.diagnosis import Fault, diagnosed
+from pullback.check.ranks.diagnosis import RankFault, diagnosed
 from pullback.check.ranks.placements import REPLICATE, SHARD
 
 RANKS, ROWS = 4, 12
@@ -29,19 +29,19 @@ def rows(got, placed=SHARD):
 
 
 FAULTS = {
-    "own part only": ([PARTS[r, r] for r in range(RANKS)], SHARD, Fault.MISSING),
-    "own share only": (list(OWN), REPLICATE, Fault.MISSING),
-    "summed again": ([TOTAL] * RANKS, SHARD, Fault.DOUBLED),
-    "times ranks": (list(RANKS * OWN), SHARD, Fault.FACTOR),
-    "mean for sum": ([TOTAL / RANKS] * RANKS, REPLICATE, Fault.FACTOR),
-    "of the next rank": ([OWN[(r + 1) % RANKS] for r in range(RANKS)], SHARD, Fault.OTHER_RANK),
+    "own part only": ([PARTS[r, r] for r in range(RANKS)], SHARD, RankFault.MISSING),
+    "own share only": (list(OWN), REPLICATE, RankFault.MISSING),
+    "summed again": ([TOTAL] * RANKS, SHARD, RankFault.DOUBLED),
+    "times ranks": (list(RANKS * OWN), SHARD, RankFault.FACTOR),
+    "mean for sum": ([TOTAL / RANKS] * RANKS, REPLICATE, RankFault.FACTOR),
+    "of the next rank": ([OWN[(r + 1) % RANKS] for r in range(RANKS)], SHARD, RankFault.OTHER_RANK),
     "of half of the ranks": (
         [PARTS[[r, r ^ 1], r].sum(0) for r in range(RANKS)],
         SHARD,
-        Fault.GROUP,
+        RankFault.GROUP,
     ),
-    "by rank": ([(r + 1) * TOTAL for r in range(RANKS)], REPLICATE, Fault.DIFFERENT),
-    "anything": (list(random(1, RANKS, ROWS)), SHARD, Fault.UNKNOWN),
+    "by rank": ([(r + 1) * TOTAL for r in range(RANKS)], REPLICATE, RankFault.DIFFERENT),
+    "anything": (list(random(1, RANKS, ROWS)), SHARD, RankFault.UNKNOWN),
 }
 
 
@@ -65,4 +65,4 @@ def test_sum_beyond_the_group_is_named():
     parts = tuple(tuple(row) for row in own)
     found = diagnosed(Rows("x", SHARD, tuple(got), tuple(want), tuple(want), parts, wrong), blocks)
 
-    assert found.fault is Fault.GROUP
+    assert found.fault is RankFault.GROUP

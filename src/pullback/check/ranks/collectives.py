@@ -64,7 +64,7 @@ EVEN = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_s
 WAITS = ("wait", "synchronize", "get_future", "is_completed")
 
 
-class State(IntEnum):
+class RankState(IntEnum):
     """What a rank does."""
 
     IDLE = 0
@@ -105,10 +105,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRank:
     """What is seen of a rank from outside."""
 
-    state: State
+    state: RankState
     steps: int = 0
     kind: tuple[Any, ...] = ()
     text: str = ""
@@ -122,7 +122,7 @@ class Slot:
             file.truncate(SLOT)
             self._memory = mmap.mmap(file.fileno(), SLOT)
 
-    def tell(self, state: State, steps: int, step: Step | None = None) -> None:
+    def tell(self, state: RankState, steps: int, step: Step | None = None) -> None:
         """Say what the rank does now, and the collective that it is in or was in last."""
         told = [] if step is None else [list(step.kind), str(step)[:MOST]]
         words = json.dumps(told).encode()
@@ -130,7 +130,7 @@ class Slot:
         struct.pack_into(_HEAD, self._memory, 0, int(state), steps, len(words))
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SeenRank:
         """What the rank does, how many collectives it has begun, and the last of them."""
         state, steps, size = struct.unpack_from(_HEAD, self._memory)
         try:
@@ -138,11 +138,11 @@ class Slot:
         except ValueError:  # it is being written
             told = []
         kind, text = (tuple(told[0]), told[1]) if told else ((), "")
-        return Seen(State(state), steps, kind, text)
+        return SeenRank(RankState(state), steps, kind, text)
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedCollectives:
     """The collectives of one call."""
 
     slot: Slot | None = None
@@ -164,28 +164,28 @@ class Watched:
         """Note a step that begins."""
         self.steps.append(step)
         if self.slot is not None:
-            self.slot.tell(State.WAITS, len(self.steps), step)
+            self.slot.tell(RankState.WAITS, len(self.steps), step)
         if self.delay:
             time.sleep(self.delay)
 
     def goes_on(self) -> None:
         """Note that the rank is out of a collective."""
         if self.slot is not None:
-            self.slot.tell(State.WORKS, len(self.steps), self.steps[-1] if self.steps else None)
+            self.slot.tell(RankState.WORKS, len(self.steps), self.steps[-1] if self.steps else None)
 
     def waits_for(self, work: Any) -> None:
         """Note that somebody waits for a collective."""
         self.waited.add(id(work))
         number = self.works.get(id(work), (None, -1))[1]
         if self.slot is not None and number >= 0:
-            self.slot.tell(State.WAITS, len(self.steps), self.steps[number])
+            self.slot.tell(RankState.WAITS, len(self.steps), self.steps[number])
 
 
-_watched: Watched | None = None
+_watched: WatchedCollectives | None = None
 
 
 @contextmanager
-def watching_collectives(watched: Watched) -> Iterator[Watched]:
+def watching_collectives(watched: WatchedCollectives) -> Iterator[WatchedCollectives]:
     """See the collectives that this process makes in the block."""
     global _watched
     before, _watched = _watched, watched
@@ -250,7 +250,7 @@ def _step(
     group: Any, args: tuple[Any, ...], name: str, written: int | None, method: str, phase: str
 ) -> Step:
     own = _brought(name, args)
-    ranks = ranks_of(group)
+    ranks = group_ranks(group)
     first = own[0] if own else None
     shape = "" if first is None else f"{dtype_name(first.dtype)}{list(first.shape)}"
     who = f" over ranks {', '.join(map(str, ranks))}" if name not in POINT_TO_POINT else ""
@@ -277,7 +277,7 @@ def _brought(name: str, args: tuple[Any, ...]) -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=64)
-def ranks_of(group: Any) -> tuple[int, ...]:
+def group_ranks(group: Any) -> tuple[int, ...]:
     """The ranks of a group, as all ranks are counted."""
     return tuple(dist.get_process_group_ranks(group))
 
@@ -292,7 +292,9 @@ def _place() -> str:
     return ""
 
 
-def unequal(logs: Sequence[Sequence[Step]]) -> tuple[tuple[int, Step], tuple[int, Step]] | None:
+def unequal_steps(
+    logs: Sequence[Sequence[Step]],
+) -> tuple[tuple[int, Step], tuple[int, Step]] | None:
     """Two ranks and their steps that are not the same collective, in the same place of a group."""
     for group in {step.ranks for log in logs for step in log if step.is_collective}:
         members = [r for r in group if r < len(logs)]

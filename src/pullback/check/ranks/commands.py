@@ -16,7 +16,7 @@ Values = tuple[Tensor | None, ...]
 CHECK = "check"  # the phase of what is raised by the check itself
 
 
-class Laid(Enum):
+class CotangentLayout(Enum):
     """How cotangents lie in memory."""
 
     PLAIN = "as they come"
@@ -40,7 +40,7 @@ class Accept:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RankPoint:
     """The arguments of one call: those given, but for some that are replaced, by position."""
 
     values: Mapping[int, Tensor] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class Point:
 class Forward:
     """Call forward without grad, and give the outputs; `is_quiet` where it may well die of it."""
 
-    point: Point
+    point: RankPoint
     is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasureCommand:
     """Call forward, and give the relative rounding error of the coarsest dtype that it uses."""
 
-    point: Point
+    point: RankPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,20 @@ class Move:
 class Sweep:
     """Every move, one after the other; the answer stacks the outputs of each."""
 
-    point: Point
+    point: RankPoint
     moves: tuple[Move, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class PullCommand:
     """Forward and backward.
 
     With `seconds`, the cotangents of the gradients by position, backward is differentiated as well.
     """
 
-    point: Point
+    point: RankPoint
     cotangents: Values
-    laid: Laid = Laid.PLAIN
+    laid: CotangentLayout = CotangentLayout.PLAIN
     delay: float = 0.0
     seconds: Mapping[int, Tensor] | None = None
 
@@ -98,13 +98,13 @@ class Pull:
 class Wrap:
     """Forward and backward of a module whose parameters are the arguments at `parameters`."""
 
-    point: Point
+    point: RankPoint
     cotangents: Values
     around: Around
     parameters: tuple[int, ...]
 
 
-Command = Accept | Forward | Measure | Sweep | Pull | Wrap
+Command = Accept | Forward | MeasureCommand | Sweep | PullCommand | Wrap
 
 
 # ---- what is answered ----
@@ -128,7 +128,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenByRank:
     """The arguments of one rank, and how many examples there are."""
 
     args: tuple[Argument, ...]
@@ -136,7 +136,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalPart:
     """The part of a DTensor that a rank has, where all are said to have the same."""
 
     value: Tensor
@@ -155,7 +155,7 @@ class Pulled:
     gradients: Mapping[int, Tensor | None] = field(default_factory=dict)
     seconds: Mapping[str, Mapping[int, Tensor | None]] | None = None
     written: tuple[tuple[str, int, Step], ...] = ()
-    locals: tuple[Local, ...] = ()
+    locals: tuple[LocalPart, ...] = ()
     live: tuple[bool, ...] = ()  # whether a gradient can flow through each output
 
 

@@ -2,7 +2,7 @@
 
 They are forked by `torch.multiprocessing`, or started afresh where a fork cannot serve them. Each
 answers every command. One that dies, or a set that waits for each other, ends all of them in
-seconds; what each stood at is told by `Lost`. Nothing of them stays behind.
+seconds; what each stood at is told by `RanksLost`. Nothing of them stays behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from pullback.check.isolate import can_fork, end_of
-from pullback.check.ranks.collectives import Slot, State
+from pullback.check.ranks.collectives import RankState, Slot
 from pullback.check.ranks.commands import CHECK, Command, Reply
 from pullback.check.ranks.rank import RankJob
 from pullback.check.ranks.worker import live, slot_path
@@ -43,7 +43,7 @@ START = 60.0
 _MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, {size}, {folder!r}, {fd})"
 
 
-class End(Enum):
+class RankEnd(Enum):
     """What became of a rank that did not answer, or did."""
 
     ANSWERED = "answered"
@@ -58,7 +58,7 @@ class Standing:
     """What one rank stood at when the check ended it: `kind` is that of its last collective."""
 
     rank: int
-    end: End
+    end: RankEnd
     words: str
     kind: tuple[Any, ...] = ()
     is_aborted: bool = False  # by C++, which found what it received to be impossible
@@ -69,7 +69,7 @@ class Standing:
         return f"rank {self.rank} {self.words}"
 
 
-class Lost(Exception):
+class RanksLost(Exception):
     """The ranks did not answer a command together."""
 
     def __init__(self, standings: Sequence[Standing]) -> None:
@@ -79,12 +79,12 @@ class Lost(Exception):
     @property
     def ended(self) -> tuple[Standing, ...]:
         """The ranks whose process is gone."""
-        return tuple(s for s in self.standings if s.end is End.ENDED)
+        return tuple(s for s in self.standings if s.end is RankEnd.ENDED)
 
     @property
     def raised(self) -> tuple[Standing, ...]:
         """The ranks that raised while others waited for them."""
-        return tuple(s for s in self.standings if s.end is End.RAISED)
+        return tuple(s for s in self.standings if s.end is RankEnd.RAISED)
 
 
 class CannotStartError(Exception):
@@ -197,7 +197,7 @@ class Crew:
     # ---- questions ----
 
     def ask(self, commands: Sequence[Command]) -> list[Reply]:
-        """The answer of each rank to its command; raises `Lost`, and then all are gone."""
+        """The answer of each rank to its command; raises `RanksLost`, and then all are gone."""
         for rank, command in enumerate(commands):
             with contextlib.suppress(OSError):  # gone: seen below
                 self._pipes[rank].send_bytes(pickle.dumps(command))
@@ -223,9 +223,9 @@ class Crew:
                         replies[rank] = pickle.loads(pipe.recv_bytes())
             ended = [r for r in left if r not in replies and not self._is_alive(r)]
             if ended and not self._last_words(replies):
-                raise Lost(self._standings(replies))
+                raise RanksLost(self._standings(replies))
             if look.is_stuck([r for r in range(self.size) if r not in replies], replies):
-                raise Lost(self._standings(replies))
+                raise RanksLost(self._standings(replies))
         return [replies[rank] for rank in range(self.size)]
 
     def _is_alive(self, rank: int) -> bool:
@@ -252,19 +252,19 @@ class Crew:
             if reply.raised is not None:
                 where = f" at {reply.place}" if reply.place else ""
                 words = f"raised {reply.raised}{where}"
-                return Standing(rank, End.RAISED, words, kind, is_ours=reply.phase == CHECK)
+                return Standing(rank, RankEnd.RAISED, words, kind, is_ours=reply.phase == CHECK)
             words = f"was through{'' if last is None else f', after {last}'}"
             unwaited = next((str(step) for step in reply.steps if not step.is_waited), "")
-            return Standing(rank, End.ANSWERED, words, kind, unwaited=unwaited)
+            return Standing(rank, RankEnd.ANSWERED, words, kind, unwaited=unwaited)
         if not self._is_alive(rank):
             code = self._processes[rank].exitcode
             how = end_of(code).removeprefix("it ")
-            inside = f", in {seen.text}" if seen.state is State.WAITS else after
+            inside = f", in {seen.text}" if seen.state is RankState.WAITS else after
             is_aborted = code == -signal.SIGABRT
-            return Standing(rank, End.ENDED, f"{how}{inside}", seen.kind, is_aborted)
-        if seen.state is State.WAITS:
-            return Standing(rank, End.WAITS, f"waited in {seen.text}", seen.kind)
-        return Standing(rank, End.WORKS, f"was in no collective{after}", seen.kind)
+            return Standing(rank, RankEnd.ENDED, f"{how}{inside}", seen.kind, is_aborted)
+        if seen.state is RankState.WAITS:
+            return Standing(rank, RankEnd.WAITS, f"waited in {seen.text}", seen.kind)
+        return Standing(rank, RankEnd.WORKS, f"was in no collective{after}", seen.kind)
 
 
 class _Popened:
@@ -322,7 +322,7 @@ class _Look:
         if now > self._end:
             return True
         still = now - self._moved
-        if not left or any(one.state is not State.WAITS for one in seen):
+        if not left or any(one.state is not RankState.WAITS for one in seen):
             return bool(left) and still > RESTS
         has_lost = any(reply.raised is not None for reply in replies.values())
         return still > (SURE if has_lost else STUCK)

@@ -14,7 +14,7 @@ from pullback.check.ranks.consistency import Rows
 EXACT = 1e-4  # a coefficient, or what is left of a fit
 
 
-class Fault(Enum):
+class RankFault(Enum):
     """What is wrong with a gradient across ranks."""
 
     UNKNOWN = "unknown"
@@ -30,7 +30,7 @@ class Fault(Enum):
 class Diagnosis:
     """A fault, and in words what the gradient is instead of what it must be."""
 
-    fault: Fault
+    fault: RankFault
     words: str = ""
     factor: float = 0.0
 
@@ -45,19 +45,19 @@ def diagnosed(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis:
         for number in dict.fromkeys((block, size)):
             if number > 1 and _near(factor, number):
                 words = f"each gradient is {number} times what it must be, the number of ranks"
-                return Diagnosis(Fault.FACTOR, words, factor)
+                return Diagnosis(RankFault.FACTOR, words, factor)
             if number > 1 and _near(factor, 1 / number):
                 words = f"each gradient is 1/{number} of what it must be, with {number} ranks"
-                return Diagnosis(Fault.FACTOR, words, factor)
+                return Diagnosis(RankFault.FACTOR, words, factor)
     found = _of_parts(rows, blocks) or _of_others(rows, blocks)
     if found is not None:
         return found
     if not rows.is_one_where_it_must:
         words = "the input is one value on all ranks, and its gradients differ between ranks"
-        return Diagnosis(Fault.DIFFERENT, words)
+        return Diagnosis(RankFault.DIFFERENT, words)
     if factor is not None:
-        return Diagnosis(Fault.UNKNOWN, f"each gradient is {factor:.4g} times what it must be")
-    return Diagnosis(Fault.UNKNOWN)
+        return Diagnosis(RankFault.UNKNOWN, f"each gradient is {factor:.4g} times what it must be")
+    return Diagnosis(RankFault.UNKNOWN)
 
 
 def _of_parts(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
@@ -83,7 +83,7 @@ def _of_parts(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
     if all(one == [r] for r, one in enumerate(kept)) and any(len(n) > 1 for n in needed):
         which = "shares" if rows.placed.is_replicated else "cotangents"
         words = f"backward uses this rank's own part alone: the other ranks' {which} are missing"
-        return Diagnosis(Fault.MISSING, words)
+        return Diagnosis(RankFault.MISSING, words)
     rank = next(r for r in range(size) if kept[r] != needed[r])
     if all(not one for one in kept):
         return None
@@ -94,13 +94,13 @@ def _of_parts(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
             f"on rank {rank} backward sums over {_ranks(kept[rank])}, and what must be summed is "
             f"that of {_ranks(needed[rank])}"
         )
-        return Diagnosis(Fault.GROUP, words)
+        return Diagnosis(RankFault.GROUP, words)
     if all(set(k) > set(n) or k == n for k, n in zip(kept, needed, strict=True)):
         words = (
             f"on rank {rank} backward sums over {_ranks(kept[rank])}, and only "
             f"{_ranks(needed[rank])} belong together"
         )
-        return Diagnosis(Fault.GROUP, words)
+        return Diagnosis(RankFault.GROUP, words)
     return None
 
 
@@ -116,15 +116,15 @@ def _of_others(rows: Rows, blocks: Sequence[Sequence[int]]) -> Diagnosis | None:
     if all(len(one) == 1 for one in sets) and any(one != [r] for r, one in enumerate(sets)):
         rank = next(r for r, one in enumerate(sets) if one != [r])
         words = f"rank {rank} gives the gradient that belongs to rank {sets[rank][0]}"
-        return Diagnosis(Fault.OTHER_RANK, words)
+        return Diagnosis(RankFault.OTHER_RANK, words)
     if any(len(one) > 1 for one in sets) and all(r in one for r, one in enumerate(sets)):
         rank = next(r for r, one in enumerate(sets) if len(one) > 1)
         block = next(b for b in blocks if rank in b)
         if set(sets[rank]) == set(block):
             words = "the gradients are summed over the ranks once more, and each rank has its own"
-            return Diagnosis(Fault.DOUBLED, words)
+            return Diagnosis(RankFault.DOUBLED, words)
         words = f"rank {rank} gives the sum of the gradients of {_ranks(sets[rank])}"
-        return Diagnosis(Fault.GROUP, words)
+        return Diagnosis(RankFault.GROUP, words)
     return None
 
 

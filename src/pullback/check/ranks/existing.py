@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from pullback.check.ranks.collectives import install
 from pullback.check.ranks.commands import Accept, Command, Reply
-from pullback.check.ranks.crew import End, Lost, Standing
+from pullback.check.ranks.crew import RankEnd, RanksLost, Standing
 from pullback.check.ranks.rank import Rank, RankJob
 from pullback.check.report import Report
 from pullback.errors import ExamplesError, PullbackError
@@ -124,7 +124,7 @@ class _Members:
         lost = [reply for reply in replies if _is_timeout(reply)]
         if lost:
             self._is_broken = True
-            raise Lost([_standing(rank, reply) for rank, reply in enumerate(replies)])
+            raise RanksLost([_standing(rank, reply) for rank, reply in enumerate(replies)])
         return replies
 
 
@@ -137,9 +137,9 @@ def _standing(rank: int, reply: Reply) -> Standing:
     last = reply.steps[-1] if reply.steps else None
     kind = () if last is None else last.kind
     if _is_timeout(reply):
-        return Standing(rank, End.WAITS, f"waited in {last}", kind)
+        return Standing(rank, RankEnd.WAITS, f"waited in {last}", kind)
     if reply.raised is not None:
-        return Standing(rank, End.RAISED, f"raised {reply.raised}", kind)
+        return Standing(rank, RankEnd.RAISED, f"raised {reply.raised}", kind)
     return Standing(
-        rank, End.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind
+        rank, RankEnd.ANSWERED, f"was through{'' if last is None else f', after {last}'}", kind
     )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pullback.check.groups import GroupOf
-from pullback.check.ranks.collectives import ranks_of
+from pullback.check.ranks.collectives import group_ranks
 from pullback.check.ranks.commands import Argument
 from pullback.check.ranks.spread import is_spread, whole_of
 from pullback.check.target import Target
@@ -70,14 +70,14 @@ def group_made(arg: Any) -> Any:
     return _groups[arg.ranks]
 
 
-def argument_of(arg: Any, is_needed: bool) -> Argument:
+def sent_argument(arg: Any, is_needed: bool) -> Argument:
     """An argument as it is told to who asks."""
     if can_differ(arg):
         return Argument(
             describe_value(arg), whole_of(arg.detach()), is_needed, is_spread(arg), None
         )
     if isinstance(arg, dist.ProcessGroup):
-        return Argument("a process group", ranks=ranks_of(arg))
+        return Argument("a process group", ranks=group_ranks(arg))
     sent = arg.detach() if isinstance(arg, Tensor) else arg
     is_plain = isinstance(sent, (Tensor, bool, int, float, complex, str, type(None), torch.dtype))
     numbers = frozenset(_numbers(arg))

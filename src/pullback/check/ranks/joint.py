@@ -16,24 +16,24 @@ from torch import Tensor
 
 from pullback.check.finding import Finding, Rule
 from pullback.check.ranks.blocks import components, is_same_everywhere, made_apart
-from pullback.check.ranks.collectives import Step, unequal
+from pullback.check.ranks.collectives import Step, unequal_steps
 from pullback.check.ranks.commands import (
     Accept,
     Argument,
     Command,
+    CotangentLayout,
     Forward,
-    Given,
-    Laid,
-    Measure,
+    GivenByRank,
+    MeasureCommand,
     Move,
-    Point,
-    Pull,
+    PullCommand,
     Pulled,
+    RankPoint,
     Reply,
     Sweep,
     Values,
 )
-from pullback.check.ranks.crew import Lost
+from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.placements import Declared
 from pullback.check.ranks.slope import Slope, directions_of, extrapolated
@@ -75,7 +75,7 @@ class Joint:
     # ---- questions ----
 
     def ask(self, command: Callable[[int], Command]) -> list[Reply]:
-        """The answers of all ranks; raises `Lost`, or `Failed` where one raised."""
+        """The answers of all ranks; raises `RanksLost`, or `Failed` where one raised."""
         replies = self._ask([command(rank) for rank in range(self.size)])
         self.tried["runs"] += 1
         if any(reply.raised is not None for reply in replies):
@@ -87,10 +87,10 @@ class Joint:
         if key not in self._known:
             try:
                 self._known[key] = compute()
-            except (Failed, Lost) as error:
+            except (Failed, RanksLost) as error:
                 self._known[key] = error
         found = self._known[key]
-        if isinstance(found, (Failed, Lost)):
+        if isinstance(found, (Failed, RanksLost)):
             raise found
         result: T = found
         return result
@@ -98,7 +98,7 @@ class Joint:
     # ---- what there is ----
 
     @cached_property
-    def given(self) -> tuple[Given, ...]:
+    def given(self) -> tuple[GivenByRank, ...]:
         """The arguments of each rank."""
         return tuple(reply.value for reply in self.ask(lambda rank: Accept()))
 
@@ -126,7 +126,7 @@ class Joint:
     def is_double(self) -> bool:
         """Whether the function serves float64."""
         try:
-            self.ask(lambda rank: Forward(Point({}, is_double=True)))
+            self.ask(lambda rank: Forward(RankPoint({}, is_double=True)))
         except Failed:
             return False
         return True
@@ -152,7 +152,7 @@ class Joint:
         if self.is_global:
             return own
         try:
-            replies = self.ask(lambda rank: Measure(Point({}, self.is_double)))
+            replies = self.ask(lambda rank: MeasureCommand(RankPoint({}, self.is_double)))
         except Failed:
             return own
         return max(own, *(float(reply.value) for reply in replies))
@@ -184,7 +184,7 @@ class Joint:
     @property
     def plain(self) -> list[Reply]:
         """The first forward, of the arguments as they were given."""
-        return self.once("plain", lambda: self.ask(lambda rank: Forward(Point({}))))
+        return self.once("plain", lambda: self.ask(lambda rank: Forward(RankPoint({}))))
 
     @property
     def first(self) -> list[Reply]:
@@ -193,7 +193,7 @@ class Joint:
 
     def _first(self) -> list[Reply]:
         outputs = [reply.value for reply in self.plain]
-        replies = self.ask(lambda rank: Pull(Point({}), _ones_of(outputs[rank])))
+        replies = self.ask(lambda rank: PullCommand(RankPoint({}), _ones_of(outputs[rank])))
         self.tried["collectives"] = sum(len(reply.steps) for reply in replies)
         return replies
 
@@ -252,9 +252,9 @@ class Joint:
                 values[rank][position] = made_apart(value, rank, position) if move else value
         return tuple(values)
 
-    def at(self, point: JointPoint, rank: int) -> Point:
+    def at(self, point: JointPoint, rank: int) -> RankPoint:
         """The point of one rank, as it is sent."""
-        return Point(point[rank], self.is_double)
+        return RankPoint(point[rank], self.is_double)
 
     def companions(self, rank: int, size: int) -> dict[int, Tensor]:
         """The other tensors of a rank with `size` rows, without the last row."""
@@ -269,7 +269,7 @@ class Joint:
     def is_uneven_on_the_way(self, point: JointPoint) -> bool:
         """Whether ranks bring different sizes to a collective of forward that takes only one."""
         replies = self.ask(lambda rank: Forward(self.at(point, rank)))
-        return unequal([reply.steps for reply in replies]) is not None
+        return unequal_steps([reply.steps for reply in replies]) is not None
 
     # ---- forward and backward ----
 
@@ -283,13 +283,13 @@ class Joint:
         point: JointPoint,
         cotangents: Sequence[Values],
         *,
-        laid: Laid = Laid.PLAIN,
+        laid: CotangentLayout = CotangentLayout.PLAIN,
         delays: Sequence[float] = (),
         seconds: Sequence[Mapping[int, Tensor]] = (),
     ) -> list[Pulled]:
         """The outputs and gradients of each rank."""
         replies = self.ask(
-            lambda rank: Pull(
+            lambda rank: PullCommand(
                 self.at(point, rank),
                 cotangents[rank],
                 laid,

@@ -14,28 +14,28 @@ from torch import Tensor
 
 from pullback.capture.places import is_users
 from pullback.check.ranks.collectives import (
+    RankState,
     Slot,
-    State,
-    Watched,
+    WatchedCollectives,
     watching_collectives,
 )
 from pullback.check.ranks.commands import (
     CHECK,
     Accept,
     Command,
+    CotangentLayout,
     Forward,
-    Given,
-    Laid,
-    Measure,
-    Point,
-    Pull,
+    GivenByRank,
+    MeasureCommand,
+    PullCommand,
     Pulled,
+    RankPoint,
     Reply,
     Sweep,
     Values,
     Wrap,
 )
-from pullback.check.ranks.given import argument_of, group_made, rank_inputs
+from pullback.check.ranks.given import group_made, rank_inputs, sent_argument
 from pullback.check.ranks.spread import (
     laid_cotangent,
     put_like,
@@ -81,9 +81,9 @@ class Rank:
 
     def do(self, command: Command) -> Reply:
         """The answer to a command; what the user's code raises is an answer."""
-        watched = Watched(self.slot, getattr(command, "delay", 0.0))
+        watched = WatchedCollectives(self.slot, getattr(command, "delay", 0.0))
         if self.slot is not None:
-            self.slot.tell(State.WORKS, 0)
+            self.slot.tell(RankState.WORKS, 0)
         try:
             with warnings.catch_warnings(), watching_collectives(watched):
                 warnings.simplefilter("ignore")
@@ -97,15 +97,15 @@ class Rank:
             return Reply(None, describe(error), CHECK, "", watched.log())
         finally:
             if self.slot is not None:
-                self.slot.tell(State.IDLE, len(watched.steps))
+                self.slot.tell(RankState.IDLE, len(watched.steps))
 
-    def _value(self, command: Command, watched: Watched) -> Any:
+    def _value(self, command: Command, watched: WatchedCollectives) -> Any:
         if isinstance(command, Accept):
             return self._accept()
         if isinstance(command, Forward):
             with silenced() if command.is_quiet else nullcontext():
                 return self._outputs(self._at(command.point))
-        if isinstance(command, Measure):
+        if isinstance(command, MeasureCommand):
             return self._noise(self._at(command.point))
         if isinstance(command, Sweep):
             return self._swept(command, watched)
@@ -115,18 +115,18 @@ class Rank:
 
     # ---- arguments ----
 
-    def _accept(self) -> Given:
+    def _accept(self) -> GivenByRank:
         with raising("inputs"), drawing_from(SEED):
             tuples = rank_inputs(self.job.target, self.job.inputs, self.number)
         first = tuple(group_made(arg) for arg in tuples[0])
         self._example = example_of(first)
         self._names = self.job.target.names_of(len(first))
         args = tuple(
-            argument_of(arg, i in self._example.needs) for i, arg in enumerate(self._example.args)
+            sent_argument(arg, i in self._example.needs) for i, arg in enumerate(self._example.args)
         )
-        return Given(args, len(tuples))
+        return GivenByRank(args, len(tuples))
 
-    def _at(self, point: Point) -> Example:
+    def _at(self, point: RankPoint) -> Example:
         assert self._example is not None
         example = self._example.double() if point.is_double else self._example
         for position, value in point.values.items():
@@ -150,7 +150,7 @@ class Rank:
         noise: float = precision.of(tensors_in(result))
         return noise
 
-    def _swept(self, command: Sweep, watched: Watched) -> list[tuple[Tensor, ...]]:
+    def _swept(self, command: Sweep, watched: WatchedCollectives) -> list[tuple[Tensor, ...]]:
         example = self._at(command.point)
         found: list[tuple[Tensor, ...]] = []
         for move in command.moves:
@@ -168,7 +168,7 @@ class Rank:
             found.append(tuple(_stacked([row[i] for row in rows]) for i in range(len(rows[0]))))
         return found
 
-    def _pulled(self, command: Pull, watched: Watched) -> Pulled:
+    def _pulled(self, command: PullCommand, watched: WatchedCollectives) -> Pulled:
         example = self._at(command.point)
         memory = Memory()
         args, result = self._run(example, memory)
@@ -229,7 +229,7 @@ class Rank:
                 self.job.target.call,
                 example,
                 command,
-                lambda o, c: laid_cotangent(o, c, Laid.PLAIN),
+                lambda o, c: laid_cotangent(o, c, CotangentLayout.PLAIN),
             )
         return Pulled((), found)
 
@@ -278,7 +278,7 @@ class Memory:
         now, before = self._kept[memory]
         return not torch.equal(now, before)
 
-    def written(self, watched: Watched) -> tuple[tuple[str, int, Any], ...]:
+    def written(self, watched: WatchedCollectives) -> tuple[tuple[str, int, Any], ...]:
         """What the collectives wrote, with the step that did."""
         found: dict[tuple[str, int], Any] = {}
         for step in watched.log():
@@ -296,7 +296,7 @@ class Memory:
 
 
 def _second(
-    command: Pull,
+    command: PullCommand,
     grads: Mapping[int, Tensor | None],
     leaves: Mapping[int, Tensor],
     cotangents: Values,

@@ -24,7 +24,9 @@ class ReferenceFailed(Exception):
     """The reference raised, or gave what cannot be compared."""
 
 
-def outputs_of(joint: Joint, point: JointPoint, have: Sequence[Values]) -> list[tuple[Any, ...]]:
+def reference_outputs(
+    joint: Joint, point: JointPoint, have: Sequence[Values]
+) -> list[tuple[Any, ...]]:
     """The outputs of every rank, as the reference has them."""
 
     def task() -> Any:
@@ -35,7 +37,7 @@ def outputs_of(joint: Joint, point: JointPoint, have: Sequence[Values]) -> list[
     return found
 
 
-def gradients_of(
+def reference_gradients(
     joint: Joint,
     assignment: Assignment,
     point: JointPoint,

@@ -12,7 +12,7 @@ from pullback.check.finding import Finding, Skip
 from pullback.check.ranks import existing
 from pullback.check.ranks.commands import CHECK, Accept, Command, Reply
 from pullback.check.ranks.consistency import consistent
-from pullback.check.ranks.crew import CannotStartError, Crew, Lost
+from pullback.check.ranks.crew import CannotStartError, Crew, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.given import RankTuples
 from pullback.check.ranks.joint import Joint
@@ -34,7 +34,7 @@ NOTHING_SENT = "it makes no collective that is seen: `pb.check` without `ranks=`
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RanksRequest:
     """What a check across ranks is asked for."""
 
     target: Target
@@ -69,7 +69,7 @@ def check_ranks(
     for registered in rules:
         if registered.prepare is not None:
             registered.prepare()
-    asked = Asked(target, inputs, size, rules, profile, placements, progress)
+    asked = RanksRequest(target, inputs, size, rules, profile, placements, progress)
     job = RankJob(target, inputs)
     if existing.is_there() and not isinstance(inputs, RankTuples):
         return existing.together(job, size, lambda ask: _checked(asked, ask, is_shared=True))
@@ -94,7 +94,7 @@ class Session:
         self._crew: Crew | None = None
 
     def ask(self, commands: Sequence[Command]) -> list[Reply]:
-        """The answers of all ranks; raises `Lost`."""
+        """The answers of all ranks; raises `RanksLost`."""
         if self._crew is None or not self._crew.is_alive:
             self.stop()
             self._crew = Crew(self._job, self._size)
@@ -110,7 +110,7 @@ class Session:
 
 
 def _checked(
-    asked: Asked, ask: Callable[[Sequence[Command]], list[Reply]], *, is_shared: bool = False
+    asked: RanksRequest, ask: Callable[[Sequence[Command]], list[Reply]], *, is_shared: bool = False
 ) -> Report:
     """The report of all rules."""
     start = time.monotonic()
@@ -143,12 +143,12 @@ def _checked(
     )
 
 
-def _begun(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> bool:
+def _begun(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> bool:
     """Whether the ranks were lost at the example itself; `ExamplesError` where all refuse it."""
     try:
         _ = joint.given
         _ = joint.plain
-    except Lost as lost:
+    except RanksLost as lost:
         results.append(_completed(asked, of_lost(joint, lost, "forward, at the example itself")))
         return True
     except Failed as failed:
@@ -166,25 +166,25 @@ def _begun(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> bool:
     return False
 
 
-def _declared(asked: Asked, joint: Joint) -> Declared:
+def _declared(asked: RanksRequest, joint: Joint) -> Declared:
     known = {**asked.target.intent.placements, **(asked.placements or {})}
     return declared_of(known or None, joint.names, asked.target.name)
 
 
-def _tried(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> list[str]:
+def _tried(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> list[str]:
     """Try every rule; what to note of them."""
     told: list[BaseException] = []
     notes: list[str] = []
     for number, registered in enumerate(asked.rules):
         if asked.progress is not None:
             asked.progress(registered.rule.name, number, len(asked.rules))
-        if sum(isinstance(error, Lost) for error in told) > LOSSES:
+        if sum(isinstance(error, RanksLost) for error in told) > LOSSES:
             notes.append(f"{len(asked.rules) - number} rules were not tried: ranks were lost")
             break
         try:
             for result in registered.check(joint):
                 results.append(_whole(result, registered))
-        except (Lost, Failed) as error:
+        except (RanksLost, Failed) as error:
             if any(error is one for one in told):
                 results.append(Skip.refused(registered.rule, "the ranks failed before"))
                 continue
@@ -201,9 +201,9 @@ def _tried(asked: Asked, joint: Joint, results: list[Finding | Skip]) -> list[st
     return [*notes, *_consistent(joint)]
 
 
-def _of_error(joint: Joint, error: Lost | Failed, registered: Registered) -> Finding | Skip:
+def _of_error(joint: Joint, error: RanksLost | Failed, registered: Registered) -> Finding | Skip:
     doing = f"while `{registered.rule.name}` was tried"
-    if isinstance(error, Lost):
+    if isinstance(error, RanksLost):
         if any(standing.is_ours for standing in error.standings):
             return Skip.refused(registered.rule, f"the check itself failed: {error}")
         return of_lost(joint, error, doing)
@@ -241,7 +241,7 @@ def _whole(result: Finding | Skip, registered: Registered) -> Finding | Skip:
     return replace(result, rule=known.get(result.rule.code, registered.rule))
 
 
-def _completed(asked: Asked, finding: Finding) -> Finding:
+def _completed(asked: RanksRequest, finding: Finding) -> Finding:
     known = {one.rule.code: one.rule for one in rank_rules()}
     place = asked.target.place("backward", "vjp", "forward")
     return replace(finding, rule=known[finding.rule.code]).of(asked.target.name, place)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pullback.check.ranks.commands import Laid, Local
+from pullback.check.ranks.commands import CotangentLayout, LocalPart
 from pullback.judge.example import exact_copy
 
 
@@ -38,17 +38,17 @@ def put_like(old: Any, value: Tensor) -> Tensor:
     return made.redistribute(placements=placements).detach()
 
 
-def replicated_parts(tensors: Mapping[str, Any]) -> Iterator[Local]:
+def replicated_parts(tensors: Mapping[str, Any]) -> Iterator[LocalPart]:
     """The parts of DTensors that are said to be the same on all ranks."""
     for what, tensor in tensors.items():
         if is_spread(tensor):
             kinds = {type(p).__name__ for p in tensor.placements}
             if kinds == {"Replicate"}:
-                yield Local(tensor.detach().to_local().cpu(), what)
+                yield LocalPart(tensor.detach().to_local().cpu(), what)
 
 
 def laid_cotangent(
-    output: Tensor, given: Tensor | None, laid: Laid, *, is_needed: bool = False
+    output: Tensor, given: Tensor | None, laid: CotangentLayout, *, is_needed: bool = False
 ) -> Tensor | None:
     """The cotangent of an output, in memory as it is asked for."""
     if given is None:
@@ -58,9 +58,9 @@ def laid_cotangent(
         made = put_like(_without_partial(spread), given.to(output.dtype))
         return made.requires_grad_(is_needed)
     made = exact_copy(given).to(device=output.device, dtype=output.dtype)
-    if laid is Laid.TRANSPOSED:
+    if laid is CotangentLayout.TRANSPOSED:
         made = _transposed(made)
-    elif laid is Laid.EXPANDED and made.numel():
+    elif laid is CotangentLayout.EXPANDED and made.numel():
         made = made.flatten()[:1].reshape([1] * made.dim()).expand(made.shape)
     return made.requires_grad_(is_needed)
 

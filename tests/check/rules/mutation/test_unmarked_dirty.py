@@ -2,6 +2,7 @@
 
 from torch.autograd import Function
 
+import pullback as pb
 from tests.check.subjects import check_of, made, normal, rule_tests
 
 check = check_of("unmarked-dirty")
@@ -38,8 +39,25 @@ class UnmarkedView(Marked):
         return g.view(4), g.view(4)
 
 
+class MarkedOfOurs(pb.Function):
+    """Keeps a number in `saved_data`, so that other callers see a translated forward."""
+
+    is_traceable = True
+
+    @staticmethod
+    def forward(ctx, x, n):
+        ctx.saved_data["n"] = n
+        ctx.mark_dirty(x)
+        return x.mul_(n)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_data["n"], None
+
+
 SOUND = {
     "marked": (Marked, (X, Y)),
+    "marked by a pullback.Function": (MarkedOfOurs, (X, 3)),
     "sum": (made(lambda x, y: x + y, lambda g, x, y: (g, g)), (X, Y)),
     "view": (made(lambda x: x.view_as(x), lambda g, x: g), (X,)),
 }

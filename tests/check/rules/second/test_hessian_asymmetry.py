@@ -5,7 +5,7 @@ import torch
 from torch.autograd import Function
 
 from pullback.check.rules.second.hessian_asymmetry import check
-from pullback.check.second_order import Outcome
+from pullback.check.second_order import SecondOrder
 from pullback.check.subject import Skip
 from tests.check.functions import Product
 from tests.check.subjects import findings, normal, subject
@@ -101,7 +101,7 @@ def test_sound_function_has_no_finding(name):
 def test_planted_fault_is_caught(name):
     target, args, where = PLANTED[name]
     tried = subject(target, *args())
-    tried.trials["second order"] = [Outcome()]  # as where no reference and no difference tells
+    tried.trials["second order"] = [SecondOrder()]  # as where no reference and no difference tells
     found = list(check(tried))
 
     assert {f.rule.name for f in found} == {"hessian-asymmetry"}
@@ -110,6 +110,6 @@ def test_planted_fault_is_caught(name):
 
 def test_known_defect_is_not_reported_twice():
     tried = subject(Lopsided, normal(5))
-    tried.trials["second order"] = [Outcome(skip="reported already")]
+    tried.trials["second order"] = [SecondOrder(skip="reported already")]
 
     assert [type(result) for result in check(tried)] == [Skip]

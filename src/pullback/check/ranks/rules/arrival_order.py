@@ -47,7 +47,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     for late in dict.fromkeys((0, joint.size - 1)):
         delays = [LATE if rank == late else 0.0 for rank in range(joint.size)]
         now = joint.pull(point, cotangents, delays=delays)
-        for at in differing(joint, usual, now):
+        for at in differing_arrivals(joint, usual, now):
             yield joint.finding(
                 RULE,
                 at=at.then(f", when rank {late} is late"),
@@ -58,7 +58,9 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
             return
 
 
-def differing(joint: Joint, before: Sequence[Pulled], now: Sequence[Pulled]) -> Iterator[At]:
+def differing_arrivals(
+    joint: Joint, before: Sequence[Pulled], now: Sequence[Pulled]
+) -> Iterator[At]:
     """What came otherwise."""
     for rank, (old, new) in enumerate(zip(before, now, strict=True)):
         where = f" on rank {rank}"

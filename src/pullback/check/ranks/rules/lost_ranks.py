@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pullback.check.finding import Finding, Rule, Severity, Skip
-from pullback.check.ranks.collectives import POINT_TO_POINT, unequal
-from pullback.check.ranks.crew import End, Lost
+from pullback.check.ranks.collectives import POINT_TO_POINT, unequal_steps
+from pullback.check.ranks.crew import RankEnd, RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint
 from pullback.check.registered import Registered
@@ -20,7 +20,7 @@ FAILS = Rule("R154", "fails-on-ranks", GROUP, profile="quick")
 UNWAITED = Rule("R122", "unwaited-handle", GROUP)  # a send that is given up leaves others waiting
 
 
-def of_lost(joint: Joint, lost: Lost, doing: str) -> Finding:
+def of_lost(joint: Joint, lost: RanksLost, doing: str) -> Finding:
     """The finding that a loss of ranks is, with what each of them stood at."""
     rule, expected, fix = _kind(lost)
     found = joint.finding(
@@ -35,9 +35,9 @@ def of_lost(joint: Joint, lost: Lost, doing: str) -> Finding:
     return found
 
 
-def _kind(lost: Lost) -> tuple[Rule, str, str]:
+def _kind(lost: RanksLost) -> tuple[Rule, str, str]:
     has_aborted = bool(lost.ended) and all(s.is_aborted for s in lost.ended)
-    inside = (End.WAITS, End.ENDED, End.RAISED) if has_aborted else (End.WAITS,)
+    inside = (RankEnd.WAITS, RankEnd.ENDED, RankEnd.RAISED) if has_aborted else (RankEnd.WAITS,)
     waiting = {s.kind for s in lost.standings if s.end in inside and s.kind}
     is_between_two = any(kind[0] in POINT_TO_POINT for kind in waiting)
     is_clear = has_aborted or not (lost.ended or lost.raised)
@@ -77,7 +77,7 @@ def of_failed(joint: Joint, failed: Failed, doing: str) -> Finding:
 
 def _unequal(joint: Joint) -> Iterator[Finding | Skip]:
     """Collectives that end, and in which the ranks do not bring the same."""
-    pair = unequal(joint.steps)
+    pair = unequal_steps(joint.steps)
     if pair is None:
         return
     (one, first), (two, second) = pair

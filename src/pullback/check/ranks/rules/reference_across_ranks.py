@@ -32,7 +32,7 @@ from pullback.check.facts import At, Gradient, Output
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.consistency import consistent, replicated_of
 from pullback.check.ranks.joint import Joint
-from pullback.check.ranks.reference import ReferenceFailed, gradients_of, outputs_of
+from pullback.check.ranks.reference import ReferenceFailed, reference_gradients, reference_outputs
 from pullback.judge.example import wide_of
 from pullback.judge.tolerances import ROUGH, Tolerance
 
@@ -56,7 +56,7 @@ def _outputs(joint: Joint) -> Iterator[Finding | Skip]:
     key = _declared_key(joint)
     point = joint.point(key)
     have = joint.forward(point)
-    want = outputs_of(joint, point, have)
+    want = reference_outputs(joint, point, have)
     for rank in range(joint.size):
         for number, (mine, theirs) in enumerate(zip(have[rank], want[rank], strict=True)):
             if not _is_near(joint, mine, theirs):
@@ -84,7 +84,7 @@ def _gradients(joint: Joint) -> Iterator[Finding | Skip]:
         key = replicated_of(joint, assignment)
         pattern = tuple(placed.has_one_cotangent for placed in assignment.outputs)
         cotangents, pulled = joint.pulled(key, pattern, 0)
-        want = gradients_of(joint, assignment, joint.point(key), cotangents, pulled)
+        want = reference_gradients(joint, assignment, joint.point(key), cotangents, pulled)
         for position in joint.positions:
             name = joint.names[position]
             for rank in range(joint.size):

@@ -27,8 +27,8 @@ import torch
 from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.ranks.blocks import is_one_value
-from pullback.check.ranks.commands import Laid, Values
-from pullback.check.ranks.crew import Lost
+from pullback.check.ranks.commands import CotangentLayout, Values
+from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint
 
@@ -44,11 +44,11 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     point = joint.point(key)
     cotangents, usual = joint.pulled(key, (False,) * joint.outputs, 0)
     one = [_constant(values) for values in cotangents]
-    for laid, given in ((Laid.TRANSPOSED, cotangents), (Laid.EXPANDED, one)):
-        plain = usual if laid is Laid.TRANSPOSED else joint.pull(point, given)
+    for laid, given in ((CotangentLayout.TRANSPOSED, cotangents), (CotangentLayout.EXPANDED, one)):
+        plain = usual if laid is CotangentLayout.TRANSPOSED else joint.pull(point, given)
         try:
             now = joint.pull(point, given, laid=laid)
-        except (Failed, Lost) as failure:
+        except (Failed, RanksLost) as failure:
             yield joint.finding(
                 RULE,
                 at=f"backward, with cotangents {laid.value}",

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pullback.check.facts import At, Gradient
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.consistency import consistent, judged
-from pullback.check.ranks.crew import Lost
+from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment
@@ -52,7 +52,7 @@ def check(joint: Joint) -> Iterator[Finding | Skip]:
     joint.set_point(KEY, point)
     try:
         joint.forward(point, is_quiet=True)
-    except (Failed, Lost) as refusal:
+    except (Failed, RanksLost) as refusal:
         yield Skip(RULE, f"forward takes no uneven shards: {refusal}")
         return
     if joint.is_uneven_on_the_way(point):
@@ -65,7 +65,7 @@ def _judged(joint: Joint, assignment: Assignment) -> Iterator[Finding | Skip]:
     words = "one row less on the last rank"
     try:
         verdict = judged(joint, assignment, KEY)
-    except (Failed, Lost) as failure:
+    except (Failed, RanksLost) as failure:
         yield joint.finding(
             RULE, at=f"backward, with {words}", expected="gradients", got=str(failure)
         )

@@ -31,7 +31,7 @@ from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.blocks import is_one_value
 from pullback.check.ranks.commands import Around, Wrap
 from pullback.check.ranks.consistency import consistent, replicated_of
-from pullback.check.ranks.crew import Lost
+from pullback.check.ranks.crew import RanksLost
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint, JointPoint
 
@@ -77,7 +77,7 @@ def _inside(
     except Failed as failure:
         yield Skip.refused(RULE, f"inside of {around.value}", failure.raised)
         return
-    except Lost as lost:
+    except RanksLost as lost:
         yield joint.finding(RULE, at=f"inside of {around.value}", expected="an end", got=str(lost))
         return
     for rank, reply in enumerate(replies):

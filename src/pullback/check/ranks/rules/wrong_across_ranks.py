@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterator
 from pullback.check.facts import At, Gradient, Output, numbers
 from pullback.check.finding import Finding, Rule, Skip
 from pullback.check.ranks.consistency import Judged, Rows, all_judged
-from pullback.check.ranks.diagnosis import Diagnosis, Fault, diagnosed
+from pullback.check.ranks.diagnosis import Diagnosis, RankFault, diagnosed
 from pullback.check.ranks.joint import Joint
 from pullback.check.registered import Registered
 
 GROUP = "ranks"
 
 FIXES = {
-    Fault.UNKNOWN: "",
-    Fault.MISSING: "sum over the ranks in backward what forward has spread over them",
-    Fault.DOUBLED: "leave one sum over the ranks out of backward",
-    Fault.FACTOR: "scale by the number of ranks in backward where, and only where, forward does",
-    Fault.OTHER_RANK: "send each gradient back to the rank that its input came from",
-    Fault.DIFFERENT: "give the same gradient on every rank, or declare it as partial",
-    Fault.GROUP: "communicate in backward on the group that forward communicates on",
+    RankFault.UNKNOWN: "",
+    RankFault.MISSING: "sum over the ranks in backward what forward has spread over them",
+    RankFault.DOUBLED: "leave one sum over the ranks out of backward",
+    RankFault.FACTOR: "scale by the number of ranks in backward where forward does, and only there",
+    RankFault.OTHER_RANK: "send each gradient back to the rank that its input came from",
+    RankFault.DIFFERENT: "give the same gradient on every rank, or declare it as partial",
+    RankFault.GROUP: "communicate in backward on the group that forward communicates on",
 }
 
 
-def faults(joint: Joint) -> list[tuple[Fault, Finding]]:
+def faults(joint: Joint) -> list[tuple[RankFault, Finding]]:
     """What is wrong with the gradients, under the declared placements or under any at all."""
     return joint.once("faults", lambda: list(_faults(joint)))
 
 
-def _faults(joint: Joint) -> Iterator[tuple[Fault, Finding]]:
+def _faults(joint: Joint) -> Iterator[tuple[RankFault, Finding]]:
     every = all_judged(joint)
     if not every or any(judged.is_right for judged in every):
         return
@@ -50,8 +50,8 @@ def _diagnoses(joint: Joint, judged: Judged) -> list[tuple[Rows, Diagnosis]]:
 
 def _rank(judged: Judged, told: list[tuple[Rows, Diagnosis]]) -> tuple[int, int, int]:
     """How well an assignment explains what is wrong: few gradients, by faults that are known."""
-    unknown = sum(d.fault is Fault.UNKNOWN for _, d in told)
-    vague = sum(d.fault is Fault.DIFFERENT for _, d in told)
+    unknown = sum(d.fault is RankFault.UNKNOWN for _, d in told)
+    vague = sum(d.fault is RankFault.DIFFERENT for _, d in told)
     return unknown, len(told), vague
 
 
@@ -82,7 +82,7 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _of(fault: Fault) -> Callable[[Joint], Iterator[Finding | Skip]]:
+def _of(fault: RankFault) -> Callable[[Joint], Iterator[Finding | Skip]]:
     def check(joint: Joint) -> Iterator[Finding | Skip]:
         """The findings of one fault."""
         if not joint.positions:
@@ -275,22 +275,22 @@ WRONG_GROUP = Rule("R107", "wrong-group", GROUP, profile="quick")
 BROKEN = Rule("R108", "broken-placement", GROUP, profile="quick")
 
 RULES_BY_FAULT = {
-    Fault.UNKNOWN: WRONG,
-    Fault.MISSING: MISSING,
-    Fault.DOUBLED: DOUBLED,
-    Fault.FACTOR: FACTOR,
-    Fault.OTHER_RANK: OTHER,
-    Fault.DIFFERENT: DIFFERENT,
-    Fault.GROUP: WRONG_GROUP,
+    RankFault.UNKNOWN: WRONG,
+    RankFault.MISSING: MISSING,
+    RankFault.DOUBLED: DOUBLED,
+    RankFault.FACTOR: FACTOR,
+    RankFault.OTHER_RANK: OTHER,
+    RankFault.DIFFERENT: DIFFERENT,
+    RankFault.GROUP: WRONG_GROUP,
 }
 
 RULES = (
-    Registered(WRONG, _of(Fault.UNKNOWN), WRONG_PAGE),
-    Registered(MISSING, _of(Fault.MISSING), MISSING_PAGE),
-    Registered(DOUBLED, _of(Fault.DOUBLED), DOUBLED_PAGE),
-    Registered(FACTOR, _of(Fault.FACTOR), FACTOR_PAGE),
-    Registered(OTHER, _of(Fault.OTHER_RANK), OTHER_PAGE),
-    Registered(DIFFERENT, _of(Fault.DIFFERENT), DIFFERENT_PAGE),
-    Registered(WRONG_GROUP, _of(Fault.GROUP), GROUP_PAGE),
+    Registered(WRONG, _of(RankFault.UNKNOWN), WRONG_PAGE),
+    Registered(MISSING, _of(RankFault.MISSING), MISSING_PAGE),
+    Registered(DOUBLED, _of(RankFault.DOUBLED), DOUBLED_PAGE),
+    Registered(FACTOR, _of(RankFault.FACTOR), FACTOR_PAGE),
+    Registered(OTHER, _of(RankFault.OTHER_RANK), OTHER_PAGE),
+    Registered(DIFFERENT, _of(RankFault.DIFFERENT), DIFFERENT_PAGE),
+    Registered(WRONG_GROUP, _of(RankFault.GROUP), GROUP_PAGE),
     Registered(BROKEN, _placement, BROKEN_PAGE),
 )
