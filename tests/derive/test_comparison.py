@@ -102,6 +102,7 @@ class Steep(torch.autograd.Function):
 def test_infinite_slope_of_another_output_differs_where_zeros_may_not_show(fills_absent):
     comparison = compared_with(steep, torch.zeros(3, requires_grad=True))
     comparison.rows = [replace(one, fills_absent=fills_absent) for one in comparison.rows]
+    comparison.sizes = []
 
     found = comparison.difference(lambda given: Steep.apply(*given))
     assert (found is None) is fills_absent

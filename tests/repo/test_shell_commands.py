@@ -21,6 +21,7 @@ EXEMPT = {
     r"^pytest": "runs the whole suite; tests/test_pytest_plugin.py runs it on small ones",
     r"my_ops\.so": "needs the library that docs/check-cpp.md builds, and test_native.py checks",
     r"--device cuda": "needs a GPU, and an hour",
+    r"torchrun|--inputs pullback-recording.pt --ranks": "tests/check/ranks records under torchrun",
     r"^python -m benchmarks": "measures for minutes; test_benchmarks.py runs each shortly",
     r"^python -m tests\.upstream": "runs for minutes; tests/upstream runs a part of it",
     r"gradient-not-finite|--select acme": "needs the package of the example in docs/extend.md",
@@ -28,7 +29,7 @@ EXEMPT = {
     r"^python -m pullback$": "prints its help, which is a usage error without a command",
     r"^python -m docs\.generate$": "test_generated_docs.py compares what it writes",
 }
-SLOW = r"^pullback plan|--build|--profile deep|^pullback check examples/my_ops.py($| )"
+SLOW = r"^pullback plan|--build|--ranks|--profile deep|^pullback check examples/my_ops.py($| )"
 QUICK = r"--write-baseline|--show-settings"  # of the slow ones, those that are run all the same
 
 FENCE = re.compile(r"^```(bash|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)

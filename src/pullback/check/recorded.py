@@ -309,10 +309,11 @@ class Recording:
                 return report
         return check(target, [call.inputs for call in calls if call.rank == 0], **options)
 
-    def save(self, path: str | Path) -> Saved:
+    def save(self, path: str | Path, *, even_empty: bool = False) -> Saved:
         """Write the calls whose arguments can be described: whole, or not at all.
 
-        Says how many these are, and which calls are not in the file and why.
+        Says how many these are, and which calls are not in the file and why. Where there is none,
+        nothing is written, unless `even_empty`.
         """
         stored, lost = [], []
         for call in self.calls:
@@ -320,7 +321,7 @@ class Recording:
                 stored.append(call.stored())
             except CannotStoreError as why:
                 lost.append(f"{call}: {why}")
-        if stored:
+        if stored or even_empty:
             _write(Path(path), {"schema": SCHEMA, "calls": stored, "ranks": self.ranks})
         return Saved(len(stored), len({one["target"] for one in stored}), tuple(lost))
 

@@ -1,4 +1,4 @@
-"""Arguments as plain data that a file can hold, and how they are built_arguments again.
+"""Arguments as plain data that a file can hold, and how they are built again.
 
 A recording is loaded with `weights_only=True`: it holds tensors and plain values, and loading it
 runs no code. What else Functions are called with is written as a description:

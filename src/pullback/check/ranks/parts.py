@@ -42,9 +42,7 @@ def brought_together(recorded: Recording, name: str) -> Recording | None:
     folder = _folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     if rank:
-        unfinished = folder / f"{rank}.writing"
-        recorded.save(unfinished)
-        unfinished.replace(folder / f"{rank}.pt")
+        recorded.save(folder / f"{rank}.pt", even_empty=True)
         return None
     whole = Recording()
     whole.ranks = size
