@@ -25,7 +25,7 @@ LINES = {
 }
 # Only what needs no compiler is planned: it takes seconds.
 EAGER = {"PULLBACK_BACKENDS": "eager"}
-NOT_PROGRAMS = {"__init__", "compare"}
+NOT_PROGRAMS = {"parallel", "__init__", "compare"}
 
 
 QUICK = {"combined", "hybrid", "my_relu", "roi_align"}
