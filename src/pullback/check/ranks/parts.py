@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pullback.check.ranks.given import RankTuples
 from pullback.check.recorded import RecordedCall, Recording, load_recording
+from pullback.run.private import require_private
 
 WAIT = 60.0  # seconds for the other ranks to end
 GLANCE = 0.2
@@ -40,7 +41,8 @@ def brought_together(recorded: Recording, name: str) -> Recording | None:
     if size == 1:
         return recorded
     folder = _folder(name)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_private(folder)  # its name can be foreseen
     if rank:
         recorded.save(folder / f"{rank}.pt", even_empty=True)
         return None
