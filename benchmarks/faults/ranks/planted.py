@@ -696,3 +696,19 @@ CASES.add(
     rule="reference-across-ranks",
     needs_reference=True,
 )
+
+
+class ComplexWithoutConjugate(sound.ComplexSquareSum):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * summed(g)
+
+
+CASES.add(
+    ComplexWithoutConjugate,
+    sound.complex_numbers,
+    reference=lambda x: sum(v * v for v in x),
+    rule="wrong-across-ranks",
+)

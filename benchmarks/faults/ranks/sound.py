@@ -592,3 +592,48 @@ CASES.add(
     reference=lambda x, w: sum(a @ b.t() for a, b in zip(x, w, strict=True)).relu(),
     convention="pass",
 )
+
+
+class ComplexSquareSum(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return summed(x * x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x.conj() * summed(g)
+
+
+def complex_numbers(rank):
+    """A complex tensor of a rank."""
+    generator = torch.Generator().manual_seed(rank + 1)
+    return (torch.randn(3, 2, dtype=torch.complex64, generator=generator),)
+
+
+CASES.add(
+    ComplexSquareSum,
+    complex_numbers,
+    reference=lambda x: sum(v * v for v in x),
+    convention="sum",
+)
+
+
+class RootHasTheSum(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        dist.reduce(y, 0)  # undefined on the other ranks, so no cotangent of theirs counts
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        g = g.clone()
+        dist.broadcast(g, 0)
+        return g
+
+
+CASES.add(RootHasTheSum, X, convention="sum")

@@ -1,5 +1,11 @@
 """The ranks as processes: started afresh where a fork cannot serve them."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 
@@ -53,3 +59,44 @@ def test_lost_ranks_tell_what_they_stood_at():
     assert first.end is RankEnd.ENDED
     assert str(first) == "rank 0 was ended by SIGKILL"
     assert not found.is_alive
+
+
+STUCK = """
+import ctypes, os, torch
+from torch.autograd import Function
+import pullback as pb
+
+class Sleeps(Function):
+    @staticmethod
+    def forward(ctx, x):
+        print(os.getpid(), flush=True)
+        ctypes.PyDLL(None).sleep(600)  # in C, and no other thread of Python's can run
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+pb.check(Sleeps, (torch.ones(2),), ranks=2)
+"""
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc to look at")
+def test_ranks_end_with_a_parent_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
+    ranks = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    latest = time.monotonic() + 30
+    while any(map(is_running, ranks)) and time.monotonic() < latest:
+        time.sleep(0.05)
+
+    assert not any(map(is_running, ranks))

@@ -5,6 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 import pullback as pb
 from benchmarks.faults.ranks import planted, sound
@@ -98,6 +102,57 @@ def test_both_conventions_are_there():
     assert {case.convention for case in sound.CASES} == {"sum", "pass"}
     assert len(sound.CASES) >= 20
     assert len(planted.CASES) >= 30
+
+
+class SumsFewRows(Function):
+    """Leaves the sum out where there are many rows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        g = g.clone()
+        if len(g) < 5:
+            dist.all_reduce(g)
+        return g
+
+
+def test_every_example_is_checked():
+    few, many = [[(torch.ones(rows, 2) + r,) for r in range(2)] for rows in (3, 6)]
+    options = {"ranks": 2, "placements": {"out": "shard"}, "profile": "quick"}
+
+    assert pb.check(SumsFewRows, lambda rank: [few[rank]], **options).ok
+    report = pb.check(SumsFewRows, lambda rank: [few[rank], many[rank]], **options)
+
+    (finding,) = report.findings
+    assert finding.rule.name == "missing-collective"
+    assert "float32[6, 2]" in finding.inputs
+    assert len(report.examples) == 2
+    assert not any("right under" in note for note in report.notes)
+
+
+def test_more_examples_than_are_checked_are_noted():
+    five = [(torch.ones(2, 2),)] * 5
+    report = pb.check(sound.AllReduceSum, lambda rank: five, ranks=2, select=("ranks-deadlock",))
+
+    assert "of 5 examples the first 4 were checked across ranks" in report.notes
+
+
+def test_complex_gradients_are_compared():
+    assert checked("ComplexSquareSum", allow=("wrapped-differs",)).ok
+    (finding,) = checked("ComplexWithoutConjugate", profile="quick").findings
+    assert finding.rule.name == "wrong-across-ranks"
+
+
+def test_outputs_that_reduce_leaves_undefined_do_not_count():
+    report = checked("RootHasTheSum", profile="quick")
+
+    assert report.ok, str(report)
 
 
 @pytest.mark.slow

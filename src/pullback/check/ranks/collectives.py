@@ -2,7 +2,8 @@
 
 The methods of `ProcessGroup` and the waiting of `Work` are replaced while a call is looked at, so
 that every collective of Python's is seen, however the user's module has imported it: with what, on
-which ranks, from which line. What DDP and the functional collectives do in C++ is not. The step
+which ranks, from which line. The functional collectives are operators, which a dispatch mode sees,
+also in a backward that PyTorch has in C++. What DDP does in C++ is not seen. The step
 that a rank is in stands in memory which who started it reads, so that it is known when the rank
 cannot say so any more.
 """
@@ -24,9 +25,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from pullback.capture.places import is_users
 from pullback.check.registration import near
+from pullback.function.slots import PlainDispatchMode
 from pullback.judge.example import dtype_name, tensors_in
 
 SLOT = 4096  # bytes for each rank
@@ -59,8 +62,12 @@ METHODS: dict[str, tuple[str, int | None]] = {
 }
 POINT_TO_POINT = ("send", "recv")
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced")
-# Those in which all ranks must bring as much.
-EVEN = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+# Those in which all ranks must bring, or get, as much.
+EVEN = frozenset(SUMS) - {"reduce_scatter", "all_reduce_coalesced"}
+EVEN |= {"broadcast", "gather", "scatter", "all_gather_into_tensor"}
+# The functional collectives, as operators.
+OPERATORS = "_c10d_functional"
+WAIT = "wait_tensor"
 WAITS = ("wait", "synchronize", "get_future", "is_completed")
 
 
@@ -89,6 +96,7 @@ class Step:
     is_from_any: bool = False
     writes: frozenset[int] = frozenset()  # the memory that it writes
     is_waited: bool = True
+    is_left_unset: bool = False  # what it writes is undefined here: another rank has the result
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -190,7 +198,8 @@ def watching_collectives(watched: WatchedCollectives) -> Iterator[WatchedCollect
     global _watched
     before, _watched = _watched, watched
     try:
-        yield watched
+        with _Operators(watched):
+            yield watched
     finally:
         _watched = before
 
@@ -246,34 +255,87 @@ def _awaited(original: Any) -> Any:
     return call
 
 
+class _Operators(PlainDispatchMode):  # type: ignore[misc]
+    """Notes the functional collectives, which are operators."""
+
+    def __init__(self, watched: WatchedCollectives) -> None:
+        super().__init__()
+        self._seen_by = watched
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if func.namespace != OPERATORS:
+            # A tensor that waits when it is used does so in its own handler, seen from here.
+            return NotImplemented if types else func(*args, **given)
+        watched = self._seen_by
+        name = func.name().partition("::")[2].rstrip("_").removesuffix("_out")
+        group = next((ranks_of_name(a) for a in reversed(args) if is_group_name(a)), None)
+        if group is not None:
+            place = _place(2)
+            watched.begin(made_step(name, group, tensors_in(args[0]), place, watched.phase))
+        elif name == WAIT and watched.slot is not None and watched.steps:
+            watched.slot.tell(RankState.WAITS, len(watched.steps), watched.steps[-1])
+        try:
+            return func(*args, **given)
+        finally:
+            watched.goes_on()
+
+
+def is_group_name(arg: Any) -> bool:
+    """Whether an argument of a functional collective stands for a group."""
+    return isinstance(arg, dist.ProcessGroup) or (isinstance(arg, str) and arg not in REDUCTIONS)
+
+
+REDUCTIONS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum")
+
+
+def ranks_of_name(group: Any) -> tuple[int, ...]:
+    """The ranks of a group that is given as such or by its name; all where it is not known."""
+    if isinstance(group, str):
+        try:
+            groups: Any = distributed_c10d
+            group = groups._resolve_process_group(group)
+        except (RuntimeError, ValueError):
+            return tuple(range(dist.get_world_size()))
+    return group_ranks(group)
+
+
 def _step(
     group: Any, args: tuple[Any, ...], name: str, written: int | None, method: str, phase: str
 ) -> Step:
-    own = _brought(name, args)
     ranks = group_ranks(group)
-    first = own[0] if own else None
-    shape = "" if first is None else f"{dtype_name(first.dtype)}{list(first.shape)}"
-    who = f" over ranks {', '.join(map(str, ranks))}" if name not in POINT_TO_POINT else ""
+    step = made_step(name, ranks, _brought(name, args), _place(3), phase)
     if name in POINT_TO_POINT and len(args) > 1 and isinstance(args[1], int):
         who = f" {'to' if name == 'send' else 'from'} rank {ranks[args[1]]}"
+        step = replace(step, words=step.words + who)
     targets = tensors_in(args[written]) if written is not None and len(args) > written else []
-    return Step(
-        name,
-        ranks,
-        sum(t.numel() for t in own),
-        "" if first is None else dtype_name(first.dtype),
-        f"{name}({shape}){who}",
-        _place(),
-        phase,
-        method == "recv_anysource",
-        frozenset(t.untyped_storage().data_ptr() for t in targets),
+    writes = frozenset(t.untyped_storage().data_ptr() for t in targets)
+    root = getattr(args[1], "rootRank", None) if name == "reduce" and len(args) > 1 else None
+    return replace(
+        step,
+        is_from_any=method == "recv_anysource",
+        writes=writes,
+        is_left_unset=root is not None and ranks[root] != dist.get_rank(),
     )
 
 
+def made_step(
+    name: str, ranks: tuple[int, ...], own: Sequence[Tensor], place: str, phase: str
+) -> Step:
+    """A collective that a rank makes, with what it brings."""
+    first = own[0] if own else None
+    shape = "" if first is None else f"{dtype_name(first.dtype)}{list(first.shape)}"
+    who = f" over ranks {', '.join(map(str, ranks))}" if name not in POINT_TO_POINT else ""
+    count, dtype = sum(t.numel() for t in own), "" if first is None else dtype_name(first.dtype)
+    return Step(name, ranks, count, dtype, f"{name}({shape}){who}", place, phase)
+
+
 def _brought(name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """What a rank brings to a collective: for those with two buffers, the second."""
+    """What a rank brings to a collective, or, where one rank brings all, what it gets of it."""
     has_two = ("gather" in name or "scatter" in name or "all_to_all" in name) and len(args) > 1
-    return tensors_in(args[1] if has_two else args[0] if args else ())
+    return tensors_in(args[1] if has_two and name != "scatter" else args[0] if args else ())
 
 
 @functools.lru_cache(maxsize=64)
@@ -282,9 +344,9 @@ def group_ranks(group: Any) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-def _place() -> str:
-    """The user's line that asks for a collective."""
-    frame: Any = sys._getframe(3)
+def _place(above: int) -> str:
+    """The user's line that asks for a collective, some frames above."""
+    frame: Any = sys._getframe(above)
     while frame is not None:
         if is_users(frame):
             return f"{near(frame.f_code.co_filename)}:{frame.f_lineno}"

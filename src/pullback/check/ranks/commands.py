@@ -36,7 +36,9 @@ class Around(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make the arguments, and say what they are."""
+    """Make the arguments of one example, and say what they are."""
+
+    example: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Pulled:
     written: tuple[tuple[str, int, Step], ...] = ()
     locals: tuple[LocalPart, ...] = ()
     live: tuple[bool, ...] = ()  # whether a gradient can flow through each output
+    unset: tuple[bool, ...] = ()  # whether an output is undefined here: see `Step.is_left_unset`
 
 
 @dataclass(frozen=True, slots=True)

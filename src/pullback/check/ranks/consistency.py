@@ -116,7 +116,7 @@ def all_judged(joint: Joint) -> list[Judged]:
     """Every assignment judged; what was given as different values is replicated in none."""
 
     def compute() -> list[Judged]:
-        every = [] if joint.is_complex else list(assignments(joint))[: 2 * MOST]
+        every = list(assignments(joint))[: 2 * MOST]
         briefly = [judged(joint, assignment, is_brief=True) for assignment in every]
         left = [one.assignment for one in briefly if one.is_right]
         found = [judged(joint, assignment) for assignment in left]

@@ -40,7 +40,7 @@ RESTS = 8.0  # seconds without work of a rank that is in no collective
 LONGEST = 120.0  # seconds of one command
 START = 60.0
 
-_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, {size}, {folder!r}, {fd})"
+_MAIN = "from pullback.check.ranks.worker import serve; serve({rank}, {size}, {folder!r}, *{ends})"
 
 
 class RankEnd(Enum):
@@ -102,6 +102,7 @@ class Crew:
         self._slots = [Slot(slot_path(self._folder, rank)) for rank in range(size)]
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
+        self._lives: list[int] = []  # the ranks end when these are closed, see `confine.lead`
         try:
             if can_fork() or dist.is_initialized() or not self._forked(job):
                 self._started(job)
@@ -118,12 +119,14 @@ class Crew:
     def _forked(self, job: RankJob) -> bool:
         """Start by fork; False where autograd does not run in a fork of this process."""
         pipes = [connection.Pipe() for _ in range(self.size)]
+        lives = [os.pipe() for _ in range(self.size)]
+        self._lives = [ours for _, ours in lives]
         sys.stdout.flush()
         sys.stderr.flush()
         launcher: Any = torch.multiprocessing
         context = launcher.start_processes(
             live,
-            (self.size, self._folder, job, pipes),
+            (self.size, self._folder, job, pipes, lives),
             nprocs=self.size,
             join=False,
             start_method="fork",
@@ -132,6 +135,8 @@ class Crew:
         self._pipes = [ours for ours, _ in pipes]
         for _, theirs in pipes:
             theirs.close()
+        for life, _ in lives:
+            os.close(life)
         first = self._answer_of_first()
         if first is not None and first.phase == "fork":
             self._end_processes()
@@ -161,14 +166,18 @@ class Crew:
         self._early = None
         for rank in range(self.size):
             ours, theirs = connection.Pipe()
-            code = _MAIN.format(rank=rank, size=self.size, folder=self._folder, fd=theirs.fileno())
+            life, kept = os.pipe()
+            ends = theirs.fileno(), life
+            code = _MAIN.format(rank=rank, size=self.size, folder=self._folder, ends=ends)
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
+                pass_fds=ends,
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": found},
             )
             theirs.close()
+            os.close(life)
+            self._lives.append(kept)
             self._processes.append(_Popened(process))
             self._pipes.append(ours)
         for pipe in self._pipes:
@@ -187,7 +196,9 @@ class Crew:
             process.join(5)
         for pipe in self._pipes:
             pipe.close()
-        self._processes, self._pipes = [], []
+        for life in self._lives:
+            os.close(life)
+        self._processes, self._pipes, self._lives = [], [], []
 
     @property
     def is_alive(self) -> bool:

@@ -62,8 +62,12 @@ class Joint:
         ask: Callable[[Sequence[Command]], list[Reply]],
         reference: Callable[..., Any] | None = None,
         *,
+        example: int = 0,
         is_shared: bool = False,
+        renew: Callable[[], None] = lambda: None,
     ) -> None:
+        self.renew = renew  # ends the ranks: new ones answer the next question
+        self.example = example  # its number, where several are given
         self.target, self.declared, self.size = target, declared, size
         self.is_shared = is_shared  # with the caller, whose processes must not be put at risk
         self.reference = reference
@@ -100,7 +104,7 @@ class Joint:
     @cached_property
     def given(self) -> tuple[GivenByRank, ...]:
         """The arguments of each rank."""
-        return tuple(reply.value for reply in self.ask(lambda rank: Accept()))
+        return tuple(reply.value for reply in self.ask(lambda rank: Accept(self.example)))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -132,17 +136,14 @@ class Joint:
         return True
 
     @cached_property
-    def is_complex(self) -> bool:
-        """Whether inputs or outputs are complex, of which no differences are taken here."""
-        values = [a.value for given in self.given for a in given.args]
-        values += [value for reply in self.plain for value in reply.value]
-        return any(value is not None and value.is_complex() for value in values)
-
-    @cached_property
     def live(self) -> tuple[bool, ...]:
         """Whether a gradient can flow through each output, on any rank."""
         flags = [reply.value.live for reply in self.first]
         return tuple(any(flag) for flag in zip(*flags, strict=True))
+
+    def is_unset(self, rank: int, output: int) -> bool:
+        """Whether an output is undefined on a rank, since a `reduce` left its result on another."""
+        return any(self.first[rank].value.unset[output : output + 1])
 
     @cached_property
     def noise(self) -> float:
@@ -267,15 +268,18 @@ class Joint:
         return found
 
     def is_uneven_on_the_way(self, point: JointPoint) -> bool:
-        """Whether ranks bring different sizes to a collective of forward that takes only one."""
-        replies = self.ask(lambda rank: Forward(self.at(point, rank)))
+        """Whether ranks bring different sizes to a collective of forward that takes only one.
+
+        What a rank says when it dies of it is not shown.
+        """
+        replies = self.ask(lambda rank: Forward(self.at(point, rank), is_quiet=True))
         return unequal_steps([reply.steps for reply in replies]) is not None
 
     # ---- forward and backward ----
 
-    def forward(self, point: JointPoint, *, is_quiet: bool = False) -> list[Values]:
-        """The outputs of each rank; `is_quiet`: what a rank says when it dies is not shown."""
-        replies = self.ask(lambda rank: Forward(self.at(point, rank), is_quiet))
+    def forward(self, point: JointPoint) -> list[Values]:
+        """The outputs of each rank."""
+        replies = self.ask(lambda rank: Forward(self.at(point, rank)))
         return [reply.value for reply in replies]
 
     def pull(
@@ -306,14 +310,16 @@ class Joint:
         found: list[Values] = []
         for rank, values in enumerate(outputs):
             first = self.block_of(rank)[0]
-            found.append(
-                tuple(
-                    None
-                    if value is None or not self.live[o]
-                    else cotangent_of(value, 31 * (first if is_one[o] else rank) + 7 * o + draw)
-                    for o, value in enumerate(values)
-                )
-            )
+            drawn = [
+                None
+                if value is None or not self.live[o]
+                else cotangent_of(value, 31 * (first if is_one[o] else rank) + 7 * o + draw)
+                for o, value in enumerate(values)
+            ]
+            for o, cotangent in enumerate(drawn):
+                if cotangent is not None and self.is_unset(rank, o):
+                    cotangent.zero_()  # nobody can use it
+            found.append(tuple(drawn))
         return found
 
     def pulled(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,10 +78,12 @@ class Rank:
         self._example: Example | None = None
         self._names: tuple[str, ...] = ()
         self._through_clone = False
+        self._errors: int | None = None  # standard error, while it is silenced
 
     def do(self, command: Command) -> Reply:
         """The answer to a command; what the user's code raises is an answer."""
         watched = WatchedCollectives(self.slot, getattr(command, "delay", 0.0))
+        self._silence(isinstance(command, Forward) and command.is_quiet)
         if self.slot is not None:
             self.slot.tell(RankState.WORKS, 0)
         try:
@@ -101,10 +103,9 @@ class Rank:
 
     def _value(self, command: Command, watched: WatchedCollectives) -> Any:
         if isinstance(command, Accept):
-            return self._accept()
+            return self._accept(command.example)
         if isinstance(command, Forward):
-            with silenced() if command.is_quiet else nullcontext():
-                return self._outputs(self._at(command.point))
+            return self._outputs(self._at(command.point))
         if isinstance(command, MeasureCommand):
             return self._noise(self._at(command.point))
         if isinstance(command, Sweep):
@@ -113,14 +114,29 @@ class Rank:
             return self._wrapped(command)
         return self._pulled(command, watched)
 
+    def _silence(self, is_quiet: bool) -> None:
+        """Let nothing be said on standard error until the next command, or be said again.
+
+        C++ ends a process with a message there, perhaps when the command is through.
+        """
+        if is_quiet and self._errors is None:
+            self._errors = os.dup(2)
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 2)
+        elif not is_quiet and self._errors is not None:
+            os.dup2(self._errors, 2)
+            os.close(self._errors)
+            self._errors = None
+
     # ---- arguments ----
 
-    def _accept(self) -> GivenByRank:
+    def _accept(self, number: int) -> GivenByRank:
         with raising("inputs"), drawing_from(SEED):
             tuples = rank_inputs(self.job.target, self.job.inputs, self.number)
-        first = tuple(group_made(arg) for arg in tuples[0])
-        self._example = example_of(first)
-        self._names = self.job.target.names_of(len(first))
+        given = tuple(group_made(arg) for arg in tuples[min(number, len(tuples) - 1)])
+        self._example = example_of(given)
+        self._names = self.job.target.names_of(len(given))
+        self._through_clone = False
         args = tuple(
             sent_argument(arg, i in self._example.needs) for i, arg in enumerate(self._example.args)
         )
@@ -176,6 +192,8 @@ class Rank:
         leaves = {i: args[i] for i in sorted(example.needs)}
         told = tuple(whole_of(t.detach()) for t in outputs)
         live = tuple(t.requires_grad for t in outputs)
+        left = {memory for step in watched.steps if step.is_left_unset for memory in step.writes}
+        unset = tuple(type(t) is Tensor and _memory_of(t) in left for t in outputs)
         cotangents = tuple(
             laid_cotangent(output, cotangent, command.laid, is_needed=command.seconds is not None)
             for output, cotangent in zip(outputs, command.cotangents, strict=True)
@@ -183,7 +201,7 @@ class Rank:
         used = [i for i, c in enumerate(cotangents) if c is not None and outputs[i].requires_grad]
         memory.take("cotangent", {i: cotangents[i] for i in used}, lambda i: False)
         if not used:
-            return Pulled(told, dict.fromkeys(leaves), live=live)
+            return Pulled(told, dict.fromkeys(leaves), live=live, unset=unset)
         watched.phase = "backward"
         graph = command.seconds is not None
         with raising("backward"):
@@ -200,9 +218,8 @@ class Rank:
         flat = {i: None if g is None else whole_of(g.detach()) for i, g in found.items()}
         named = {f"gradient of `{self._names[i]}`": g for i, g in found.items()}
         said = {f"output {i}": t for i, t in enumerate(outputs)}
-        return Pulled(
-            told, flat, seconds, written, tuple(replicated_parts({**said, **named})), live
-        )
+        parts = tuple(replicated_parts({**said, **named}))
+        return Pulled(told, flat, seconds, written, parts, live, unset)
 
     def _run(self, example: Example, memory: Memory) -> tuple[tuple[Any, ...], Any]:
         """The leaves, and the result; a function that writes its inputs gets clones of them."""
@@ -270,7 +287,7 @@ class Memory:
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep what a tensor is; its memory."""
-        memory = tensor.untyped_storage().data_ptr()
+        memory = _memory_of(tensor)
         self._kept.setdefault(memory, (tensor.detach(), tensor.detach().clone()))
         return memory
 
@@ -293,6 +310,10 @@ class Memory:
                 elif memory in self._saved and step.phase == "backward":
                     found.setdefault(("saved", -1), step)
         return tuple((what, number, step) for (what, number), step in found.items())
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _second(
@@ -320,19 +341,6 @@ def _second(
         "cotangents": dict(zip(by, flat[: len(by)], strict=True)),
         "inputs": dict(zip(leaves, flat[len(by) :], strict=True)),
     }
-
-
-@contextmanager
-def silenced() -> Iterator[None]:
-    """Let nothing be said on standard error: C++ ends a process with a message there."""
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 # ---- what is raised ----

@@ -14,7 +14,7 @@ from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.ranks.commands import Pulled, Values
 from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment, Placed
-from pullback.judge.example import can_differ
+from pullback.judge.example import can_differ, wide_of
 from pullback.judge.run import describe
 
 Leaves = list[dict[int, Tensor]]
@@ -56,7 +56,7 @@ def reference_gradients(
                     continue
                 cotangent = cotangents[rank][number]
                 if cotangent is not None:
-                    loss = loss + (outputs[rank][number] * cotangent).sum()
+                    loss = loss + (outputs[rank][number] * cotangent.conj()).sum().real
         flat = [leaves[r][p] for r in range(joint.size) for p in joint.positions]
         grads = torch.autograd.grad(loss, flat, allow_unused=True)
         by = iter(grads)
@@ -136,7 +136,7 @@ def _gathered(joint: Joint, leaves: Leaves, position: int) -> tuple[bool, Any]:
         plain = [a.value if a.value is not None else a.plain for a in arguments]
         is_tensor = isinstance(plain[0], Tensor)
         if is_tensor and joint.is_double and can_differ(plain[0]):
-            plain = [p.double() for p in plain]
+            plain = [wide_of(p) for p in plain]
         same = not is_tensor or all(torch.equal(p, plain[0]) for p in plain)
         return True, plain[0] if same else plain
     placed = joint.declared.of_input(joint.names[position])

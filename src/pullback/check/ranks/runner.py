@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from pullback.judge.run import describe
 
 Progress = Callable[[str, int, int], None]
 LOSSES = 4  # times that the ranks may be lost before the rest is given up
+EXAMPLES = 4  # that are checked where more are given: each takes as long as the first
 
 NOTHING_SENT = "it makes no collective that is seen: `pb.check` without `ranks=` checks the rest"
 
@@ -72,10 +74,10 @@ def check_ranks(
     asked = RanksRequest(target, inputs, size, rules, profile, placements, progress)
     job = RankJob(target, inputs)
     if existing.is_there() and not isinstance(inputs, RankTuples):
-        return existing.together(job, size, lambda ask: _checked(asked, ask, is_shared=True))
+        return existing.together(job, size, lambda ask: _checked(asked, ask))
     session = Session(job, size)
     try:
-        return _checked(asked, session.ask)
+        return _checked(asked, session.ask, session.stop)
     except CannotStartError as refusal:
         raise ExamplesError(
             f"`{target.name}` must be checked by {size} processes",
@@ -92,14 +94,18 @@ class Session:
     def __init__(self, job: RankJob, size: int) -> None:
         self._job, self._size = job, size
         self._crew: Crew | None = None
+        self._accepted = Accept()
 
     def ask(self, commands: Sequence[Command]) -> list[Reply]:
         """The answers of all ranks; raises `RanksLost`."""
+        first = commands[0]
+        if isinstance(first, Accept):
+            self._accepted = first
         if self._crew is None or not self._crew.is_alive:
             self.stop()
             self._crew = Crew(self._job, self._size)
-            if not isinstance(commands[0], Accept):
-                self._crew.ask([Accept()] * self._size)
+            if not isinstance(first, Accept):
+                self._crew.ask([self._accepted] * self._size)
         return self._crew.ask(commands)
 
     def stop(self) -> None:
@@ -110,37 +116,68 @@ class Session:
 
 
 def _checked(
-    asked: RanksRequest, ask: Callable[[Sequence[Command]], list[Reply]], *, is_shared: bool = False
+    asked: RanksRequest,
+    ask: Callable[[Sequence[Command]], list[Reply]],
+    renew: Callable[[], None] | None = None,
 ) -> Report:
-    """The report of all rules."""
+    """The report of all rules, at every example; what several show is told of the first."""
     start = time.monotonic()
     target = asked.target
     unnamed = declared_of(None, (), target.name)
-    joint = Joint(target, unnamed, asked.size, ask, target.compare_with, is_shared=is_shared)
     results: list[Finding | Skip] = []
     notes: list[str] = []
-    is_cut = False
-    try:
-        lost = _begun(asked, joint, results)
-        if not lost:
-            joint.declared = _declared(asked, joint)
-            notes += _tried(asked, joint, results)
-    except KeyboardInterrupt:
-        is_cut = True
-    findings = by_cause(r for r in results if isinstance(r, Finding))
+    placed: list[list[str]] = []
+    examples: list[str] = []
+    tried: Counter[str] = Counter()
+    is_cut, number, count = False, 0, 1
+    while number < min(count, EXAMPLES) and not is_cut:
+        joint = Joint(
+            target,
+            unnamed,
+            asked.size,
+            ask,
+            target.compare_with,
+            example=number,
+            is_shared=renew is None,
+            renew=renew or (lambda: None),
+        )
+        own: list[Finding | Skip] = []
+        try:
+            if not _begun(asked, joint, own):
+                count = joint.given[0].examples
+                examples.append(joint.words)
+                joint.declared = _declared(asked, joint)
+                notes += _tried(asked, joint, own)
+                placed.append(_consistent(joint))
+        except KeyboardInterrupt:
+            is_cut = True
+        results = _joined(results, own)
+        tried.update(joint.tried)
+        number += 1
+    notes += [note for note in (placed or [[]])[0] if all(note in own for own in placed)]
+    if count > number and not is_cut:
+        notes.append(f"of {count} examples the first {number} were checked across ranks")
     return Report(
         subject=target.name,
         place=target.place("backward", "vjp", "forward"),
-        findings=tuple(findings),
+        findings=tuple(by_cause(r for r in results if isinstance(r, Finding))),
         skips=tuple(r for r in results if isinstance(r, Skip)),
-        tried=dict(joint.tried),
+        tried=dict(tried),
         rules=tuple(r.rule.code for r in asked.rules),
-        examples=() if lost else (joint.words,),
+        examples=tuple(examples),
         seconds=time.monotonic() - start,
         profile=asked.profile,
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
         interrupted=is_cut,
     )
+
+
+def _joined(before: list[Finding | Skip], own: list[Finding | Skip]) -> list[Finding | Skip]:
+    """What earlier examples gave and what one more adds: a finding of a rule that has none yet."""
+    found = {result.rule.code for result in before if isinstance(result, Finding)}
+    added = [r for r in own if r.rule.code not in found and (isinstance(r, Finding) or not before)]
+    new = {result.rule.code for result in added}
+    return [r for r in before if isinstance(r, Finding) or r.rule.code not in new] + added
 
 
 def _begun(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> bool:
@@ -198,7 +235,7 @@ def _tried(asked: RanksRequest, joint: Joint, results: list[Finding | Skip]) -> 
         except Exception as error:
             reason = "the check itself failed"
             results.append(Skip.refused(registered.rule, reason, describe(error)))
-    return [*notes, *_consistent(joint)]
+    return notes
 
 
 def _of_error(joint: Joint, error: RanksLost | Failed, registered: Registered) -> Finding | Skip:
@@ -222,10 +259,6 @@ def _consistent(joint: Joint) -> list[str]:
     except Exception:  # told by the rules
         return []
     notes = [] if sent or joint.is_global else [NOTHING_SENT]
-    if joint.given[0].examples > 1:
-        notes.append(f"of {joint.given[0].examples} examples the first is checked across ranks")
-    if joint.is_complex:
-        notes.append("complex values are not compared across ranks")
     if found and joint.declared.is_empty:
         words = "; or ".join(f"({assignment})" for assignment in found[:4])
         more = f"; and {len(found) - 4} more" if len(found) > 4 else ""

@@ -1,4 +1,8 @@
-"""How the outputs of all ranks change when one input of one rank moves."""
+"""How the outputs of all ranks change when one input of one rank moves.
+
+A complex number counts as its two parts: an input moves along both, and `<output, cotangent>` is
+the real one of PyTorch, `Re(sum(conj(cotangent) * output))`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from torch import Tensor
 class Slope:
     """How the outputs change when one input of one rank moves along each direction.
 
-    `change[s][o]` has a row for each direction, and so has `error`.
+    `change[s][o]` has a row of real numbers for each direction, and so has `error`.
     """
 
     directions: Tensor
@@ -22,10 +26,10 @@ class Slope:
 
     def along(self, gradient: Tensor | None) -> Tensor:
         """`<gradient, direction>` for each direction."""
-        flat = self.directions.reshape(len(self.directions), -1).double()
+        rows = len(self.directions)
         if gradient is None:
-            return torch.zeros(len(flat), dtype=torch.float64)
-        return flat @ gradient.detach().double().flatten()
+            return torch.zeros(rows, dtype=torch.float64)
+        return real_parts(self.directions).reshape(rows, -1) @ real_parts(gradient).flatten()
 
     def pulled(self, rank: int, output: int, cotangent: Tensor | None) -> tuple[Tensor, Tensor]:
         """`<change of an output of a rank, cotangent>` for each direction, and its error."""
@@ -34,13 +38,13 @@ class Slope:
         error = self.error[rank][output].reshape(rows, -1)
         if cotangent is None:
             return change.new_zeros(len(change)), change.new_zeros(len(change))
-        flat = cotangent.double().flatten()
+        flat = real_parts(cotangent).flatten()
         return change @ flat, error @ flat.abs()
 
 
 def directions_of(value: Tensor, most: int) -> Tensor:
     """Directions that together move every entry: single entries, or some of them at once."""
-    count = value.numel()
+    count = value.numel() * (2 if value.is_complex() else 1)
     rows = min(count, most)
     generator = torch.Generator().manual_seed(count)
     order = torch.randperm(count, generator=generator) if count > most else torch.arange(count)
@@ -48,14 +52,29 @@ def directions_of(value: Tensor, most: int) -> Tensor:
     found = torch.zeros(rows, count, dtype=torch.float64)
     for place, entry in enumerate(order.tolist()):
         found[place % rows, entry] = float(signs[entry]) if count > most else 1.0
+    if value.is_complex():
+        found = torch.view_as_complex(found.view(rows, -1, 2))
     return found.view(rows, *value.shape).to(value.dtype)
+
+
+def real_parts(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor in double precision; complex ones as pairs, in one dimension more."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.detach().resolve_conj().to(torch.complex128))
+    return tensor.detach().double()
+
+
+def inner(one: Tensor, two: Tensor) -> Tensor:
+    """`<one, two>`, as PyTorch pairs a value with its gradient."""
+    return (real_parts(one) * real_parts(two)).sum()
 
 
 def extrapolated(values: Tensor, steps: Sequence[float], noise: float) -> tuple[Tensor, Tensor]:
     """The derivative along each direction, from forwards at each step, and its error."""
-    wide = values.double().unflatten(0, (-1, len(steps)))
+    wide = real_parts(values).unflatten(0, (-1, len(steps)))
     coarse = (wide[:, 0] - wide[:, 1]) / (2 * steps[0])
     fine = (wide[:, 2] - wide[:, 3]) / (2 * steps[2])
     best = (4 * fine - coarse) / 3
-    rounding = 8 * noise * wide.abs().amax(1) / abs(steps[2])
+    size = wide.norm(dim=-1, keepdim=True) if values.is_complex() else wide.abs()
+    rounding = 8 * noise * size.amax(1) / abs(steps[2])
     return best, (best - fine).abs() + rounding

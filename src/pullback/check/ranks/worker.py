@@ -10,8 +10,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -21,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pullback.check.confine import lead
 from pullback.check.isolate import limit_memory, refusal_here
 from pullback.check.ranks.collectives import Slot, install
 from pullback.check.ranks.commands import Reply
@@ -30,31 +29,40 @@ from pullback.judge.run import Raised, describe
 LONG = timedelta(minutes=5)  # who watches ends a rank much earlier
 
 
-def live(rank: int, size: int, folder: str, job: RankJob, pipes: Sequence[Any]) -> None:
+def live(
+    rank: int,
+    size: int,
+    folder: str,
+    job: RankJob,
+    pipes: Sequence[Any],
+    lives: Sequence[tuple[int, int]],
+) -> None:
     """A forked rank, from its first line to its last."""
-    for number, (ours, theirs) in enumerate(pipes):
+    for number, ((ours, theirs), (life, kept)) in enumerate(zip(pipes, lives, strict=True)):
         ours.close()
+        os.close(kept)
         if number != rank:
             theirs.close()
+            os.close(life)
     refusal = refusal_here()
     if refusal:
         _tell(pipes[rank][1], Reply(None, Raised("RuntimeError", refusal), "fork"))
         os._exit(0)
     limit_memory()
-    _live(rank, size, folder, job, pipes[rank][1])
+    _live(rank, size, folder, job, pipes[rank][1], lives[rank][0])
 
 
-def serve(rank: int, size: int, folder: str, fd: int) -> None:
+def serve(rank: int, size: int, folder: str, fd: int, life: int) -> None:
     """A rank that was started afresh: its job comes first."""
     pipe = Connection(fd)
     sys.path[:] = pickle.loads(pipe.recv_bytes())
     job = pickle.loads(pipe.recv_bytes())
-    _live(rank, size, folder, job, pipe)
+    _live(rank, size, folder, job, pipe, life)
 
 
-def _live(rank: int, size: int, folder: str, job: RankJob, pipe: Any) -> None:
+def _live(rank: int, size: int, folder: str, job: RankJob, pipe: Any, life: int) -> None:
     try:
-        _begin(rank)
+        _begin(life)
         _join(rank, size, folder)
         install()
         worker = Rank(job, rank, Slot(slot_path(folder, rank)))
@@ -86,27 +94,14 @@ def _tell(pipe: Any, reply: Reply) -> None:
         os._exit(0)
 
 
-def _begin(rank: int) -> None:
+def _begin(life: int) -> None:
     """Stand alone: no interrupt of the terminal's, one thread, and no life without the parent."""
-    parent = os.getppid()
     if hasattr(os, "setsid"):
         with contextlib.suppress(OSError):  # it leads one already
             os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lead(life)
     torch.set_num_threads(1)
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        _end_all()
-
-    threading.Thread(target=look, daemon=True).start()
-
-
-def _end_all() -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpgid(0), signal.SIGKILL)
-    os._exit(0)
 
 
 def _join(rank: int, size: int, folder: str) -> None:

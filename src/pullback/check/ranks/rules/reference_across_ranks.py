@@ -114,5 +114,5 @@ def _is_near(joint: Joint, have: Tensor | None, want: Tensor | None) -> bool:
 def _brief(value: Tensor | None) -> str:
     if value is None:
         return "none"
-    flat = ", ".join(f"{float(v):.6g}" for v in value.detach().flatten()[:3])
+    flat = ", ".join(f"{v.item():.6g}" for v in value.detach().flatten()[:3])
     return f"[{flat}{', ...' if value.numel() > 3 else ''}] of shape {list(value.shape)}"

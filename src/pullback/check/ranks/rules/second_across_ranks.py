@@ -32,6 +32,7 @@ from pullback.check.ranks.consistency import consistent, replicated_of
 from pullback.check.ranks.failed import Failed
 from pullback.check.ranks.joint import Joint, JointPoint
 from pullback.check.ranks.placements import Assignment
+from pullback.check.ranks.slope import inner
 from pullback.judge.run import Raised, cotangent_of
 
 RULE = Rule("R131", "second-across-ranks", "ranks")
@@ -157,6 +158,10 @@ def _wrong_cotangent(
     for number, placed in enumerate(assignment.outputs):
         for block in joint.blocks:
             want = [_slope([_there(v[r], number) for v in values]) for r in block]
+            want = [
+                torch.zeros_like(w) if joint.is_unset(r, number) else w
+                for r, w in zip(block, want, strict=True)
+            ]
             have = [_or_zero(got[r].get(number), w) for r, w in zip(block, want, strict=True)]
             is_right = all(_is_near(h, w) for h, w in zip(have, want, strict=True))
             if placed.has_one_cotangent:
@@ -186,7 +191,7 @@ def _is_wrong_input(
         for rank in block:
             for position, direction in along[rank].items():
                 gradient = got[rank].get(position)
-                part = 0.0 if gradient is None else float((gradient * direction).sum())
+                part = 0.0 if gradient is None else float(inner(gradient, direction))
                 total += part
                 lead += part if position not in key or rank == block[0] else 0.0
     scale = max(abs(want), 1.0)
@@ -210,7 +215,7 @@ def _sum(
                 gradient = pulled[rank].gradients.get(position)
                 if gradient is None or (position in key and is_one and rank != block[0]):
                     continue
-                total = total + (gradient.double() * second.double()).sum()
+                total = total + inner(gradient, second)
     return total
 
 
