@@ -1,7 +1,7 @@
 """While a program is watched, each `apply` that it calls is announced, and each op where asked.
 
 - A `pullback.Function` announces its calls to whoever asks for that
-  (`function.dispatch.watch_calls`).
+  (`function.call_watch.watch_calls`).
 - PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, in the one
   place where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as
   well, so the change is made below `apply`: in a Function of PyTorch's that is a Python function
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.function.dispatch import CallWatch, watch_calls
+from pullback.function.call_watch import CallWatch, watch_calls
 
 # What a watcher is given: the class or op, the call to make, and what it is called with.
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
