@@ -4,7 +4,7 @@ python -m tests.repo.mutations                     # 40 of them, found by the qu
 python -m tests.repo.mutations --count 5 --seed 7  # others
 python -m tests.repo.mutations --all               # with the slow tests, too
 python -m tests.repo.mutations --only compose      # in one folder
-python -m tests.repo.mutations --near              # tried with the tests of its own folder alone
+python -m tests.repo.mutations --near              # with the tests of its own module alone
 
 Each is one small change to one line of a copy of the tree: a comparison turned around, `and` for
 `or`, a condition negated, a number off by one, plus for minus, a result that is lost. The tests of
@@ -178,7 +178,7 @@ def found_by(mutation: Mutation, *, marks: str, near: bool) -> str:
         copy = Path(folder) / "tree"
         _copy_tree(copy)
         stages = stages_of(mutation.path)
-        for stage in stages[:2] if near else stages:
+        for stage in stages[:1] if near else stages:
             tests = stage
             while True:
                 mutation.apply(copy)
@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a folder of the package")
-    parser.add_argument("--near", action="store_true", help="run the tests of its folder alone")
+    parser.add_argument("--near", action="store_true", help="run the tests of its module alone")
     parser.add_argument("--all", action="store_true", help="run the slow tests, too")
     asked = parser.parse_args()
     missed = []

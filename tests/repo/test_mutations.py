@@ -67,7 +67,7 @@ def test_mutation_is_found_by_a_test_that_passes_without_it(monkeypatch):
 
 def test_failure_without_the_mutation_finds_nothing(monkeypatch):
     always = "tests/a.py::always"
-    asked = failing_in_turn(monkeypatch, always, always, "", "")
+    asked = failing_in_turn(monkeypatch, always, always, "")
 
     assert found_by(PLANTED, marks="", near=True) == ""
     assert asked[2] == ["tests/graph/test_cost.py", f"--deselect={always}"]
@@ -76,4 +76,4 @@ def test_failure_without_the_mutation_finds_nothing(monkeypatch):
 def test_tests_that_did_not_end_are_told_apart(monkeypatch):
     failing_in_turn(monkeypatch, "", mutations.UNENDED)
 
-    assert found_by(PLANTED, marks="", near=True) == "did not end: tests/graph"
+    assert found_by(PLANTED, marks="", near=False) == "did not end: tests/graph"
