@@ -19,6 +19,7 @@ from pullback.capture.marks import NodeMark, NodeMarks
 from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Traced, TracedInput, TracedOutput, is_traced
+from pullback.function.slots import op_schema
 from pullback.graph.cost import is_mutating, is_random
 from pullback.graph.names import unused
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
@@ -241,7 +242,7 @@ def _keep_checks(graph: fx.Graph) -> None:
         node: Any = check.args[0]
         while node.target in (*_SAME, operator.getitem):
             node = node.args[0]
-        schema = getattr(node.target, "_schema", None)
+        schema = op_schema(node.target)
         if schema is not None and any(a.name == "check_errors" for a in schema.arguments):
             node.kwargs = {**node.kwargs, "check_errors": True}
 
@@ -289,7 +290,7 @@ _WRAPPED = {float: torch.float64, complex: torch.complex128}
 
 def _is_of_numbers(node: fx.Node) -> bool:
     """Whether `node` calls an op on numbers in the place of tensors, for one number."""
-    schema, val = getattr(node.target, "_schema", None), node.meta.get("val")
+    schema, val = op_schema(node.target), node.meta.get("val")
     if schema is None or node.kwargs or not isinstance(val, Tensor) or val.dim():
         return False
     kinds = [str(argument.type) for argument in schema.arguments[: len(node.args)]]

@@ -37,7 +37,7 @@ from pullback.capture.refuse import (
 )
 from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensor_leaves, unflatten
 from pullback.capture.watch import FUNCTION, OP, WatchedCall, is_unit, versions_of, watched
-from pullback.function.slots import no_torch_function
+from pullback.function.slots import no_torch_function, version_of
 from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD
 
@@ -171,7 +171,7 @@ class Tracing:
             node = self.stage.node_of(held.given)
             assert node is not None
             node.meta["given"] = True
-        held.version = held.given._version
+        held.version = version_of(held.given)
         return held.given
 
     def _ours(self, value: Any) -> Any:
@@ -268,7 +268,7 @@ class Tracing:
     def _add_changed(self) -> None:
         """Make each input that was changed in place an output, if it is none yet."""
         for position, held in enumerate(self.held):
-            if held.given._version == held.version:
+            if version_of(held.given) == held.version:
                 continue
             found = next((r for r in self.results if r.value is held.given), None)
             if found is None:

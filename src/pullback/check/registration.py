@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pullback.function.slots import op_schema
+
 _dump: Any = getattr(torch._C, "_dispatch_dump", lambda name: "")
 
 _LINE = r": registered at (.+?):(\d+)\b"
@@ -20,7 +22,7 @@ TORCH = str(Path(str(torch.__file__)).parent)
 def schema_of(thing: Any) -> Any:
     """The schema of an op, of the first overload where it has several; None for anything else."""
     thing = overload_of(thing)
-    schema = getattr(thing, "_schema", None)
+    schema = op_schema(thing)
     return None if isinstance(schema, str) else schema
 
 

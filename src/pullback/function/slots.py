@@ -118,6 +118,16 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if is_inference(tensor) else tensor._version
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number for the memory of `tensor`: tensors that share it have the same one."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def op_schema(op: Any) -> Any:
+    """The schema of a registered op: its name, `arguments` and `returns`; None if it has none."""
+    return getattr(op, "_schema", None)
+
+
 def has_no_values(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether `tensors` are being traced or have no values to look at."""
     plain = (torch.Tensor, torch.nn.Parameter)
