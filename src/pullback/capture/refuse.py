@@ -288,7 +288,7 @@ def require_transform_free(name: str, call: WatchedCall) -> None:
 
 
 def unseen_apply(name: str, function: str, place: str) -> CaptureError:
-    """The error for a Function whose `apply` was called in a way that nobody can watch."""
+    """The error for a Function whose `apply` was called in a way that cannot be watched."""
     return CaptureError(
         f"`{name}` must call `{function}.apply` by that name",
         at=place,

@@ -2,7 +2,7 @@
 
 Steps, each from a graph to a new graph: bring the placeholders to the front and turn constants into
 inputs; write in-place ops as ops without side effects, where there are any; drop what only autograd
-needs (`detach`, `alias`) and what nobody uses.
+needs (`detach`, `alias`) and what is unused.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ def _functional(stage: Stage, graph: fx.Graph) -> fx.Graph:
 
 
 def _report_changes(traced: Traced, graph: fx.Graph) -> None:
-    """Make outputs of the new values that autograd was not told of (`x.data.add_(1)`, batch norm).
+    """Make outputs of the new values that autograd did not see (`x.data.add_(1)`, batch norm).
 
-    Those that it was told of are outputs already.
+    Those that it saw are outputs already.
     """
     placeholders = graph.find_nodes(op="placeholder")[: len(traced.held)]
     known = {result.changes for result in traced.results}
@@ -251,7 +251,7 @@ def _keep_checks(graph: fx.Graph) -> None:
 
 
 def _bare(graph: fx.Graph) -> fx.Graph:
-    """`graph` without what has no influence on values, or whose value nobody uses."""
+    """`graph` without what has no influence on values, or whose value is unused."""
     new = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     for node in graph.nodes:
@@ -266,7 +266,7 @@ def _bare(graph: fx.Graph) -> fx.Graph:
             copies[node].meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
     new.output(fx.map_arg(tuple(graph.output_node().args[0]), copies.__getitem__))  # type: ignore
     for node in reversed(list(calls(new))):
-        # A draw of random numbers that nobody uses still moves the stream for the next one.
+        # An unused draw of random numbers still moves the stream for the next one.
         if not node.users and not is_random(node):
             new.erase_node(node)
     return new

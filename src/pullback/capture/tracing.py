@@ -284,7 +284,7 @@ class Tracing:
             self._lift_leaves(outputs)
             self.is_handwritten |= self.marks.has_functions(outputs)
         wanted = [held for held in self.held if held.needs]
-        # A closure that reached PyTorch by a way nobody could watch is in the history as itself.
+        # A closure that reached PyTorch unwatched is in the history as itself.
         hidden = [held for held in wanted if held.kind == CLOSURE]
         inputs = [held.leaf for held in wanted] + [held.real for held in hidden]
         # Backward runs outside autocast, whatever is on around the capture: the AMP guide asks so.
@@ -343,7 +343,7 @@ _NEW = ("zeros_like", "ones_like", "empty_like", "full_like", "new_", "rand")
 def _cuts(name: str, given: Sequence[Tensor], result: Any) -> bool:
     """Whether a call took numbers that have a history, and gave some without: `detach`, `no_grad`.
 
-    The ops of a graph do not tell it, so to differentiate them again is another derivative.
+    The ops of a graph do not show it, so to differentiate them again is another derivative.
     """
     if name.startswith(_NEW) or not any(tensor.requires_grad for tensor in given):
         return False

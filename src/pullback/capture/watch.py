@@ -103,7 +103,7 @@ class Watcher(TorchFunctionMode):
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Whoever watches or hooks is not told of what happens inside; gradients are recorded."""
+    """Hide what happens inside from watchers and hooks; gradients are recorded."""
     with apart(), watching(None), torch.inference_mode(False), torch.enable_grad():
         yield
 

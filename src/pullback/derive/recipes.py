@@ -77,7 +77,7 @@ class Recipes:
     def key(
         self, args: Sequence[Any], keywords: tuple[str, ...] = ()
     ) -> tuple[Any, Any, list[Tensor]]:
-        """The kind of a call, what tells calls of one kind apart, and the tensors of the call."""
+        """The kind of a call, what distinguishes calls of one kind, and the tensors of the call."""
         leaves, spec = flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         kind = self._kind(leaves, spec, keywords, [t.requires_grad for t in tensors])

@@ -1,6 +1,6 @@
 """Who sees the calls of `pullback.Function.apply`.
 
-PyTorch shows the calls of `Function.apply` to nobody; a layer above that must see them, such as
+PyTorch has no hook for calls of `Function.apply`; a layer above that must see them, such as
 `pullback.capture.patch`, registers itself here, and `function.dispatch` asks before each call.
 """
 
@@ -27,6 +27,6 @@ current: CallWatch | None = None
 
 
 def watch_calls(watch: CallWatch | None) -> None:
-    """Announce every call of `apply` to `watch` from now on; with None, to nobody."""
+    """Announce every call of `apply` to `watch` from now on; None stops that."""
     global current
     current = watch

@@ -14,7 +14,7 @@ from pullback.function.modes import DispatchMode, uncompiled
 from pullback.function.slots import op_schema, storage_key
 
 SEED = 20_250_101
-"""What random numbers come from where nobody says."""
+"""The seed of random numbers where none is given."""
 
 
 class TorchState:

@@ -186,7 +186,7 @@ def forward_is_over(ctx: Any) -> bool:
 
 
 def inputs_like(node: Any) -> Any:
-    """Shapes and dtypes of what `node` gave in forward; empty where this torch does not tell."""
+    """Shapes and dtypes of what `node` gave in forward; empty where this torch does not say."""
     return getattr(node, "_input_metadata", ())
 
 
@@ -216,7 +216,7 @@ def unseen(function: Any) -> Any:
     treated the same. Dynamo goes by the folder in the code object's file name, in every release
     from 2.11 to 2.15, with no `..` in it. So `pullback/function/x.py` is `torch/autograd/pullback/
     function/x.py` here, and `linecache` has its lines, for tracebacks and debuggers. (For an error
-    that nobody catches, Python reads files by itself up to 3.12, and prints the number alone.)
+    that is not caught, Python reads files by itself up to 3.12, and prints the number alone.)
     """
     code = function.__code__
     folder = os.path.dirname(torch_function.__file__)

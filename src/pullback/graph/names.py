@@ -49,7 +49,7 @@ class Names(dict[fx.Node, str]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stems: dict[fx.Node, str] = {}  # names without the numbers that tell them apart
+        self.stems: dict[fx.Node, str] = {}  # names without the numbers that make them distinct
 
     def renumbered(self, order: Iterable[str]) -> Names:
         """These names with new numbers for those that were made up.

@@ -22,7 +22,7 @@ def fails(body: str, context: ReproContext) -> bool:
 
 
 def is_failure(error: Exception | None, context: ReproContext, program: Repro) -> bool:
-    """Whether what a program raised is the failure that the finding tells of."""
+    """Whether what a program raised is the failure that the finding reports."""
     if error is None or isinstance(error, AssertionError) or program.is_loud:
         return error is not None
     raised = context.about.raised

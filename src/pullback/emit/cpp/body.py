@@ -123,7 +123,7 @@ class Body:
         for place in everything:
             for node in ancestors([self.returned[place]]):
                 found[node].add(place)
-        # A draw moves the stream of random numbers, whoever needs it.
+        # A draw moves the stream of random numbers even if its result is unused.
         draws = {node for node in found if is_random(node)}
         for node in draws:
             for before in ancestors([node]):
