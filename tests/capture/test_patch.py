@@ -7,7 +7,7 @@ import torch
 
 import pullback as pb
 from pullback.capture.patch import watching
-from pullback.function import dispatch
+from pullback.function import call_watch
 from tests.capture.cases import normal
 from tests.capture.functions import family
 
@@ -21,7 +21,7 @@ def state():
     return [
         *(vars(cls).get("apply") for cls in classes),
         vars(pb.Function)["apply"],
-        dispatch._watch,
+        call_watch.current,
     ]
 
 

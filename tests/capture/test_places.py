@@ -122,3 +122,14 @@ def test_raised_error_is_the_users():
 
     assert is_users_error(mine.value)
     assert not is_users_error(stack.value)
+
+
+def test_error_outside_of_a_program_has_no_place():
+    def fails():
+        raise ValueError("not a program's")
+
+    with pytest.raises(ValueError, match="program") as caught:
+        fails()
+
+    assert place_of_error(caught.value) == ""
+    assert not is_users_error(caught.value)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from pullback.judge.differences import Estimate
+from pullback.judge.verdict import Case
 from tests.check import functions as f
 from tests.check.subjects import made, normal, subject
 
@@ -185,3 +187,26 @@ def test_hidden_error_is_found(name):
     forward, backward, x = HIDDEN[name]
 
     assert len(subject(made(forward, backward), x).base_mismatches) == 1
+
+
+class Slope:
+    """A reference whose forward has this slope at smaller steps."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def slope(self, exact, cotangents, along, step):
+        return Estimate(self.value, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("finer", "is_confirmed"),
+    [(2.0, True), (1.0, False), (3.0, False)],
+    ids=["the same", "as the gradient says", "as neither says"],
+)
+def test_slope_counts_where_smaller_steps_give_the_same(finer, is_confirmed):
+    x = normal(3)
+    case = Case(Slope(finer), None, (), 0, None, "x", x)
+
+    # At the first step the slope is 2, and the gradient says 1.
+    assert case._is_confirmed(x, Estimate(2.0, 1e-9), 1.0, 1e-6) is is_confirmed

@@ -90,12 +90,23 @@ def depth_of(module: str) -> int:
     return 1 + max((depth_of(one) for one in below if one in trees()), default=0)
 
 
+def chain_of(module: str) -> list[str]:
+    """The longest chain of imports that begins with a module."""
+    below = [one for one in sorted(imports_of(trees()[module]) - {module}) if one in trees()]
+    return [module, *(chain_of(max(below, key=depth_of)) if below else [])]
+
+
+def line_counts() -> dict[str, int]:
+    """How many lines each module has."""
+    return {module: len(_path(module).read_text("utf-8").splitlines()) for module in trees()}
+
+
 def main() -> None:
     """Print the table."""
     rows: dict[str, list[str]] = defaultdict(list)
     for module in trees():
         rows[folder_of(module)].append(module)
-    lines = {m: len(_path(m).read_text("utf-8").splitlines()) for m in trees()}
+    lines = line_counts()
     print(
         f"{'folder':<12}{'files':>7}{'lines':>8}{'longest':>9}{'depth':>7}{'many parameters':>17}"
     )
@@ -108,6 +119,8 @@ def main() -> None:
         row = (len(modules), sum(sizes), max(sizes), depth, many)
         print(f"{folder:<12}{row[0]:>7}{row[1]:>8}{row[2]:>9}{row[3]:>7}{row[4]:>17}")
     print(f"public names that stand in more than one module: {len(defined_twice())}")
+    longest = chain_of(max(trees(), key=depth_of))
+    print("longest chain of imports:", " > ".join(one.removeprefix("pullback.") for one in longest))
 
 
 def _path(module: str) -> Path:

@@ -4,12 +4,13 @@ python -m tests.repo.mutations                     # 40 of them, found by the qu
 python -m tests.repo.mutations --count 5 --seed 7  # others
 python -m tests.repo.mutations --all               # with the slow tests, too
 python -m tests.repo.mutations --only compose      # in one folder
+python -m tests.repo.mutations --near              # with the tests of its own module alone
 
 Each is one small change to one line of a copy of the tree: a comparison turned around, `and` for
 `or`, a condition negated, a number off by one, plus for minus, a result that is lost. The tests of
-the changed module run first, then those of its folder, then all, until one fails. A mutation that
-none finds is printed as a diff, to be read: either a test is missing, or the change changes nothing
-that anyone can see (a limit of time, a text in an error that only we meet).
+the changed module run first, then those of its folder, then all, until one fails that passes
+without the mutation. A mutation that none finds is printed as a diff, to be read: either a test is
+missing, or the change has no visible effect (a time limit, the text of an internal error).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import ast
 import difflib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("src/pullback")
 COUNT = 40
 SECONDS = 900
-"""For the tests of one stage; a mutation that makes them hang is found."""
+"""For the tests of one stage. One that ran longer is printed as such: it may be a loop without
+end, or a busy machine."""
+
+UNENDED = "did not end"
 
 OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.GtE,
@@ -167,15 +172,25 @@ def stages_of(path: Path) -> list[list[str]]:
     return [*unique, ["tests"]]
 
 
-def is_found(mutation: Mutation, *, marks: str) -> str:
-    """Which tests fail with the mutation; empty where none does."""
+def found_by(mutation: Mutation, *, marks: str, near: bool) -> str:
+    """The test that fails with the mutation and passes without; empty where there is none."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         _copy_tree(copy)
-        mutation.apply(copy)
-        for stage in stages_of(mutation.path):
-            if _fails(copy, stage, marks):
-                return stage[0]
+        stages = stages_of(mutation.path)
+        for stage in stages[:1] if near else stages:
+            tests = stage
+            while True:
+                mutation.apply(copy)
+                failed = _failed(copy, tests, marks)
+                shutil.copy2(ROOT / mutation.path, copy / mutation.path)
+                if not failed or failed == UNENDED:
+                    break
+                if not _failed(copy, [failed], marks):
+                    return failed
+                tests = [*tests, f"--deselect={failed}"]
+            if failed:
+                return f"{UNENDED}: {stage[0]}"
     return ""
 
 
@@ -190,8 +205,10 @@ def _copy_tree(copy: Path) -> None:
             shutil.copy2(ROOT / name, copy / name)
 
 
-def _fails(copy: Path, tests: list[str], marks: str) -> bool:
+def _failed(copy: Path, tests: list[str], marks: str) -> str:
+    """The first test that fails; the file or folder where a failure has no test's name."""
     settings = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+    settings["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
         done = subprocess.run(
@@ -199,12 +216,16 @@ def _fails(copy: Path, tests: list[str], marks: str) -> bool:
             cwd=copy,
             env=settings,
             capture_output=True,
+            text=True,
             timeout=SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, 5)  # 5: no test was selected
+        return UNENDED
+    if done.returncode in (0, 5):  # 5: no test was selected
+        return ""
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return named[1] if named else tests[0]
 
 
 def main() -> int:
@@ -213,12 +234,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a folder of the package")
+    parser.add_argument("--near", action="store_true", help="run the tests of its module alone")
     parser.add_argument("--all", action="store_true", help="run the slow tests, too")
     asked = parser.parse_args()
     missed = []
     planted = drawn_mutations(asked.count, asked.seed, asked.only)
     for mutation in planted:
-        where = is_found(mutation, marks="" if asked.all else "default")
+        where = found_by(mutation, marks="" if asked.all else "default", near=asked.near)
         print(f"{mutation.path}:{mutation.line}: {where or 'NOT FOUND'}", flush=True)
         missed += [] if where else [mutation]
     for mutation in missed:

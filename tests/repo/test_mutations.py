@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from tests.repo.mutations import ROOT, drawn_mutations, mutations_of, stages_of
+from tests.repo import mutations
+from tests.repo.mutations import ROOT, drawn_mutations, found_by, mutations_of, stages_of
 
 
 def test_mutation_changes_one_place_of_a_program(tmp_path):
@@ -38,3 +39,41 @@ def test_tests_of_the_module_run_first():
     stages = stages_of(Path("src/pullback/graph/cost.py"))
 
     assert stages == [["tests/graph/test_cost.py"], ["tests/graph"], ["tests"]]
+
+
+def failing_in_turn(monkeypatch, *results):
+    """Give these results in turn instead of running tests; the list of those asked for."""
+    asked, left = [], list(results)
+    monkeypatch.setattr(mutations, "_copy_tree", lambda copy: copy.mkdir())
+    monkeypatch.setattr(mutations.Mutation, "apply", lambda mutation, copy: None)
+    monkeypatch.setattr(mutations.shutil, "copy2", lambda old, new: None)
+
+    def run(copy, tests, marks):
+        asked.append(tests)
+        return left.pop(0)
+
+    monkeypatch.setattr(mutations, "_failed", run)
+    return asked
+
+
+PLANTED = mutations.Mutation(Path("src/pullback/graph/cost.py"), 1, 0, 0, "")
+
+
+def test_mutation_is_found_by_a_test_that_passes_without_it(monkeypatch):
+    failing_in_turn(monkeypatch, "tests/a.py::one", "")
+
+    assert found_by(PLANTED, marks="", near=True) == "tests/a.py::one"
+
+
+def test_failure_without_the_mutation_finds_nothing(monkeypatch):
+    always = "tests/a.py::always"
+    asked = failing_in_turn(monkeypatch, always, always, "")
+
+    assert found_by(PLANTED, marks="", near=True) == ""
+    assert asked[2] == ["tests/graph/test_cost.py", f"--deselect={always}"]
+
+
+def test_tests_that_did_not_end_are_told_apart(monkeypatch):
+    failing_in_turn(monkeypatch, "", mutations.UNENDED)
+
+    assert found_by(PLANTED, marks="", near=False) == "did not end: tests/graph"

@@ -3,7 +3,7 @@
 Imports show who knows whom, and `lint-imports` sees that they go downwards. An assignment to an
 attribute of an imported module or class goes the other way unseen: the layer below then behaves
 as a layer above has decided, and does not say so. A layer that lets others decide something has a
-function for that (`function.unwritten.register_derivation`, `function.dispatch.watch_calls`).
+function for that (`function.unwritten.register_derivation`, `function.call_watch.watch_calls`).
 """
 
 import ast

@@ -1,4 +1,7 @@
-"""A private name of torch is used in one module only: a new torch then breaks one place."""
+"""A private name of torch is used in one module only: a new torch then breaks one place.
+
+So are private attributes of its objects, of those that are known to be some of its own.
+"""
 
 import ast
 from collections import defaultdict
@@ -7,6 +10,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+ATTRIBUTES = {"_schema", "_version", "_cdata", "_autograd_meta", "_backward_hooks"}
+"""Of ops, tensors and storages."""
 
 
 def aliases_of(tree):
@@ -72,6 +78,31 @@ def test_no_private_name_is_shared():
 
     assert sources
     assert shared_names(sources) == {}
+
+
+def private_attributes(source):
+    """The private attributes of torch's objects that a module reads."""
+    nodes = list(ast.walk(ast.parse(source)))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    named = [node.args for node in nodes if isinstance(node, ast.Call) and len(node.args) > 1]
+    read |= {args[1].value for args in named if isinstance(args[1], ast.Constant)}
+    return read & ATTRIBUTES
+
+
+def test_private_attribute_is_read_in_one_module():
+    users = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for name in private_attributes(path.read_text("utf-8")):
+            users[name].append(str(path.relative_to(SOURCE)))
+
+    assert users
+    assert {name: paths for name, paths in users.items() if len(paths) > 1} == {}
+
+
+def test_planted_private_attribute_is_found():
+    assert private_attributes("x._version\n") == {"_version"}
+    assert private_attributes('getattr(op, "_schema", None)\n') == {"_schema"}
+    assert private_attributes("x.shape\n") == set()
 
 
 # ---- the scanner itself ----

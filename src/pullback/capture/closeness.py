@@ -224,7 +224,7 @@ def _is_same(got: Any, expected: Any) -> bool:
     return both_plain and type(got) is type(expected) and bool(got == expected)
 
 
-# ---- in words ----
+# ---- described ----
 
 
 def _described(name: str, got: Tensor, expected: Tensor, wrong: Tensor) -> ValueDifference:

@@ -84,7 +84,7 @@ class State:
     """What a program reads from outside, as a value to compare with a later one.
 
     `tensors` are those among it; `is_whole` says that nothing else could change it. `unseen` is
-    what the program's own code reads and no walk can compare, in words; "" if there is none.
+    what the program's own code reads and no walk can compare, described; "" if there is none.
     """
 
     entries: tuple[Any, ...]
@@ -264,7 +264,7 @@ class _Walk:
             self._add(depth, *values)
 
     def _of_attributes(self, value: Any, depth: int) -> Iterator[Any]:
-        """The attributes that somebody gave a thing which usually has none."""
+        """Attributes that were set on a thing which usually has none."""
         if hasattr(value, "__dict__"):
             yield from self._of_own(vars(value), depth)
 

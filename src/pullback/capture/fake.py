@@ -305,7 +305,7 @@ def run_backward(
 ) -> Sequence[Tensor | None]:
     """The gradients of `inputs`, as `torch.autograd.grad` gives them.
 
-    That one is a torch function itself: a mode that watches torch functions is told of the call,
+    That one is a torch function itself: a mode that watches torch functions sees the call,
     and is then off until it ends. Here the modes stay on for what backward does.
     """
     if not outputs or not inputs:

@@ -1,6 +1,6 @@
 """Indices on a GPU: after one that is out of range, this process cannot use the GPU any more.
 
-On a CPU it raises, and whoever drew it tries another. So indices that were drawn for a GPU, or for
+On a CPU it raises, and the caller draws another. So indices that were drawn for a GPU, or for
 other sizes than they were given with, are tried on a CPU first.
 """
 
@@ -18,7 +18,7 @@ from pullback.capture.trees import flatten, is_tensor, unflatten
 def try_indices(program: Callable[..., Any], args: Sequence[Any]) -> None:
     """Raise what `program` raises on a CPU, where there are indices for another device in `args`.
 
-    A program that runs on that device alone raises, too: nobody can tell what its indices do.
+    A program that runs on that device alone raises, too: what its indices do cannot be known.
     """
     if not has_indices_elsewhere(args):
         return

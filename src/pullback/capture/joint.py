@@ -96,10 +96,10 @@ class Capture:
 
     `leaves` are those of the arguments, a `CaptureInput` in the place of each tensor. `units` are
     the names of the units, whose numbers the nodes carry, and `functions` the classes of those that
-    are Functions. `is_handwritten` says whether somebody wrote a part of its backward, which then
+    are Functions. `is_handwritten` says whether a part of its backward is hand-written, which then
     need not be linear in the cotangents. `sees_offsets` says whether the graph holds only for
     arguments that begin where those did in their memory, and `cuts_history` whether the program
-    took numbers out of their history (`detach`), which the graph does not tell. `local_names` gives
+    took numbers out of their history (`detach`), which the graph does not show. `local_names` gives
     the user's name for what a node computes, by the name of the node. `conditions` is what was
     assumed of sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are
     those that it was captured under.

@@ -74,7 +74,7 @@ class NodeMarks:
         """Remember that the newest part of the history of `tensors` was made under `mark`.
 
         An ordinary op makes no node of a Function: one that shows up in its history was called
-        before, in a way that nobody could watch, and is left without a mark.
+        before, unwatched, and is left without a mark.
         """
         for maker in self._history(tensors, stop=self._makers):
             is_functions = is_op and isinstance(maker, BackwardCFunction)
@@ -86,7 +86,7 @@ class NodeMarks:
         return [leaf for leaf in leaves if leaf is not None]
 
     def has_functions(self, outputs: Sequence[Tensor]) -> bool:
-        """Whether a Function is in the history of `outputs`: somebody wrote its backward."""
+        """Whether a Function, with a hand-written backward, is in the history of `outputs`."""
         return any(isinstance(maker, BackwardCFunction) for maker in self._history(outputs))
 
     def _history(self, tensors: Iterable[Tensor], stop: Container[Any] = ()) -> list[Any]:

@@ -44,7 +44,7 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 
 @contextmanager
 def autocast_as(then: tuple[tuple[str, torch.dtype], ...]) -> Iterator[None]:
-    """Autocast as `autocast_now` said that it was; for the other devices it is off."""
+    """Autocast as `autocast_now` recorded it; off for the other devices."""
     with ExitStack() as stack:
         for device, dtype in then:
             stack.enter_context(torch.autocast(device, dtype))

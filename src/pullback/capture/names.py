@@ -80,7 +80,7 @@ def parameter_names(program: Any, count: int) -> list[str]:
     call = program.forward if isinstance(program, nn.Module) else program
     try:
         parameters = list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return [f"arg{i}" for i in range(count)]
     names: list[str] = []
     for parameter in parameters:

@@ -1,15 +1,15 @@
 """While a program is watched, each `apply` that it calls is announced, and each op where asked.
 
-- A `pullback.Function` announces its calls to whoever asks for that
-  (`function.dispatch.watch_calls`).
-- PyTorch shows the calls of `Function.apply` to nobody, so they are intercepted here, in the one
+- A `pullback.Function` announces its calls to a registered watcher
+  (`function.call_watch.watch_calls`).
+- PyTorch has no hook for calls of `Function.apply`, so they are intercepted here, in the one
   place where `apply` is changed. An alias kept from before (`relu = MyReLU.apply`) must be seen as
   well, so the change is made below `apply`: in a Function of PyTorch's that is a Python function
   that ends in `super().apply`, and the class above which it stands gets our `apply`. Where
   `apply` itself is a C function (as from 2.15 on), it is shadowed; an alias of that one cannot be
   seen (`units` refuses it).
 - An op of the dispatcher is called through one of two classes of PyTorch's, whose `__call__` is
-  wrapped while somebody watches ops: custom ops, those of `torch.library.triton_op` and those of
+  wrapped while ops are watched: custom ops, those of `torch.library.triton_op` and those of
   C++ libraries are seen. PyTorch's own are left alone, and so are ops that compiled code calls.
 
 Only the thread that watches is affected: for any other, both ways lead on at once. What was there
@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch.autograd.function import Function as TorchFunction
 
-from pullback.function.dispatch import CallWatch, watch_calls
+from pullback.function.call_watch import CallWatch, watch_calls
 
-# What a watcher is given: the class or op, the call to make, and what it is called with.
+# Takes the class or op, the call to make, its arguments and its keyword arguments.
 Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -45,7 +45,7 @@ _op_count = 0
 
 @contextmanager
 def watching(handler: Handler | None, *, ops: bool = False) -> Iterator[None]:
-    """Announce each outermost `apply` of this thread to `handler`; with None, to nobody.
+    """Announce each outermost `apply` of this thread to `handler`; None stops that.
 
     With `ops`, the calls of ops that are not PyTorch's own are announced, too.
     """
@@ -67,7 +67,7 @@ def is_watched() -> bool:
 def announce(
     cls: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Hand one call to this thread's handler, which is not told of the calls inside it."""
+    """Hand one call to this thread's handler; calls inside it are not announced."""
     handler = _watched.handler
     if handler is None:
         return call(*args, **kwargs)

@@ -20,7 +20,7 @@ from pullback.capture.names import program_name, program_place
 from pullback.capture.places import is_users, is_users_error, place_of_error, runs_inside
 from pullback.capture.watch import CUSTOM, WatchedCall
 from pullback.errors import CaptureError, PullbackError
-from pullback.function.slots import transforms_active
+from pullback.function.slots import op_schema, storage_key, transforms_active
 
 _WHERE = "write the choice with `torch.where`, or make it before the call and pass it as a bool"
 _READ = "keep it a tensor, or read it before the call and pass it as a number"
@@ -288,7 +288,7 @@ def require_transform_free(name: str, call: WatchedCall) -> None:
 
 
 def unseen_apply(name: str, function: str, place: str) -> CaptureError:
-    """The error for a Function whose `apply` was called in a way that nobody can watch."""
+    """The error for a Function whose `apply` was called in a way that cannot be watched."""
     return CaptureError(
         f"`{name}` must call `{function}.apply` by that name",
         at=place,
@@ -326,7 +326,7 @@ def require_memory_apart(
         for other, another in every:
             if another is tensor and other == one:
                 continue
-            if tensor.untyped_storage()._cdata == another.untyped_storage()._cdata:
+            if storage_key(tensor) == storage_key(another):
                 raise CaptureError(
                     f"`{one}`, which `{name}` changes in place, must share its memory with no "
                     "other input",
@@ -355,7 +355,7 @@ def require_no_graphs(name: str, graph: fx.Graph) -> None:
 def unwritable(name: str, node: fx.Node) -> CaptureError:
     """The error for an op that has no place in a graph of ops without side effects."""
     place = str(node.meta.get("place", ""))
-    schema = getattr(node.target, "_schema", None)
+    schema = op_schema(node.target)
     if schema is None:
         return _nested_graph(name, place, f"`{node.target}`")
     return CaptureError(

@@ -2,7 +2,7 @@
 
 Steps, each from a graph to a new graph: bring the placeholders to the front and turn constants into
 inputs; write in-place ops as ops without side effects, where there are any; drop what only autograd
-needs (`detach`, `alias`) and what nobody uses.
+needs (`detach`, `alias`) and what is unused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pullback.capture.marks import NodeMark, NodeMarks
 from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Traced, TracedInput, TracedOutput, is_traced
+from pullback.function.slots import op_schema
 from pullback.graph.cost import is_mutating, is_random
 from pullback.graph.names import unused
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
@@ -215,9 +216,9 @@ def _functional(stage: Stage, graph: fx.Graph) -> fx.Graph:
 
 
 def _report_changes(traced: Traced, graph: fx.Graph) -> None:
-    """Make outputs of the new values that autograd was not told of (`x.data.add_(1)`, batch norm).
+    """Make outputs of the new values that autograd did not see (`x.data.add_(1)`, batch norm).
 
-    Those that it was told of are outputs already.
+    Those that it saw are outputs already.
     """
     placeholders = graph.find_nodes(op="placeholder")[: len(traced.held)]
     known = {result.changes for result in traced.results}
@@ -241,7 +242,7 @@ def _keep_checks(graph: fx.Graph) -> None:
         node: Any = check.args[0]
         while node.target in (*_SAME, operator.getitem):
             node = node.args[0]
-        schema = getattr(node.target, "_schema", None)
+        schema = op_schema(node.target)
         if schema is not None and any(a.name == "check_errors" for a in schema.arguments):
             node.kwargs = {**node.kwargs, "check_errors": True}
 
@@ -250,7 +251,7 @@ def _keep_checks(graph: fx.Graph) -> None:
 
 
 def _bare(graph: fx.Graph) -> fx.Graph:
-    """`graph` without what has no influence on values, or whose value nobody uses."""
+    """`graph` without what has no influence on values, or whose value is unused."""
     new = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     for node in graph.nodes:
@@ -265,7 +266,7 @@ def _bare(graph: fx.Graph) -> fx.Graph:
             copies[node].meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
     new.output(fx.map_arg(tuple(graph.output_node().args[0]), copies.__getitem__))  # type: ignore
     for node in reversed(list(calls(new))):
-        # A draw of random numbers that nobody uses still moves the stream for the next one.
+        # An unused draw of random numbers still moves the stream for the next one.
         if not node.users and not is_random(node):
             new.erase_node(node)
     return new
@@ -289,7 +290,7 @@ _WRAPPED = {float: torch.float64, complex: torch.complex128}
 
 def _is_of_numbers(node: fx.Node) -> bool:
     """Whether `node` calls an op on numbers in the place of tensors, for one number."""
-    schema, val = getattr(node.target, "_schema", None), node.meta.get("val")
+    schema, val = op_schema(node.target), node.meta.get("val")
     if schema is None or node.kwargs or not isinstance(val, Tensor) or val.dim():
         return False
     kinds = [str(argument.type) for argument in schema.arguments[: len(node.args)]]

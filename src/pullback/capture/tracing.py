@@ -37,7 +37,7 @@ from pullback.capture.refuse import (
 )
 from pullback.capture.trees import Spec, flatten, is_tensor, map_leaves, tensor_leaves, unflatten
 from pullback.capture.watch import FUNCTION, OP, WatchedCall, is_unit, versions_of, watched
-from pullback.function.slots import no_torch_function
+from pullback.function.slots import no_torch_function, version_of
 from pullback.graph.cost import is_random
 from pullback.graph.parts import BACKWARD, FORWARD
 
@@ -171,7 +171,7 @@ class Tracing:
             node = self.stage.node_of(held.given)
             assert node is not None
             node.meta["given"] = True
-        held.version = held.given._version
+        held.version = version_of(held.given)
         return held.given
 
     def _ours(self, value: Any) -> Any:
@@ -268,7 +268,7 @@ class Tracing:
     def _add_changed(self) -> None:
         """Make each input that was changed in place an output, if it is none yet."""
         for position, held in enumerate(self.held):
-            if held.given._version == held.version:
+            if version_of(held.given) == held.version:
                 continue
             found = next((r for r in self.results if r.value is held.given), None)
             if found is None:
@@ -284,7 +284,7 @@ class Tracing:
             self._lift_leaves(outputs)
             self.is_handwritten |= self.marks.has_functions(outputs)
         wanted = [held for held in self.held if held.needs]
-        # A closure that reached PyTorch by a way nobody could watch is in the history as itself.
+        # A closure that reached PyTorch unwatched is in the history as itself.
         hidden = [held for held in wanted if held.kind == CLOSURE]
         inputs = [held.leaf for held in wanted] + [held.real for held in hidden]
         # Backward runs outside autocast, whatever is on around the capture: the AMP guide asks so.
@@ -343,7 +343,7 @@ _NEW = ("zeros_like", "ones_like", "empty_like", "full_like", "new_", "rand")
 def _cuts(name: str, given: Sequence[Tensor], result: Any) -> bool:
     """Whether a call took numbers that have a history, and gave some without: `detach`, `no_grad`.
 
-    The ops of a graph do not tell it, so to differentiate them again is another derivative.
+    The ops of a graph do not show it, so to differentiate them again is another derivative.
     """
     if name.startswith(_NEW) or not any(tensor.requires_grad for tensor in given):
         return False

@@ -317,7 +317,7 @@ class _Recording:
 
 
 def _require_plain_slices(name: str, call: WatchedCall) -> None:
-    """Raise for a tensor as the bound of a slice: it is read, and nothing else tells of it."""
+    """Raise for a tensor as the bound of a slice: it is read without a recorded call."""
     leaves, _ = flatten((call.args, call.kwargs))
     for leaf in leaves:
         if isinstance(leaf, slice) and any(map(is_tensor, (leaf.start, leaf.stop, leaf.step))):

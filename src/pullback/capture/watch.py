@@ -22,6 +22,7 @@ from pullback.capture.fake import apart
 from pullback.capture.patch import watching
 from pullback.capture.places import place_at
 from pullback.capture.trees import tensor_leaves
+from pullback.function.slots import version_of
 
 FUNCTION, OP, CUSTOM = "function", "op", "custom"
 
@@ -102,7 +103,7 @@ class Watcher(TorchFunctionMode):
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Whoever watches or hooks is not told of what happens inside; gradients are recorded."""
+    """Hide what happens inside from watchers and hooks; gradients are recorded."""
     with apart(), watching(None), torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -112,7 +113,7 @@ def shielded() -> Iterator[None]:
 
 def versions_of(tensors: list[Tensor]) -> list[int]:
     """How often each tensor was changed in place; inference tensors do not count."""
-    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return [version_of(tensor) for tensor in tensors]
 
 
 def is_unit(result: Any, before: list[int], after: list[int]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pullback.function.modes import DispatchMode
+from pullback.function.slots import op_schema
 from pullback.judge.example import exact_copy, mapped, tensors_in
 
 # Operators that give another view of memory which is there already.
@@ -45,7 +46,7 @@ class Work(DispatchMode):
 
 def _is_view(func: Any) -> bool:
     """Whether an operator returns memory that it was given, without writing into it."""
-    schema = func._schema
+    schema = op_schema(func)
     infos = [returned.alias_info for returned in schema.returns]
     return bool(infos) and all(info is not None and not info.is_write for info in infos)
 
@@ -102,7 +103,7 @@ class _Calls(DispatchMode):
 
 
 def _written(func: Any, args: Sequence[Any], before: Sequence[Any]) -> str:
-    for argument, now, old in zip(func._schema.arguments, args, before, strict=False):
+    for argument, now, old in zip(op_schema(func).arguments, args, before, strict=False):
         is_declared = argument.alias_info is not None and argument.alias_info.is_write
         if isinstance(now, torch.Tensor) and not is_declared and not torch.equal(now, old):
             return str(argument.name) if not now.isnan().any() else ""

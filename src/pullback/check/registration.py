@@ -1,7 +1,9 @@
-"""What the dispatcher knows of an op: its schema, and the line of source that registered it."""
+"""Where a thing was written, and what the dispatcher knows of an op: its schema, its line."""
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import os
 import re
 from pathlib import Path
@@ -9,8 +11,11 @@ from typing import Any
 
 import torch
 
+from pullback.function.slots import op_schema
+
 _dump: Any = getattr(torch._C, "_dispatch_dump", lambda name: "")
 
+ABOVE = 12  # lines that may stand above a `def`
 _LINE = r": registered at (.+?):(\d+)\b"
 
 
@@ -20,7 +25,7 @@ TORCH = str(Path(str(torch.__file__)).parent)
 def schema_of(thing: Any) -> Any:
     """The schema of an op, of the first overload where it has several; None for anything else."""
     thing = overload_of(thing)
-    schema = getattr(thing, "_schema", None)
+    schema = op_schema(thing)
     return None if isinstance(schema, str) else schema
 
 
@@ -88,3 +93,29 @@ def near(path: str) -> str:
     except ValueError:  # another drive
         return path
     return relative if len(relative) < len(path) else path
+
+
+def place_of(thing: Any) -> str:
+    """`file:line` of what the user wrote, relative to here where that is shorter; else empty."""
+    thing = inspect.unwrap(thing) if callable(thing) else thing
+    code = getattr(thing, "__code__", None)
+    try:
+        if code is not None:
+            path, line = code.co_filename, _line_of(code)
+        else:
+            path, line = inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
+    except (TypeError, OSError):
+        return ""
+    if not path or path.startswith("<"):
+        return ""
+    return f"{near(path)}:{line}"
+
+
+def _line_of(code: Any) -> int:
+    """The line of `def`, below the decorators."""
+    first: int = code.co_firstlineno
+    for line in range(first, first + ABOVE):
+        text = linecache.getline(code.co_filename, line).lstrip()
+        if text.startswith(("def ", "async def ", "lambda")):
+            return line
+    return first

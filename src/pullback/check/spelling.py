@@ -7,13 +7,15 @@ import sys
 import sysconfig
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pullback.check.registration import near
-from pullback.check.target import Target, place_of
+from pullback.check.registration import near, place_of
+
+if TYPE_CHECKING:
+    from pullback.check.target import Target
 
 LARGEST = 32  # elements of a tensor that are spelled out
 

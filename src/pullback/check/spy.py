@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from pullback.check.target import Target
+from pullback.function.slots import version_of
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -152,8 +153,7 @@ def _dirty(ctx: Any, args: tuple[Any, ...]) -> frozenset[int]:
 
 
 def _versions(args: tuple[Any, ...]) -> list[int | None]:
-    known = [isinstance(arg, Tensor) and not arg.is_inference() for arg in args]
-    return [arg._version if is_known else None for arg, is_known in zip(args, known, strict=True)]
+    return [version_of(arg) if isinstance(arg, Tensor) else None for arg in args]
 
 
 def _moved(before: list[int | None], after: list[int | None]) -> frozenset[int]:

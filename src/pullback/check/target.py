@@ -14,7 +14,6 @@ Declared intent stands on the class, as an attribute `declares` that needs nothi
 from __future__ import annotations
 
 import inspect
-import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from torch.nn import Module
 from pullback.capture.names import function_class
 from pullback.check.inputs.relations import Relation
 from pullback.check.naming import load
-from pullback.check.registration import has_vmap_rule, near, place_of_op, schema_of
+from pullback.check.registration import has_vmap_rule, place_of, place_of_op, schema_of
 from pullback.derive.plain import plain_program
 from pullback.derive.returned import is_derived
 from pullback.errors import DeclarationError, TargetError
@@ -37,7 +36,6 @@ from pullback.function.signature import has_setup_context
 from pullback.judge.reference import Reference
 
 ATTRIBUTE = "declares"
-ABOVE = 12  # lines that may stand above a `def`
 DECORATORS = os.path.join("torch", "autograd", "function.py")
 METHODS = ("forward", "setup_context", "backward", "vjp")
 BREAKING = ("data_ptr", "item", "numpy", "tolist")  # methods of tensors that leave the graph
@@ -259,32 +257,6 @@ def _signature(target: Target) -> list[inspect.Parameter]:
 def _spoken(name: str, position: int) -> str:
     """The name of an argument; C++ counts those (`_0`) that were registered without one."""
     return f"arg{position}" if name == f"_{position}" else name
-
-
-def place_of(thing: Any) -> str:
-    """`file:line` of what the user wrote, relative to here where that is shorter; else empty."""
-    thing = inspect.unwrap(thing) if callable(thing) else thing
-    code = getattr(thing, "__code__", None)
-    try:
-        if code is not None:
-            path, line = code.co_filename, _line_of(code)
-        else:
-            path, line = inspect.getsourcefile(thing) or "", inspect.getsourcelines(thing)[1]
-    except (TypeError, OSError):
-        return ""
-    if not path or path.startswith("<"):
-        return ""
-    return f"{near(path)}:{line}"
-
-
-def _line_of(code: Any) -> int:
-    """The line of `def`, below the decorators."""
-    first: int = code.co_firstlineno
-    for line in range(first, first + ABOVE):
-        text = linecache.getline(code.co_filename, line).lstrip()
-        if text.startswith(("def ", "async def ", "lambda")):
-            return line
-    return first
 
 
 # ---- declared intent ----

@@ -11,6 +11,7 @@ from pullback.check.registration import schema_of
 from pullback.check.snapshot import Change, Snapshot, share_memory
 from pullback.check.spy import Marks, marking_of
 from pullback.check.subject import Subject
+from pullback.function.slots import version_of
 from pullback.judge.example import Example, tensors_in
 from pullback.judge.run import run
 
@@ -43,14 +44,14 @@ def written_inputs(
         args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
     named = [(i, t) for i, arg in enumerate(args) for t in tensors_in(arg)]
     snapshot = Snapshot((Input(subject.names[i]), tensor) for i, tensor in named)
-    versions = [tensor._version for _, tensor in named]
+    versions = [version_of(tensor) for _, tensor in named]
     call = target.call if marking is None else marking.target.call
     called = run(call, example, subject.names, args=args)
     marks = marking.marks[-1] if marking is not None and marking.marks else Marks()
     found: list[Written] = []
     for change in snapshot.changes():
         position, tensor = named[change.place]
-        is_seen = tensor._version != versions[change.place]
+        is_seen = version_of(tensor) != versions[change.place]
         if position in marks.dirty or (is_seen and _is_open(subject, position)):
             continue
         is_returned = any(share_memory(tensor, output) for output in called.outputs)

@@ -250,7 +250,7 @@ class DerivedRecord:
         return forward
 
     def _needs_inputs(self, recipe: Recipe) -> bool:
-        """Whether backward may have to run the program again, with inputs that nobody holds.
+        """Whether backward may have to run the program again, with inputs that are no longer alive.
 
         A second derivative does where an intermediate is saved, or something is detached.
         "everything" has room for them.
@@ -325,5 +325,5 @@ def _wanted(ctx: Any, captured: Capture) -> list[bool]:
 
 
 def _must_keep_inputs(captured: Capture) -> bool:
-    """Whether backward may have to run the program again although nobody differentiates it."""
+    """Whether backward may have to run the program again in a first derivative, too."""
     return captured.is_handwritten and sum(o.differentiable for o in captured.outputs) > 1

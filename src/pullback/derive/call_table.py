@@ -105,7 +105,7 @@ class CallTable:
         environment: what the program reads from outside; Dynamo reads the program itself.
         make: gives the entry for a call that is not in the table.
         general: makes any call.
-        unlisted: is told why a call goes the general way without being looked up.
+        unlisted: called with the reason why a call is not looked up.
     """
 
     def __init__(

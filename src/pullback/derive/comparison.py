@@ -2,7 +2,7 @@
 
 Outputs, which of them require grad, the gradients for each cotangent alone and for all together,
 and second derivatives (`observed`), on rows of inputs (`trial_rows`). Every text is compared by
-this before anyone gets it, in Python and in C++: whoever wrote it says how it is called. The
+this before anyone gets it, in Python and in C++: the caller says how the text is called. The
 program is run with the modes that it was captured under, and neither side leaves a trace: random
 states, modes and hooks around the caller stay as they are.
 """
@@ -191,7 +191,7 @@ class Comparison:
     def misled(self, call: Call) -> tuple[list[TrialRow], list[TrialRow]]:
         """Rows of sizes that the capture does not serve: where `call` is wrong, and right.
 
-        Wrong is another result than the program's, and for sizes that somebody may mean also an
+        Wrong is another result than the program's, and for likely sizes also an
         error where the program has none.
         """
         wrong, right = list[TrialRow](), list[TrialRow]()
@@ -223,7 +223,7 @@ class Comparison:
     def links(self) -> list[frozenset[int]]:
         """For each output, the places of the inputs that give it a history, each by itself.
 
-        By running the program with one input at a time that requires grad: ops alone do not tell,
+        By running the program with one input at a time that requires grad: ops do not show it,
         since a capture drops `detach`. Empty where a tensor from outside brings a history along.
         """
         places = [place for place, need in enumerate(self.wanted.needs) if need]
@@ -258,8 +258,8 @@ class Comparison:
     def is_same_twice(self, call: Call, *, may_raise: bool = False) -> bool:
         """Whether the second derivatives of `call` are those of the program, as far as it has any.
 
-        Where the program has none, they are not the same if somebody wrote a part of its backward,
-        who may have meant so; else it is an op that lacks a formula. Where `call` has none, they
+        Where the program has none, they are not the same if a part of its backward is hand-written,
+        which may be intended; else it is an op that lacks a formula. Where `call` has none, they
         are the same only if it `may_raise` as the program does.
         """
         rows = [row for row in (*self.rows, *self.sizes[:3]) if row.is_usual and not row.has_nan]
@@ -298,7 +298,7 @@ def _turned_round(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Gradients are recorded; nobody around sees it, is warned, or finds other random numbers."""
+    """Record gradients without effect outside: no watcher, warning or random state sees it."""
     with drawing_from(SEED), shielded(), autocast_off(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

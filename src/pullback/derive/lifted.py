@@ -23,7 +23,7 @@ from pullback.errors import BatchError, CaptureError
 from pullback.function.gradients import is_differentiable
 from pullback.function.isolation import TorchState
 from pullback.function.signature import has_setup_context
-from pullback.function.slots import new_class, no_jvp, no_vmap
+from pullback.function.slots import new_class, no_jvp, no_vmap, storage_key
 
 Row = Callable[[Sequence[Tensor]], Sequence[Any]]
 
@@ -220,6 +220,6 @@ def _require_known(outputs: Sequence[Tensor], row: Sequence[Tensor]) -> None:
 
 def _apart(output: Tensor, row: Sequence[Tensor]) -> Tensor:
     """`output` without history, in memory of its own."""
-    memory = {x.untyped_storage()._cdata for x in row}
+    memory = {storage_key(x) for x in row}
     bare = output.detach()
-    return bare.clone() if bare.untyped_storage()._cdata in memory else bare
+    return bare.clone() if storage_key(bare) in memory else bare

@@ -145,7 +145,7 @@ class Recipe:
         """One gradient per input of the capture; None where it needs or has none.
 
         `wanted` says for each input whether its gradient is asked for; by default all are. `absent`
-        are the places of cotangents that nobody gave: in their places are zeros.
+        are the places of missing cotangents: zeros stand there.
         """
         laid = [dense_cotangent(c, o) for c, o in zip(cotangents, self.orders, strict=True)]
         needs = [one.needs for one in self.captured.inputs]

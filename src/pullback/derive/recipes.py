@@ -25,7 +25,7 @@ from pullback.capture.joint import ONE_AT_A_TIME, Capture, capture
 from pullback.capture.modes import autocast_now
 from pullback.capture.names import argument_names, parameter_names
 from pullback.capture.trees import Spec, flatten, kept, map_leaves, tensor_leaves
-from pullback.capture.watch import shielded
+from pullback.capture.watch import shielded, versions_of
 from pullback.derive.recipe import Recipe, recipe_of
 from pullback.errors import CaptureError
 from pullback.function.isolation import isolated, keeping_random_state
@@ -77,7 +77,7 @@ class Recipes:
     def key(
         self, args: Sequence[Any], keywords: tuple[str, ...] = ()
     ) -> tuple[Any, Any, list[Tensor]]:
-        """The kind of a call, what tells calls of one kind apart, and the tensors of the call."""
+        """The kind of a call, what distinguishes calls of one kind, and the tensors of the call."""
         leaves, spec = flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         kind = self._kind(leaves, spec, keywords, [t.requires_grad for t in tensors])
@@ -284,10 +284,10 @@ def _run_alone(program: Callable[..., Any], args: Sequence[Any]) -> None:
     """Run `program` on copies, so that an error of its own is raised as such."""
     copies = _copies(args)
     tensors = tensor_leaves(copies)
-    before = [tensor._version for tensor in tensors]
+    before = versions_of(tensors)
     with keeping_random_state():
         program(*copies)
-    changed = [tensor._version != version for tensor, version in zip(tensors, before, strict=True)]
+    changed = [a != b for a, b in zip(before, versions_of(tensors), strict=True)]
     leaves, _ = flatten(tuple(args))
     pairs = zip(argument_names(program, args), leaves, strict=True)
     names = [name for name, leaf in pairs if isinstance(leaf, Tensor)]

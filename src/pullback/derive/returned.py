@@ -45,7 +45,7 @@ class DerivedFunction(Protocol[P, R]):
 
 
 MARKER = "_pb_derived"
-"""The class attribute that tells such a class from one that somebody wrote.
+"""The class attribute that marks such a class; a hand-written one does not have it.
 
 Of what is one node, it is the record that its class was made with (`backward.DerivedRecord`): the
 program, its recipes, and the general capture. Of what runs in several, or as written, it is True.

@@ -60,7 +60,7 @@ class SizeCheck:
 
     @property
     def rule(self) -> str:
-        """What must hold, in words."""
+        """What must hold, for a message."""
         if equal := self._equal:
             return f"{equal[1]} must be {equal[2]}"
         least = _LEAST.fullmatch(self.condition)
@@ -108,7 +108,7 @@ def needed_sizes(
     """The checks besides `checks` without which a text is wrong for sizes it was not written for.
 
     Of the assumptions of the capture, and of its sizes that are numbers, those that keep out most
-    of what is wrong and least of what is right, above all of what somebody may mean.
+    of what is wrong and least of what is right, above all of likely sizes.
     """
     wrong, right = comparison.misled(call)
     wrong = [row for row in wrong if all(check.holds(names, row.tensors) for check in checks)]

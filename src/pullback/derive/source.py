@@ -109,7 +109,7 @@ def differing_text(name: str, found: TextDifference | None) -> DifferingTextErro
 
 
 def _place(found: TextDifference) -> str:
-    """What differs, in words."""
+    """What differs, for a message."""
     if found.kind == "gradient":
         by = found.by if found.by == TOGETHER else f"{found.by} alone"
         return f"the gradient of `{found.name}` by {by}"
@@ -171,7 +171,7 @@ def readable_parts(captured: Capture, save: str | int) -> Parts:
 
 
 def _in_order(parts: Parts) -> Parts:
-    """`parts` as they are printed: no number saved that a size tells, names in order."""
+    """`parts` as they are printed: no saved number that a size gives, names in order."""
     return _renumbered(_with_fewer_numbers(parts))
 
 
@@ -309,7 +309,7 @@ def _backward(captured: Capture, parts: Parts, more: Again) -> list[str]:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Parameters that nobody reads, each with a name of its own."""
+    """Give each unused parameter a distinct name."""
     return [name if name != "_" else f"_{i}" for i, name in enumerate(names)]
 
 

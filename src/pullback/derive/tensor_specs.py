@@ -1,7 +1,7 @@
 """What is kept of the tensors that a program was captured with: enough to draw similar ones.
 
 The tensors themselves are not kept: they may be large, and belong to the caller. Of each there is a
-copy of its first elements, since a program may mean something by them that no range tells: a
+copy of its first elements, since a program may mean something by them that no range shows: a
 triangle, a matrix that has an inverse. Integers and bools are kept whole, in the narrowest dtype
 that holds them: others would point elsewhere.
 """

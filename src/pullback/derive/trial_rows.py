@@ -1,8 +1,8 @@
 """Rows of inputs on which a text is compared with its program, drawn from the examples.
 
-Numbers come from the example itself: it tells what the program means by them. Some rows have zeros
+Numbers come from the example itself: it shows what the program means by them. Some rows have zeros
 and ties among them, where formulas part; some leave the range of the example. Integers are always
-those of the example, cropped or repeated: nobody else knows what they index.
+those of the example, cropped or repeated: what they index is not known.
 
 A text in Python gets `value_rows` and `size_rows`. An op in C++, which takes more sizes, dtypes and
 plain numbers than its graphs were captured with and refuses the rest, gets `op_rows`.
@@ -53,7 +53,7 @@ class TrialRow:
 
     `is_usual` is False where they leave the range of the example: what is not finite there is not
     compared. `is_served` says whether the capture claims to be right for their sizes, and `is_odd`
-    whether these are such as nobody means: a size of 1 beside a larger one, which is broadcast.
+    whether these are unlikely sizes: a size of 1 beside a larger one, which is broadcast.
     `has_nan` says that NaN is among them: then only outputs are compared, and NaN may spread.
     `is_resized` says that the sizes are others than those of the example. `numbers` are other
     values of plain arguments, by their places. `may_refuse` says that what is written need not

@@ -20,7 +20,7 @@ from pullback.function.unwritten import listen, run_plainly
 
 
 def unseen_in(cls: Any, args: Sequence[Any], outputs: Sequence[Any]) -> str:
-    """What `forward` does outside autograd, said in words; empty if nothing is.
+    """A description of what `forward` does outside autograd; empty if it does nothing there.
 
     `outputs` are what `forward` gave with recording on. An output without a history must not move
     with the inputs that require grad, unless it is marked; and one with a history must move as it

@@ -165,7 +165,7 @@ def _of_program(program: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
 
 def _of_function(cls: Any, examples: tuple[Any, ...] | None) -> EmitSubject:
     given = _required(cls.__name__, examples)
-    # What the user's backward reads is what is kept; where nobody wrote one, as little as will do.
+    # What the user's backward reads is what is kept; where there is none, as little as will do.
     save = "auto" if lacks_backward(cls) else "everything"
     try:
         captured = Recipes(cls.apply, save).general(given).captured

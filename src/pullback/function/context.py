@@ -168,7 +168,7 @@ class AutogradContext(BackwardCFunction):
         return cast("tuple[Tensor, ...]", get_non_differentiable(self) or ())
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether cotangents that nobody computed reach `backward` as zeros (True) or `None`."""
+        """Whether missing cotangents reach `backward` as zeros (True) or `None`."""
         set_materialize(self, value)
 
     # ---- which gradients are needed ----

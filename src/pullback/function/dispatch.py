@@ -1,23 +1,22 @@
 """`apply`: from the user's call to PyTorch's C code, by the shortest way that is right.
 
 `apply` is called all day, so its usual path is short: no keyword arguments, no functorch transform,
-as many arguments as `forward` has, nobody who watches. Everything else takes `_apply_slowly`.
+as many arguments as `forward` has, no watcher. Everything else takes `_apply_slowly`.
 
-PyTorch shows the calls of `Function.apply` to nobody; a layer above that has to see them, such as
-`pullback.capture.patch`, says so by `watch_calls`.
+A layer above that must see the calls registers itself in `call_watch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torch import Tensor, is_grad_enabled, no_grad
 from torch.compiler import is_dynamo_compiling
 
 from pullback.errors import HiddenTensorWarning
+from pullback.function import call_watch
 from pullback.function.forward import LIST
 from pullback.function.info import FunctionInfo, current, info_of
 from pullback.function.slots import (
@@ -43,31 +42,6 @@ def below_autograd() -> AbstractContextManager[Any]:
     return no_grad() if is_dynamo_compiling() else cast(Any, below_ad_guard())
 
 
-# ---- who is told of calls ----
-
-
-class CallWatch(NamedTuple):
-    """Who is told of the calls of `apply`.
-
-    Attributes:
-        is_on: whether the calls of this thread are announced; for others `apply` goes on at once.
-        announce: given the class, the call to make, its arguments and its keyword arguments. What
-            it returns is what `apply` returns.
-    """
-
-    is_on: Callable[[], bool]
-    announce: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-
-
-_watch: CallWatch | None = None
-
-
-def watch_calls(watch: CallWatch | None) -> None:
-    """Announce every call of `apply` to `watch` from now on; with None, to nobody."""
-    global _watch
-    _watch = watch
-
-
 # ---- apply ----
 
 
@@ -79,7 +53,7 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         kwargs
         or (info.fixed != -1 and len(args) != info.fixed)
         or transforms_active()
-        or (_watch is not None and _watch.is_on())
+        or (call_watch.current is not None and call_watch.current.is_on())
     ):
         return _apply_slowly(info, args, kwargs)
     for arg in args:
@@ -97,13 +71,14 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _apply_slowly(info: FunctionInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with keywords, defaults, containers, under a functorch transform, or announced."""
-    if _watch is None or not _watch.is_on():
+    watch = call_watch.current
+    if watch is None or not watch.is_on():
         return _apply_in_general(info, args, kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return _apply_in_general(info, args, kwargs)
 
-    return _watch.announce(info.cls, call, args, kwargs)
+    return watch.announce(info.cls, call, args, kwargs)
 
 
 def _apply_in_general(info: FunctionInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

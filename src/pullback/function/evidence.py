@@ -69,7 +69,7 @@ def contradicts(
 
 
 def _agrees(run: Run, inputs: Sequence[Tensor], i: int, weights: Tensor, said: float) -> bool:
-    """Whether one of several central differences comes near `said`."""
+    """Whether one of several central differences is near `said`."""
     with torch.no_grad():
         for step in (1e-2, 1e-3, 1e-4, 1e-5):
             ahead, behind = (

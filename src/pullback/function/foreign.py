@@ -25,7 +25,7 @@ from pullback.function.unwritten import (
 
 
 class ContextView:
-    """A context that somebody else made, under the names of `AutogradContext`.
+    """A context that is not ours, under the names of `AutogradContext`.
 
     `slots` are the places of attribute tensors behind the first `user_saves` saved ones, when the
     foreign context was made from one of ours.

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from pullback.function.modes import DispatchMode, uncompiled
+from pullback.function.slots import op_schema, storage_key
 
 SEED = 20_250_101
-"""What random numbers come from where nobody says."""
+"""The seed of random numbers where none is given."""
 
 
 class TorchState:
@@ -142,7 +143,7 @@ class _NoChange(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        schema = getattr(func, "_schema", None)
+        schema = op_schema(func)
         if schema is None:  # `torch.cond` and the like
             return func(*args, **kwargs)
         for position, parameter in enumerate(schema.arguments):
@@ -160,4 +161,4 @@ class _NoChange(DispatchMode):
 
     @staticmethod
     def _storage(tensor: torch.Tensor) -> int:
-        return int(tensor.untyped_storage()._cdata)
+        return int(storage_key(tensor))

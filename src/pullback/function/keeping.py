@@ -108,7 +108,7 @@ class KeepingContext(AutogradContext):
 
     def _pb_all_saved(self, since: int = 0) -> tuple[Tensor | None, ...]:
         run = (self._pb_runs or {}).get(threading.get_ident())
-        if run is None:  # somebody looks at the node from outside
+        if run is None:  # the node is inspected from outside
             return cast("tuple[Tensor | None, ...]", get_saved_tensors(self))
         saved = run.found(since)
         if saved is None:

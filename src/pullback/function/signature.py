@@ -75,7 +75,7 @@ class Signature:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The positional arguments for one call: keywords placed, defaults filled in.
 
-        In the `forward(ctx, ...)` style trailing defaults that nobody named stay out, as in
+        In the `forward(ctx, ...)` style trailing defaults that the call leaves out stay out, as in
         PyTorch: an argument that was not passed is not an input and has no gradient.
         """
         bound = list(args)

@@ -118,6 +118,16 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if is_inference(tensor) else tensor._version
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number for the memory of `tensor`: tensors that share it have the same one."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def op_schema(op: Any) -> Any:
+    """The schema of a registered op: its name, `arguments` and `returns`; None if it has none."""
+    return getattr(op, "_schema", None)
+
+
 def has_no_values(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether `tensors` are being traced or have no values to look at."""
     plain = (torch.Tensor, torch.nn.Parameter)
@@ -176,7 +186,7 @@ def forward_is_over(ctx: Any) -> bool:
 
 
 def inputs_like(node: Any) -> Any:
-    """Shapes and dtypes of what `node` gave in forward; empty where this torch does not tell."""
+    """Shapes and dtypes of what `node` gave in forward; empty where this torch does not say."""
     return getattr(node, "_input_metadata", ())
 
 
@@ -206,7 +216,7 @@ def unseen(function: Any) -> Any:
     treated the same. Dynamo goes by the folder in the code object's file name, in every release
     from 2.11 to 2.15, with no `..` in it. So `pullback/function/x.py` is `torch/autograd/pullback/
     function/x.py` here, and `linecache` has its lines, for tracebacks and debuggers. (For an error
-    that nobody catches, Python reads files by itself up to 3.12, and prints the number alone.)
+    that is not caught, Python reads files by itself up to 3.12, and prints the number alone.)
     """
     code = function.__code__
     folder = os.path.dirname(torch_function.__file__)

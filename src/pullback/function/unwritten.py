@@ -1,7 +1,7 @@
 """What a class leaves unwritten: its whole backward, or the gradients that `backward` leaves out.
 
 Both are derived from `forward`. This layer says when that is asked for, and runs `forward` as a
-plain program; how gradients are derived is known above, by whoever says so with
+plain program; how gradients are derived is known to a layer above, which registers with
 `register_derivation`.
 """
 
@@ -134,7 +134,7 @@ def has_rule(cls: Any) -> bool:
 
 
 def leaves_some(cls: Any) -> bool:
-    """Whether the text of `backward` speaks of `derived`, so that its inputs must be kept."""
+    """Whether the text of `backward` mentions `derived`, so that its inputs must be kept."""
     return any(_speaks(written_function(method)) for method in (cls.backward, cls.vjp))
 
 
@@ -281,7 +281,7 @@ def run_traced(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def run_plainly(cls: Any, args: Sequence[Any], keywords: Mapping[str, Any] = _NONE) -> Any:
-    """What `forward` gives, by ops that whoever is around differentiates, batches or traces.
+    """What `forward` gives, by ops that a surrounding transform can differentiate, batch or trace.
 
     As after `apply`, an output marked non-differentiable has no history, and none is an input.
     """

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from pullback.errors import InternalError
+from pullback.function.slots import op_schema
 from pullback.graph.values import aten, held_value, tensor_of
 
 Size: TypeAlias = Any
@@ -39,7 +40,7 @@ def op_name(node: fx.Node) -> str:
     """The name of the op without namespace and overload: `mul` for `aten.mul.Tensor`."""
     op = op_of(node)
     if op is not None:
-        return str(op._schema.name).partition("::")[2]
+        return str(op_schema(op).name).partition("::")[2]
     return str(getattr(node.target, "__name__", node.target))
 
 
@@ -54,7 +55,7 @@ def is_random(node: fx.Node) -> bool:
 def argument_of(node: fx.Node, name: str) -> Any:
     """What `node` gives its op for the parameter `name`; None if there is no such."""
     op = op_of(node)
-    for position, parameter in enumerate(() if op is None else op._schema.arguments):
+    for position, parameter in enumerate(() if op is None else op_schema(op).arguments):
         if parameter.name == name:
             given = node.args[position] if position < len(node.args) else parameter.default_value
             return node.kwargs.get(name, given)
@@ -64,7 +65,7 @@ def argument_of(node: fx.Node, name: str) -> Any:
 def is_mutating(node: fx.Node) -> bool:
     """Whether `node` changes one of its arguments."""
     op = op_of(node)
-    return op is not None and bool(op._schema.is_mutable)
+    return op is not None and bool(op_schema(op).is_mutable)
 
 
 def is_opaque(node: fx.Node) -> bool:
@@ -84,7 +85,7 @@ def is_view(node: fx.Node) -> bool:
     op = op_of(node)
     if op is None or op is aten._unsafe_view.default:  # its schema hides that it is one
         return op is not None
-    aliases = [returned.alias_info for returned in op._schema.returns]
+    aliases = [returned.alias_info for returned in op_schema(op).returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 

@@ -27,7 +27,7 @@ UNDEFINED = (
 
 
 def cse(source: Source, *, across_phases: bool = False) -> Source:
-    """`source` with equal computations merged, those of one phase only unless told otherwise."""
+    """`source` with equal computations merged, by default only within one phase."""
     graph, _ = copied_graph(graph_of(source))
     returned: Any = graph.output_node().args[0]
     outputs = [node for node in returned[: output_count_of(source)] if isinstance(node, fx.Node)]
@@ -63,7 +63,7 @@ def _frozen(arg: Any) -> Any:
         return "slice", _frozen(arg.start), _frozen(arg.stop), _frozen(arg.step)
     if isinstance(arg, fx.Node):
         return arg.name
-    # repr tells 0.0 from -0.0, which compare equal
+    # repr distinguishes 0.0 from -0.0, which compare equal
     return type(arg).__name__, repr(arg)
 
 

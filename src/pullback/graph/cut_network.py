@@ -4,7 +4,7 @@ Each node is an edge from *enter* to *leave*. On the sink's side, `leave` says "
 value" and `enter` says "backward computes it", so that
 
 - `enter -> leave` is cut when backward has a value it does not compute: it is saved, for its bytes;
-- `leave(input) -> enter(node)` is never cut: whoever computes a node has its inputs;
+- `leave(input) -> enter(node)` is never cut: where a node is computed its inputs are there;
 - `twice -> enter` is cut when backward computes what forward computes too, for its flops. `twice`
   is the source for a node that forward runs whatever is saved. For any other node it is a vertex
   of its own, on the source's side when something that needs the node does not run in backward.

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import fx
 
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 from pullback.graph.values import is_scalar, tensor_of
@@ -48,7 +49,7 @@ class Names(dict[fx.Node, str]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stems: dict[fx.Node, str] = {}  # names without the numbers that tell them apart
+        self.stems: dict[fx.Node, str] = {}  # names without the numbers that make them distinct
 
     def renumbered(self, order: Iterable[str]) -> Names:
         """These names with new numbers for those that were made up.
@@ -337,7 +338,7 @@ def _result_name(node: fx.Node) -> str:
     if name == "max_pool2d_with_indices":
         return ("pooled", "indices")[index]
     op = op_of(source) if isinstance(source, fx.Node) else None
-    returns = op._schema.returns if op is not None else ()
+    returns = op_schema(op).returns if op is not None else ()
     known = returns[index].name if len(returns) > 1 else ""
     if not known and WORDS.get(name):
         return WORDS[name]

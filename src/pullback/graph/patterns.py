@@ -78,7 +78,7 @@ class CallPattern(AbstractPattern):
             yield from self.matches_root(arg, bound)
 
     def matches_root(self, node: fx.Node, bound: Binding) -> Iterator[Binding]:
-        """Match a node, whoever uses it."""
+        """Match a node, whatever uses it."""
         if node.op != "call_function" or node.target != self.target or node.kwargs:
             return
         if len(node.args) != len(self.args):

@@ -113,7 +113,7 @@ def rewrite(graph: fx.Graph, table: Table, output_count: int | None = None) -> R
     Arguments:
         graph: A graph in the form of `parts.py`, which stays as it is.
         table: The rules, in order of preference.
-        output_count: How many of the returned values are outputs, as told from gradients, which
+        output_count: How many of the returned values are outputs, and not gradients, which
             may alias one another; None for all.
     """
     copy, _ = copied_graph(graph)

@@ -1,7 +1,7 @@
 """What a process that watches a worker sees of it: the calls of the user's code, as they begin.
 
 A worker that is silent for long may stand in one call of the user's code, which is the user's
-matter, or make one call after the other, which is that of whoever asks for so many.
+matter, or make one call after the other, which is up to the caller.
 """
 
 from __future__ import annotations

@@ -100,20 +100,20 @@ class Judge:
     def _contradicts(self, cases: dict[int, Case], seed: int) -> bool:
         """Whether the slope of forward along one random direction is not the gradients' own."""
         along: dict[int, Tensor] = {}
-        told = size = 0.0
+        claimed = size = 0.0
         for i, case in cases.items():
             value = wide_of(case.exact.args[i]).cpu()
             if case.have.shape != value.shape or not value.numel():
                 return False
             along[i] = normal(value, 300 + seed + 10 * i) * (largest_entry(value) or 1.0)
-            told += float(real_inner_product(case.have, along[i]))
+            claimed += float(real_inner_product(case.have, along[i]))
             size += float((case.have.abs() * along[i].abs()).sum())
         first = next(iter(cases.values()))
         step = max(STEP, self.reference.noise_of(first.exact) ** (1 / 3))
         estimate = self.reference.slope(first.exact, first.cotangents, along, step)
         tolerance = first.tolerance()
         slack = ALONG * tolerance.relative * (size + abs(estimate.value)) + tolerance.floor
-        return estimate.is_known and not estimate.agrees(told, slack)
+        return estimate.is_known and not estimate.agrees(claimed, slack)
 
     def _case(
         self,

@@ -92,7 +92,7 @@ _NAMES = 6  # names of units in one node that are written out
 
 
 def label_of(candidate: PlanCandidate, names: Sequence[str]) -> str:
-    """A grouping in words: the units of one node stand in brackets, the others are as written.
+    """A grouping as text: the units of one node stand in brackets, the others are as written.
 
     Nodes follow each other as their first units do. What repeats is counted.
     """

@@ -288,7 +288,7 @@ class PlanSearch:
     ) -> None:
         """Measure candidates at one size, and keep what was known of others.
 
-        Those that there is no time to build are left out, which is said if this `is_last`.
+        Those that there is no time to build are left out; a note says so if this `is_last`.
         """
         tasks: dict[PlanCandidate, Task] = {}
         for candidate in dict.fromkeys(candidates):

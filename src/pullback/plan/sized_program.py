@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pullback.capture.trees import tensor_leaves
 from pullback.capture.units import Part, Program, Unit, part_of
+from pullback.capture.watch import versions_of
 from pullback.compose.flow import changeable_copies, recorded_units
 from pullback.compose.grouping import groups_of, unfit, waits
 from pullback.compose.reasons import is_refusal, reason_text
@@ -39,10 +40,10 @@ class SizedProgram:
     def changes_inputs(self) -> bool:
         """Whether the program changes its inputs."""
         copies = changeable_copies(self.args)
-        before = [tensor._version for tensor in tensor_leaves(copies)]
+        before = versions_of(tensor_leaves(copies))
         with keeping_random_state(self.args), measuring():
             self.program(*copies)
-        return before != [tensor._version for tensor in tensor_leaves(copies)]
+        return before != versions_of(tensor_leaves(copies))
 
     @cached_property
     def closure_tensors(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A plan in words: the table of what was measured, and why one was chosen."""
+"""A plan as text: the table of what was measured, and why one was chosen."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _cells(row: Measurement, is_chosen: bool) -> tuple[str, ...]:
 
 
 def candidate_text(candidate: PlanCandidate, label: str = "") -> str:
-    """A candidate in words."""
+    """A candidate as text."""
     if candidate.how == NESTED:
         return "nested, as written"
     what = candidate.how if candidate.how == COMBINED else f"hybrid {label}".strip()

@@ -29,7 +29,7 @@ class Region:
     """Values of the variables, in terms of free symbols that are real, or positive.
 
     `facts` are signs of expressions that symbols could not express; `meanings` gives each new
-    symbol in terms of the old ones, `conditions` the definition of the region in words.
+    symbol in terms of the old ones, `conditions` the definition of the region as text.
     """
 
     values: Mapping[Scalar, Expr]

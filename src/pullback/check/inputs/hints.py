@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.target import Target
+from pullback.function.slots import op_schema
 from pullback.judge.example import example_of
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, cotangents_of, run
 
@@ -85,9 +86,9 @@ def refusal_of(target: Target) -> str:
 def _parameters(target: Target) -> list[tuple[Any, Any]]:
     """The hint and the default of each positional parameter."""
     forward = target.function.forward if target.is_function else target.thing
-    schema = getattr(getattr(forward, "_opoverload", forward), "_schema", None)
+    schema = op_schema(getattr(forward, "_opoverload", forward))
     packet = getattr(forward, "default", None)
-    schema = schema or getattr(packet, "_schema", None)
+    schema = schema or op_schema(packet)
     if schema is not None and not isinstance(schema, str):
         return [(_of_schema(a.type), a.default_value) for a in schema.arguments]
     try:

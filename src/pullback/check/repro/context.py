@@ -197,7 +197,7 @@ Retell = Callable[[Finding, dict[str, Any]], Finding]
 
 @dataclass(frozen=True, slots=True)
 class Repro:
-    """A program that fails, and how its finding is told once it has.
+    """A program that fails, and how its finding is reported once it has.
 
     `retell` is given the finding and the names that the program made; None leaves it as it is.
     With `is_loud` any error is the failure: which one comes is chance.
@@ -296,7 +296,7 @@ def _identifier(name: str, position: int) -> str:
 
 
 def _is_random(subject: Subject, example: Example) -> bool:
-    """Whether another seed gives another result; not where that cannot be told."""
+    """Whether another seed gives another result; not where that cannot be seen."""
     found = []
     for seed in (1, 2):
         try:

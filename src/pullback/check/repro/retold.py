@@ -1,7 +1,7 @@
-"""A finding and its repro speak of the same entry and the same numbers.
+"""A finding and its repro report the same entry and the same numbers.
 
 A repro is made of short numbers, which are not those that a rule drew: so what it gives, once it
-has failed, is what the finding tells of.
+has failed, is what the finding reports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pullback.judge.mismatch import Mismatch, index_of
 
 
 def of_mismatch(shown: Mismatch) -> Retell:
-    """The finding, told of the gradient that its repro shows to be wrong."""
+    """The finding, with the gradient that its repro shows to be wrong."""
 
     def retell(finding: Finding, made: dict[str, Any]) -> Finding:
         at, expected, got = finding.about.at, finding.about.expected, finding.about.got
@@ -35,7 +35,7 @@ def of_mismatch(shown: Mismatch) -> Retell:
 
 
 def of_change(what: str) -> Retell:
-    """The finding, told of what is no longer as the repro has it `before`, by its expression."""
+    """The finding, with what differs from the repro's `before`; `what` is its expression."""
 
     def retell(finding: Finding, made: dict[str, Any]) -> Finding:
         before = made.get("before")
@@ -45,7 +45,7 @@ def of_change(what: str) -> Retell:
 
 
 def of_slope(finding: Finding, made: dict[str, Any]) -> Finding:
-    """The finding, told of the numbers that its repro has for the entry that the finding names."""
+    """The finding, with the numbers that its repro has for the entry that the finding names."""
     about = finding.about
     expected, got = _new(about.expected, made.get("slope")), _new(about.got, made.get("got"))
     return replace(
@@ -64,7 +64,7 @@ def _new(fact: object, value: Any) -> Number | None:
 
 
 def of_gradients(context: ReproContext, *, with_outputs: bool = False) -> Retell:
-    """The finding, told of the worst entry of what its repro calls `got` and `expected`.
+    """The finding, with the worst entry of what its repro calls `got` and `expected`.
 
     With `with_outputs`, the outputs go by these names too.
     """

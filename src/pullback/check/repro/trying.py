@@ -7,13 +7,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pullback.check.repro.context import Repro, ReproContext
-from pullback.check.target import Target
 from pullback.function.isolation import keeping_random_state, seeded
+
+if TYPE_CHECKING:
+    from pullback.check.target import Target
 
 
 def fails(body: str, context: ReproContext) -> bool:
@@ -22,7 +24,7 @@ def fails(body: str, context: ReproContext) -> bool:
 
 
 def is_failure(error: Exception | None, context: ReproContext, program: Repro) -> bool:
-    """Whether what a program raised is the failure that the finding tells of."""
+    """Whether what a program raised is the failure that the finding reports."""
     if error is None or isinstance(error, AssertionError) or program.is_loud:
         return error is not None
     raised = context.about.raised

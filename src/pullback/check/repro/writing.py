@@ -1,8 +1,8 @@
 """The repro of a finding: the first program of its rule's forms that fails.
 
 Each form writes a program; the first one that fails when it is tried here is the repro. A wrong
-gradient is held against the slope of forward itself, so that nobody's word has to be taken; where a
-slope is not sharp enough, against the number that the check found. Anything else is held against
+gradient is compared with the slope of forward itself, which needs no other reference; where a
+slope is not sharp enough, with the number that the check found. Anything else is compared with
 the same call made the ordinary way.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from pullback.emit.cpp.nodes import op_arguments
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_of
 
 Place = tuple[int, int, int]
@@ -73,8 +74,8 @@ def _apart(
         same = _shown((a.args, a.kwargs), first) == _shown((b.args, b.kwargs), second)
         return {} if same or a.op == "placeholder" else None
     found: dict[int, Any] = {}
-    parameters = op_of(a)._schema.arguments
-    uniform = UNIFORM.get(op_of(a)._schema.name.partition("::")[2].removesuffix("_backward"), ())
+    parameters = op_schema(op_of(a)).arguments
+    uniform = UNIFORM.get(op_schema(op_of(a)).name.partition("::")[2].removesuffix("_backward"), ())
     for place, (x, y) in enumerate(zip(op_arguments(a), op_arguments(b), strict=True)):
         if _shown(x, first) == _shown(y, second):
             continue
@@ -107,7 +108,7 @@ def put_number(graphs: Sequence[fx.Graph], place: Place, value: Any) -> None:
     """Put another number in a place."""
     index, number, argument = place
     node = list(graphs[index].nodes)[number]
-    name = op_of(node)._schema.arguments[argument].name
+    name = op_schema(op_of(node)).arguments[argument].name
     if name in node.kwargs or argument >= len(node.args):
         node.update_kwarg(name, value)
     else:

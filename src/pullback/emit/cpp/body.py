@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from pullback.emit.cpp.calls import spell_cpp
 from pullback.emit.cpp.values import SYMBOLIC, CppWriter, no_cpp_form, quoted, symbolic_type
+from pullback.function.slots import op_schema
 from pullback.graph.cost import is_opaque, is_random, op_of
 from pullback.graph.cut_problem import ancestors
 from pullback.graph.dead import drop_dead
@@ -122,7 +123,7 @@ class Body:
         for place in everything:
             for node in ancestors([self.returned[place]]):
                 found[node].add(place)
-        # A draw moves the stream of random numbers, whoever needs it.
+        # A draw moves the stream of random numbers even if its result is unused.
         draws = {node for node in found if is_random(node)}
         for node in draws:
             for before in ancestors([node]):
@@ -178,7 +179,7 @@ class Body:
 
     def _counted(self, node: fx.Node, name: str) -> str:
         """The line that refuses sizes with which there are more pieces, or fewer, than here."""
-        count, op = len(node.meta["val"]), op_of(node)._schema.name.partition("::")[2]
+        count, op = len(node.meta["val"]), op_schema(op_of(node)).name.partition("::")[2]
         source = node.all_input_nodes[0] if node.all_input_nodes else node
         of = f" of {self.names[source]}" if source in self.names and source is not node else ""
         said = quoted(f"{self.owner}: {op}{of} must give {count} tensors, got ")
@@ -236,13 +237,13 @@ def _is_name(text: str) -> bool:
 def _is_list(node: fx.Node) -> bool:
     """Whether an op gives a list, as long as the sizes of its inputs make it."""
     op, value = op_of(node), node.meta.get("val")
-    return op is not None and len(op._schema.returns) == 1 and isinstance(value, list | tuple)
+    return op is not None and len(op_schema(op).returns) == 1 and isinstance(value, list | tuple)
 
 
 def _takers(node: fx.Node) -> list[fx.Node | None]:
     """The nodes that take the results of `node` apart, if that is all that is done with it."""
     op = op_of(node)
-    count = 0 if op is None else len(op._schema.returns)
+    count = 0 if op is None else len(op_schema(op).returns)
     return unpacking_users(node, count) if count > 1 else []
 
 
@@ -254,7 +255,7 @@ def _declared(node: fx.Node) -> str:
     if isinstance(value, SYMBOLIC):
         return symbolic_type(value)
     op = op_of(node)
-    if op is not None and len(op._schema.returns) > 1 and isinstance(value, tuple | list):
+    if op is not None and len(op_schema(op).returns) > 1 and isinstance(value, tuple | list):
         return f"std::tuple<{', '.join('at::Tensor' for _ in value)}>"
     return "std::vector<at::Tensor>"
 

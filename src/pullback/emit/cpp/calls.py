@@ -19,6 +19,7 @@ from pullback.emit.cpp.nodes import node_place, op_arguments, ops_inside
 from pullback.emit.cpp.numbers import arithmetic
 from pullback.emit.cpp.operators import OWN
 from pullback.emit.cpp.values import CppWriter, is_number_argument, no_cpp_form
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_of
 from pullback.graph.spelling.expressions import ATOM, Expression
 
@@ -42,7 +43,7 @@ def spell_cpp(writer: CppWriter, node: fx.Node) -> Expression:
 
 def _called(writer: CppWriter, node: fx.Node) -> Expression:
     op = op_of(node)
-    base, overload = op._schema.name.partition("::")[2], op._schema.overload_name
+    base, overload = op_schema(op).name.partition("::")[2], op_schema(op).overload_name
     ways = call_forms(base, overload) if op.namespace == "aten" else None
     if ways is None:
         return dispatched(writer, node)
@@ -81,7 +82,7 @@ def _texts(
     is_method: bool,
 ) -> list[str]:
     """The arguments of a call, without those at its end that are as they are by default."""
-    parameters = op_of(node)._schema.arguments
+    parameters = op_schema(op_of(node)).arguments
     count = len(given)
     while count > callee.needless and _is_default(parameters[count - 1], given[count - 1]):
         count -= 1
@@ -120,7 +121,7 @@ OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 
 def _has_options(op: Any) -> bool:
-    names = [parameter.name for parameter in op._schema.arguments]
+    names = [parameter.name for parameter in op_schema(op).arguments]
     return all(name in names for name in OPTIONS)
 
 
@@ -128,7 +129,7 @@ def _with_options(
     writer: CppWriter, node: fx.Node, base: str, ways: CallForms, given: list[Any]
 ) -> Expression:
     """A call of an op that says what kind of tensor it makes: `at::zeros({n}, x.options())`."""
-    names = [parameter.name for parameter in op_of(node)._schema.arguments]
+    names = [parameter.name for parameter in op_schema(op_of(node)).arguments]
     values = dict(zip(names, given, strict=True))
     start = names.index("dtype")
     callee = ways.function or ways.method
@@ -138,7 +139,7 @@ def _with_options(
     before = zip(given[:start], callee.takes[:start], strict=True)
     texts = [writer.argument(value, kind, is_exact=True) for value, kind in before]
     options = _options(writer, values, is_like="self" in names)
-    parameters = op_of(node)._schema.arguments
+    parameters = op_schema(op_of(node)).arguments
     last = zip(given[start + 4 :], callee.takes[start + 4 :], parameters[start + 4 :], strict=True)
     behind = list(last)
     rest = [writer.argument(value, kind, is_exact=True) for value, kind, _ in behind]
@@ -192,7 +193,7 @@ def _result(writer: CppWriter, node: fx.Node) -> Expression:
         raise no_cpp_form("a part of something that is no result", f"`{node}`", node_place(node))
     inner = writer.node(source)
     op = op_of(source)
-    if op is not None and len(op._schema.returns) > 1:
+    if op is not None and len(op_schema(op).returns) > 1:
         return Expression(f"std::get<{index}>({inner.text})", ATOM, inner.size)
     # Checked: a list may be shorter in another call.
     return Expression(f"{inner.within(ATOM)}.at({index})", ATOM, inner.size)

@@ -1,7 +1,7 @@
 """The checks of inputs at the start of an emitted op: what its graphs assume of them.
 
 Dtypes, numbers of dimensions, sizes that are fixed or tied to each other, and whatever the user's
-own code decided by sizes. Each check says in words what it wants.
+own code decided by sizes. Each check raises an error that says what it wants.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Sizes:
         raise no_cpp_form("a size that is tied to others in this way", f"`{expression}`")
 
     def say(self, expression: Any) -> str:
-        """An expression of sizes in words."""
+        """An expression of sizes for a message."""
         return str(expression) if expression.is_Integer else f"as in the examples, {expression}"
 
     def condition(self, condition: Any) -> str:

@@ -9,6 +9,7 @@ from torch import fx
 from pullback.emit.cpp.headers import split_types
 from pullback.emit.cpp.nodes import node_place, op_arguments, ops_inside
 from pullback.emit.cpp.values import CppWriter, no_cpp_form, quoted
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_of
 from pullback.graph.spelling.expressions import ATOM, Expression
 
@@ -41,7 +42,7 @@ _BY_REFERENCE = ("at::Tensor", "at::Scalar", "c10::List<std::optional<at::Tensor
 def dispatched(writer: CppWriter, node: fx.Node) -> Expression:
     """A call through the dispatcher, which finds the op of whatever library has been loaded."""
     op = op_of(node)
-    schema = op._schema
+    schema = op_schema(op)
     takes_text, _, gives_text = str(schema).partition("(")[2].rpartition(") -> ")
     kinds = [_kind(each, node) for each in _types(takes_text) if each != "*"]
     gives = [_kind(each, node) for each in _types(gives_text.strip("()"))]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from pullback.emit.cpp.values import CppWriter
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_of
 from pullback.graph.values import tensor_of
 
@@ -20,7 +21,7 @@ def op_arguments(node: fx.Node) -> list[Any]:
     """Every argument of the op that `node` calls, defaults included, in the order of its schema."""
     op = op_of(node)
     given = []
-    for place, parameter in enumerate(op._schema.arguments):
+    for place, parameter in enumerate(op_schema(op).arguments):
         if parameter.name in node.kwargs:
             given.append(node.kwargs[parameter.name])
         elif place < len(node.args) and not parameter.kwarg_only:

@@ -10,6 +10,7 @@ from torch import fx
 from pullback.emit.cpp.headers import call_forms
 from pullback.emit.cpp.nodes import is_tensor_node, ops_inside
 from pullback.emit.cpp.values import BITS, COMPARED, LOWEST, PRODUCT, SUM, UNARY, CppWriter, bare
+from pullback.function.slots import op_schema
 from pullback.graph.spelling.expressions import ATOM, Expression
 from pullback.graph.spelling.operators import SIGNS
 from pullback.graph.values import aten
@@ -66,7 +67,7 @@ def _scalar_op(overload: Any) -> Form:
     def write(writer: CppWriter, node: fx.Node, *given: Any) -> Expression | None:
         if is_tensor_node(given[1]):
             return None
-        base, name = overload._schema.name.partition("::")[2], overload._schema.overload_name
+        base, name = op_schema(overload).name.partition("::")[2], op_schema(overload).overload_name
         ways = call_forms(base, name)
         if ways is None or ways.method is None:
             return None

@@ -177,7 +177,7 @@ def _seen(
 def _others(one: PlainArgument, own: dict[str, Any], notes: Notes) -> Iterator[Any]:
     """Two other values, under which the program decides as it did.
 
-    They have no exact form in a lower precision: a number that went through one is told apart.
+    They have no exact form in a lower precision: a number that went through one can be recognised.
     """
     start = one.value
     wishes: list[Any]

@@ -60,7 +60,7 @@ class PlainArgument:
     """One plain argument: its name, the value in the examples, the user's default if there is one.
 
     `place` counts the arguments of the program. `own_name` is the user's name for it, `annotated`
-    the type that the user declares, which tells what a None stands for. `is_keyword` says that the
+    the type that the user declares, which says what a None stands for. `is_keyword` says that the
     op takes it by name alone.
     """
 

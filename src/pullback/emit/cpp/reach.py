@@ -4,7 +4,7 @@ A capture holds for the dtypes of its examples, and takes sizes of 0 and 1 for s
 know what the program would have done there. Differentiating backward again is right only where
 nothing that the capture dropped (`detach`, a hand-written rule inside another) matters to it. So
 each of these is tried beside the program itself: what agrees is allowed, what does not is refused
-by the emitted file in words.
+by the emitted file with an error.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Trial:
         """For each output, the inputs of which one must require grad for it to do so.
 
         The program is run once for each input, which alone requires grad. With a tensor from around
-        it that requires grad this cannot be seen, and the graph tells on what an output depends.
+        it that requires grad this cannot be seen, and the graph decides on what an output depends.
         """
         needing = [place for place, one in enumerate(self.captured.inputs) if one.needs]
         seen = {place: self.comparison.live_alone(place) for place in needing}
@@ -222,7 +222,7 @@ class _Trial:
 
 
 def _has_history(node: fx.Node) -> bool:
-    """Whether the value of `node` has a derivative by an input, as far as its dtypes tell.
+    """Whether the value of `node` has a derivative by an input, as far as its dtypes show.
 
     A mask has none, nor has anything that is made of it.
     """

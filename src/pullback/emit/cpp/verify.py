@@ -53,7 +53,7 @@ def graphs_differ(subject: EmitSubject, parts: Parts) -> str:
             continue
         found = comparison.observe(shadow, row)
         if row.may_refuse and found.error:
-            continue  # the op says so in words
+            continue  # the op raises an error that says so
         differs = comparison.apart(expected, found, row)
         if differs:
             return described(differs)
@@ -98,7 +98,7 @@ def _built(name: str, source: Path) -> Path:
 
 
 def described(found: TextDifference) -> str:
-    """What differs, in words."""
+    """What differs, for a message."""
     at = f" at {found.at}" if found.at else ""
     sides = f"{found.got}{at}, expected {found.expected}"
     if found.kind == "the call":

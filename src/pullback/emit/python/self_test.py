@@ -254,7 +254,7 @@ class SelfTest:
         return torch.float64 if dtype.is_floating_point else dtype
 
     def _shaped(self, like: TensorSpec) -> str:
-        """What gives literal values their shape, where an empty list does not tell it."""
+        """What gives literal values their shape, where an empty list does not show it."""
         return f".reshape({_row(like.shape)})" if like.numel == 0 else ""
 
 

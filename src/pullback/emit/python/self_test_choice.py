@@ -78,7 +78,7 @@ def _with_record(subject: EmitSubject, test: SelfTest) -> SelfTest | None:
 
 
 def _first(subject: EmitSubject, call: str, held: frozenset[str]) -> SelfTest:
-    """The first self-test: of every gradient that there is and that forward implies."""
+    """The first self-test: of every gradient that exists and that forward implies."""
     captured, surrogates = subject.captured, subject.surrogates
     gradients = iter(captured.joint.gradients)
     names, needs, specs, silent = [], [], [], []
@@ -151,7 +151,7 @@ def _without_cut(subject: EmitSubject, test: SelfTest, space: dict[str, Any]) ->
     """The self-test without the gradients that a program cuts off on purpose.
 
     These are found by running the program with the forwards of its Functions as plain ops: if
-    autograd's gradient is not that of finite differences even there, nobody's backward is wrong.
+    autograd's gradient is not that of finite differences even there, no backward is wrong.
     """
     if subject.function is not None or not test.is_differentiated or _is_passed(space):
         return test

@@ -123,7 +123,7 @@ class _Steps:
     def add_node(self, group: tuple[int, ...]) -> None:
         """A group that is one node; nodes that are written alike share one class."""
         part, cls = self.flow.parts[group], self.flow.nodes[group]
-        if not part.outputs:  # nobody uses what it makes
+        if not part.outputs:  # its results are unused
             return
         self.written[True] += 1
         if cls not in self.classes:

@@ -35,7 +35,7 @@ def composite(
         formula: A function of the arguments of the op, or None where it has no formula for them.
         why: Why it is right.
         is_late: Whether the rule waits until no other applies.
-        is_shaped: Whether results have the shapes of those of the op where symbols do not tell:
+        is_shaped: Whether results have the shapes of those of the op where symbols do not show it:
             that channels are so many groups of some is known to the op alone.
     """
 

@@ -173,7 +173,7 @@ def _is_backward(node: fx.Node) -> bool:
 
 
 def read_numbers(backward: fx.Graph, numbers: Collection[str]) -> fx.Graph:
-    """`backward` with each of its `numbers` read from the tensors it is given, where they tell.
+    """`backward` with each of its `numbers` read from the tensors it is given, where these have it.
 
     Arguments:
         backward: A graph whose placeholders are tensors and numbers. It stays as it is.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.spelling.expressions import (
     Expression,
@@ -66,7 +67,7 @@ def called(writer: PythonWriter, node: fx.Node) -> Expression | None:
     args, kwargs = arguments(writer, node)
     owner = node.args[0] if node.args else None
     is_method = tensor_of(owner) is not None and hasattr(torch.Tensor, name)
-    if is_method and op._schema.arguments[0].name == "self":
+    if is_method and op_schema(op).arguments[0].name == "self":
         return writer.method(owner, name, *args[1:], **kwargs)
     if hasattr(torch, name) and not name.endswith("_backward"):
         return writer.call(f"torch.{name}", *args, **kwargs)
@@ -79,7 +80,7 @@ def called(writer: PythonWriter, node: fx.Node) -> Expression | None:
 def arguments(writer: PythonWriter, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
     """The arguments as a person writes them: flags by keyword, one dimension without brackets."""
     op = op_of(node)
-    schema = op._schema.arguments
+    schema = op_schema(op).arguments
     args, kwargs = [], dict[str, Any]()
     last = last_meant(node)
     for position, (arg, slot) in enumerate(zip(node.args, schema, strict=False)):
@@ -122,7 +123,7 @@ def _alone(slot: Any, arg: Any) -> Any:
 
 def last_meant(node: fx.Node) -> int:
     """The position of the last argument that is not its default."""
-    schema = op_of(node)._schema.arguments
+    schema = op_schema(op_of(node)).arguments
     last = len(node.args) - 1
     while (
         last > 0 and last < len(schema) and is_default(schema, schema[last].name, node.args[last])

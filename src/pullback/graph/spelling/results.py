@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pullback.function.slots import op_schema
 from pullback.graph.cost import op_name, op_of
 from pullback.graph.spelling.calls import FUNCTIONAL, last_as_minus_one
 from pullback.graph.spelling.convolutions import as_one_number, gradient
@@ -65,7 +66,7 @@ def one_of(writer: PythonWriter, node: fx.Node) -> Expression | None:
     if source.target == aten.max_pool2d_with_indices.default and index == 0:
         return writer.inlined[source]
     op, kind = op_of(source), getattr(torch.return_types, op_name(source), None)
-    field = op._schema.returns[index].name if op is not None and kind is not None else ""
+    field = op_schema(op).returns[index].name if op is not None and kind is not None else ""
     if not hasattr(kind, field or "-") or "torch.ops" in writer.inlined[source].head:
         return element(writer, node)
     return writer.attribute(source, f".{field}")

@@ -39,7 +39,7 @@ def merged_dims(node: fx.Node) -> tuple[int, int] | None:
     if before is None or after is None or not 1 <= after.dim() < before.dim():
         return None
     extra = before.dim() - after.dim()
-    # The other dimensions tell the size of this one, unless there is nothing to count.
+    # The other dimensions give the size of this one, unless there is nothing to count.
     is_empty = any(isinstance(size, int) and size == 0 for size in before.shape)
     for first in range(after.dim()):
         kept = [*before.shape[:first], *before.shape[first + extra + 1 :]]

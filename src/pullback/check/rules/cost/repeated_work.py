@@ -30,6 +30,7 @@ from torch import Tensor
 
 from pullback.check.subject import CallError, Finding, Rule, Severity, Skip, Subject
 from pullback.function.modes import DispatchMode
+from pullback.function.slots import version_of
 from pullback.judge.example import tensors_in
 
 RULE = Rule("C003", "repeated-work", "cost", Severity.WASTEFUL, "quick")
@@ -61,7 +62,7 @@ class Repeats(DispatchMode):
     def _key(self, value: Any) -> str:
         if isinstance(value, Tensor):
             self.kept.append(value)
-            place = (value.data_ptr(), value._version, value.stride(), value.dtype)
+            place = (value.data_ptr(), version_of(value), value.stride(), value.dtype)
             return f"{place} {tuple(value.shape)}"
         return repr(value)
 
