@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pullback.check.recorded import SCHEMA
+from pullback.check.recording_file import SCHEMA
 from pullback.cli import check as cli
 from pullback.cli.main import app
 from pullback.errors import PullbackError

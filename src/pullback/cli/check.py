@@ -23,7 +23,8 @@ from pullback.check.inputs.stated import moved_inside
 from pullback.check.isolate import Died, answer_of, can_fork
 from pullback.check.naming import OPS, load, module_of, ops_of
 from pullback.check.ranks.rules import rank_rules
-from pullback.check.recorded import Recording, is_op, load_recording
+from pullback.check.recorded import Recording, load_recording
+from pullback.check.recorded_call import is_op
 from pullback.check.registration import body_of
 from pullback.check.report import Report
 from pullback.check.runner import arguments_from, check
