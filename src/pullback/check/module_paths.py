@@ -45,6 +45,7 @@ class ModulePaths:
         known = self._names.get(outer)
         if known is None or id(inner) not in known:
             known = {id(one): name for name, one in outer.named_modules()}
+            known |= {id(one): name for name, one in outer.named_children()}  # the shortest wins
             self._names[outer] = known
         return known.get(id(inner)) or type(inner).__name__
 

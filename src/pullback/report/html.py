@@ -24,6 +24,7 @@ from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from pullback.check.finding import Finding, Severity
 from pullback.check.report import Report
+from pullback.graph.cost import bytes_text
 from pullback.report.excerpt import Excerpt, excerpt_of, method_at
 from pullback.report.heat import Heat, heats_of
 from pullback.report.outcome import Remark
@@ -74,6 +75,7 @@ def _environment() -> Environment:
     )
     environment.filters["python"] = _python
     environment.filters["words"] = _words
+    environment.filters["size"] = bytes_text
     return environment
 
 

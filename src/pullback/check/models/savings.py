@@ -37,15 +37,21 @@ class Saving:
         return max(0, self.written - self.made)
 
 
-def kept_bytes(call: Callable[..., Any], args: Sequence[Any]) -> int:
-    """The memory that a call keeps for backward, each piece once."""
+def kept_bytes(call: Callable[..., Any], args: Sequence[Any], held: Sequence[Tensor] = ()) -> int:
+    """The memory that a second call keeps for backward, each piece once, but for what is `held`.
+
+    The first call of what is made compares it with what is written.
+    """
+    call(*args)
     pieces: dict[int, int] = {}
     alive: list[Tensor] = []
+    known = {tensor.untyped_storage().data_ptr() for tensor in held}
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided:
             memory = tensor.untyped_storage()
-            pieces[memory.data_ptr()] = memory.nbytes()
+            if memory.data_ptr() not in known:
+                pieces[memory.data_ptr()] = memory.nbytes()
             alive.append(tensor.detach())  # so that no other takes its place
         return tensor
 
@@ -68,10 +74,12 @@ def combined_saving(module: nn.Module, args: tuple[Any, ...]) -> Saving | None:
     """A module as it is written against itself as one node; None where it cannot be one."""
 
     def compare() -> Saving | None:
-        made = combine_module(module, *_again(args), backend="eager")
+        made = combine_module(module, *_again(args), backend="eager", save="auto")
         if module_nodes(made).reasons:
             return None
-        return Saving(kept_bytes(module, _again(args)), kept_bytes(made, _again(args)))
+        held = [*module.parameters(), *module.buffers()]
+        written = kept_bytes(module, _again(args), held)
+        return Saving(written, kept_bytes(made, _again(args), held))
 
     return _answer(compare)
 
