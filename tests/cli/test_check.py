@@ -14,8 +14,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pullback.check.recorded import SCHEMA
+from pullback.check.recording_file import SCHEMA
 from pullback.cli import check as cli
+from pullback.cli import targets
 from pullback.cli.main import app
 from pullback.errors import PullbackError
 
@@ -286,7 +287,7 @@ def test_expression_that_ends_python_is_a_mistake(ops, code):
 
 @pytest.mark.parametrize("is_found", [True, False])
 def test_interrupt_between_targets_keeps_what_was_found(ops, monkeypatch, is_found):
-    real, asked = cli._inputs, []
+    real, asked = cli.inputs_for, []
 
     def inputs(name, *rest):
         asked.append(name)
@@ -294,7 +295,7 @@ def test_interrupt_between_targets_keeps_what_was_found(ops, monkeypatch, is_fou
             raise KeyboardInterrupt
         return real(name, *rest)
 
-    monkeypatch.setattr(cli, "_inputs", inputs)
+    monkeypatch.setattr(cli, "inputs_for", inputs)
     first, second = ("Product", "Square") if is_found else ("Square", "Product")
     result = run(f"ops_to_check.py:{first}", f"ops_to_check.py:{second}", "--json")
     told = json.loads(result.stdout)
@@ -342,7 +343,7 @@ def test_unknown_rule_is_told_once(ops):
 
 
 def test_every_op_of_a_namespace_is_checked(monkeypatch):
-    monkeypatch.setattr(cli, "ops_of", lambda space: ["sin", "cos"])
+    monkeypatch.setattr(targets, "ops_of", lambda space: ["sin", "cos"])
     result = run("torch.ops.aten")
 
     assert "aten.sin: nothing found" in result.stdout

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from pullback.graph.cost import bytes_text
 from pullback.plan.measurements import AS_WRITTEN
-from pullback.plan.text import bytes_text, count_text, explain, seconds_text, table
+from pullback.plan.text import count_text, explain, seconds_text, table
 from tests.plan.fakes import made_up
 
 

@@ -19,7 +19,8 @@ from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.finding import Severity
 from pullback.check.isolate import Died, answer_of
-from pullback.check.recorded import Recording, function_name, load_function, read_call
+from pullback.check.recorded import Recording
+from pullback.check.recorded_call import function_name, load_function, read_call
 from pullback.check.report import Report
 from pullback.check.stored import CannotStoreError
 from pullback.check.target import Target, target_of
@@ -30,10 +31,15 @@ from pullback.judge.run import BackwardFailedError, ForwardRefusedError, run
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """One Function or op that a program calls, and the arguments of some of its calls."""
+    """One Function or op that a program calls, and the arguments of some of its calls.
 
+    `numbers` are those of the calls in the recording.
+    """
+
+    name: str
     target: Target
     inputs: tuple[tuple[Any, ...], ...]
+    numbers: tuple[int, ...] = ()
 
 
 def functions_inside(
@@ -44,23 +50,35 @@ def functions_inside(
         file, lost = answer_of(lambda: _recorded(target, examples))
     except Died:
         return (), ()
-    found: dict[str, list[tuple[Any, ...]]] = {}
+    inside, missing = grouped_calls(file)
+    known = {one.name for one in inside}
+    return inside, tuple(n for n in dict.fromkeys([*lost, *missing]) if n not in known)
+
+
+def grouped_calls(file: bytes) -> tuple[tuple[Inside, ...], tuple[str, ...]]:
+    """The calls that `stored_calls` wrote, by Function, and the names of what is not found."""
+    found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
     functions: dict[str, Any] = {}
-    missing = list[str](lost)
-    for stored in torch.load(io.BytesIO(file), weights_only=True):
+    missing: list[str] = []
+    for number, stored in enumerate(torch.load(io.BytesIO(file), weights_only=True)):
+        if stored is None:
+            continue
         call = read_call(stored)
         name = call.target
         try:
             functions[name] = functions.get(name) or _named(name)
-            found.setdefault(name, []).append(call.inputs)
+            found.setdefault(name, []).append((number, call.inputs))
         except PullbackError:
             missing.append(name)
-    inside = [Inside(target_of(functions[name]), tuple(rows)) for name, rows in found.items()]
-    return tuple(inside), tuple(n for n in dict.fromkeys(missing) if n not in found)
+    inside = [
+        Inside(name, target_of(functions[name]), tuple(args for _, args in rows), tuple(dict(rows)))
+        for name, rows in found.items()
+    ]
+    return tuple(inside), tuple(missing)
 
 
 def _recorded(target: Target, examples: Sequence[Example]) -> tuple[bytes, list[str]]:
-    """In a worker: the calls that can be described, as a file has them, and the names of others."""
+    """In a worker: the calls that a program makes, as `stored_calls` gives them."""
     recording = Recording()
     names = target.names_of(max(len(example.args) for example in examples))
     with recording.watching():
@@ -69,11 +87,18 @@ def _recorded(target: Target, examples: Sequence[Example]) -> tuple[bytes, list[
                 run(target.call, example, names)
             except (ForwardRefusedError, BackwardFailedError):
                 continue
-    stored, lost = [], []
+    return stored_calls(recording)
+
+
+def stored_calls(recording: Recording) -> tuple[bytes, list[str]]:
+    """The calls that can be described, as a file has them, and the names of the others."""
+    stored: list[Any] = []
+    lost: list[str] = []
     for call in recording.calls:
         try:
             stored.append(call.stored())
         except CannotStoreError:
+            stored.append(None)
             lost.append(call.target)
     file = io.BytesIO()
     torch.save(stored, file)

@@ -10,6 +10,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -38,15 +39,26 @@ def load(target: str) -> Any:
             got=repr(target),
         )
     module = module_of(where)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise TargetError(
-                f"`{where}` must have `{name}`",
-                got=f"names such as {', '.join(_like(name, _own_names(module)))}",
-            )
-        found = getattr(found, part)
-    return found
+    try:
+        return _member(module, name)
+    except AttributeError:
+        raise TargetError(
+            f"`{where}` must have `{name}`",
+            got=f"names such as {', '.join(_like(name, _own_names(module)))}",
+        ) from None
+
+
+def _member(owner: Any, name: str) -> Any:
+    """`owner.a.b` for the name `a.b`."""
+    return reduce(getattr, name.split("."), owner)
+
+
+def loaded_member(module: str, name: str) -> Any:
+    """What `module:name` is in this process, which imports nothing for it; None if nothing."""
+    try:
+        return _member(sys.modules.get(module), name)
+    except AttributeError:
+        return None
 
 
 def module_of(where: str) -> ModuleType:

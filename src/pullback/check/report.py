@@ -9,6 +9,7 @@ from typing import overload
 
 from pullback.check.finding import Finding, Severity, Skip
 from pullback.check.proving import Proved
+from pullback.graph.cost import bytes_text
 
 BLIND = (
     "values, shapes and dtypes that were not tried",
@@ -30,6 +31,36 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionUse:
+    """A Function or op inside a model: where it is called, and what it keeps for backward.
+
+    `places` are paths in the model. `fewer_derived` is how many bytes fewer the Functions derived
+    from its forward would keep, None where there are none; `fewer_combined` the same for modules
+    around it as one node each, by the path of the first of its kind.
+    """
+
+    name: str
+    calls: int = 0
+    places: tuple[str, ...] = ()
+    signatures: int = 0
+    saved: int = 0
+    fewer_derived: int | None = None
+    fewer_combined: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [_counted(self.calls, "call"), _counted(self.signatures, "signature")]
+        if self.places:
+            parts.append(f"at {_first([f'`{path}`' for path in self.places])}")
+        parts.append(f"keeps {bytes_text(self.saved)}")
+        if self.fewer_derived:
+            parts.append(f"derived: {bytes_text(self.fewer_derived)} less")
+        for path, fewer in self.fewer_combined.items():
+            if fewer:
+                parts.append(f"`{path}` as one node: {bytes_text(fewer)} less")
+        return f"{self.name}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What `pb.check` says of one function."""
 
@@ -46,6 +77,8 @@ class Report:
     interrupted: bool = False
     proved: Proved | None = None
     accepted: tuple[Accepted, ...] = ()
+    functions: tuple[FunctionUse, ...] = ()  # inside a model
+    surrogates: tuple[str, ...] = ()  # inputs whose gradients are others than forward's on purpose
 
     @property
     def ok(self) -> bool:
@@ -104,6 +137,7 @@ class Report:
         if self.ok:
             lines += [f"  inputs: {example}" for example in self.examples[:MOST]]
         lines += [f"  proved: {_proof(self.proved)}"] if self.proved is not None else []
+        lines += [f"  inside: {use}" for use in self.functions]
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  {line}" for line in self._acceptances()]
         lines += [f"  not tried: {who}: {why}" for why, who in self._refusals().items()]

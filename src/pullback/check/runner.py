@@ -20,6 +20,8 @@ from pullback.check.fresh import CannotSendError
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
+from pullback.check.models.examine import ModelRequest
+from pullback.check.models.runner import check_model
 from pullback.check.proving import Proved, proved_of
 from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
@@ -80,6 +82,19 @@ def check(
             placements=placements,
             progress=progress,
         )
+    if isinstance(known.thing, torch.nn.Module):
+        arguments = arguments_from(known, inputs)
+        asked = ModelRequest(
+            known,
+            tuple(example_of(args) for args in arguments),
+            frozenset(i for i, arg in enumerate(arguments[0]) if _is_wanted(arg)),
+            tuple(select),
+            tuple(allow),
+            profile,
+            seconds,
+            progress,
+        )
+        return check_model(asked, check)
     rules = selected(profile=profile, select=select, allow=allow)
     examples = examples_from(known, inputs)
     names = known.names_of(max(len(example.args) for example in examples))
@@ -330,6 +345,7 @@ class _Collected:
             notes=tuple(self.notes),
             interrupted=self.interrupted,
             proved=self.proved,
+            surrogates=tuple(one.name for one in self.surrogates),
         )
 
 
@@ -337,8 +353,10 @@ def _notes(target: Target) -> Iterator[str]:
     """What a check of a program cannot see, and what `torch.compile` will stumble over."""
     for method, call in target.graph_breaks:
         yield f"`.{call}()` in {method} breaks the graph under torch.compile"
-    if isinstance(target.thing, torch.nn.Module) and any(True for _ in target.thing.parameters()):
-        yield "the gradients of its parameters are not checked, only those of its inputs"
+
+
+def _is_wanted(arg: Any) -> bool:
+    return isinstance(arg, Tensor) and arg.requires_grad
 
 
 def _surrogate_note(target: Target, found: Sequence[Surrogate]) -> str:

@@ -16,7 +16,6 @@ elsewhere cannot name code of another package to be called.
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pullback.check.groups import GroupOf
+from pullback.check.naming import loaded_member
 from pullback.errors import PullbackError, RecordingError
 from pullback.judge.example import Tie, owned_tensors
 
@@ -137,10 +137,7 @@ def _import_path(thing: Any) -> str:
     is_builtin = isinstance(thing, BuiltinFunctionType)
     name = thing.__name__ if is_builtin else thing.__qualname__
     module = getattr(thing, "__module__", None) or ("torch" if is_builtin else "")
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is thing else ""
+    return f"{module}:{name}" if loaded_member(module, name) is thing else ""
 
 
 def _is_known(path: str, target: str) -> bool:

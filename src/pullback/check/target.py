@@ -218,6 +218,8 @@ def target_of(thing: Any, name: str = "") -> Target:
         )
     if not name and type(thing).__name__ in OPS:
         name = schema_of(thing).name.replace("::", ".")
+    if not name and isinstance(thing, Module):
+        name = type(thing).__name__
     name = name or getattr(function or thing, "__qualname__", "") or getattr(thing, "__name__", "")
     name = (name or str(thing)).removeprefix("<locals>.")
     name = name.rsplit("<locals>.", 1)[-1]

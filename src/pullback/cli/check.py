@@ -1,47 +1,42 @@
-"""`pullback check`: every rule on Functions, by name or by file, and what was found."""
+"""`pullback check`: every rule on Functions and models, by name or by file, and what was found."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from torch.autograd.function import Function as TorchFunction
 
 from pullback.check.finding import Severity
-from pullback.check.inputs.hints import guess, guessed, number_of_guess, refusal_of
-from pullback.check.inputs.stated import moved_inside
-from pullback.check.isolate import Died, answer_of, can_fork
-from pullback.check.naming import OPS, load, module_of, ops_of
+from pullback.check.models.rules import model_rules
 from pullback.check.ranks.rules import rank_rules
-from pullback.check.recorded import Recording, is_op, load_recording
-from pullback.check.registration import body_of
 from pullback.check.report import Report
+from pullback.check.rules import all_rules
 from pullback.check.runner import arguments_from, check
-from pullback.check.target import Target, declared_with, target_of
+from pullback.check.target import Target, declared_with
 from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
-from pullback.cli.changed import changed_files, files_with_functions, is_touched
 from pullback.cli.complete import complete_targets
-from pullback.cli.identity import Identity, identity_of
+from pullback.cli.identity import Identity
+from pullback.cli.inputs import Inputs, inputs_for, named_inputs
 from pullback.cli.kept import recalled
-from pullback.cli.options import require_rules, settings_from, settings_options, targets_of
-from pullback.cli.outputs import outputs_of
+from pullback.cli.options import require_rules, settings_from, settings_options
+from pullback.cli.outputs import Outputs, outputs_of
 from pullback.cli.results import Found, checked_targets
 from pullback.cli.review import Review, whole_files
 from pullback.cli.settings import Settings
 from pullback.cli.spread import share_of
 from pullback.cli.target import example_option, value_of
-from pullback.errors import ExamplesError, PullbackError, RecordingError, TargetError
+from pullback.cli.targets import chosen_targets, load_library, named_targets
+from pullback.errors import PullbackError, TargetError
 from pullback.judge.example import example_of
 from pullback.report import text
 from pullback.report.outcome import Failure, Outcome
@@ -55,10 +50,33 @@ class Options:
     """What holds for every target of one command."""
 
     settings: Settings
-    given: tuple[Any, ...] | None = None
-    recorded: Recording | None = None
-    ranks: int | None = None
+    inputs: Inputs
     placements: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line names beside settings."""
+
+    targets: tuple[str, ...]
+    expressions: tuple[str, ...]
+    inputs: str | None
+    libraries: tuple[str, ...]
+    ranks: int | None
+    changed: str | None
+    shard: tuple[int, int] | None
+
+
+@dataclass(slots=True)
+class Results:
+    """What was to be checked, and what came of it."""
+
+    names: tuple[str, ...] = ()
+    found: Sequence[Found] = ()
+    inputs: Inputs = field(default_factory=Inputs)
+    errors: list[Failure] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)
+    is_cut: bool = False
 
 
 @click.command("check")
@@ -67,8 +85,9 @@ class Options:
 @click.option(
     "--inputs",
     "recording",
-    type=click.Path(exists=True, dir_okay=False),
-    help="A recording (pullback record): its Functions, or its inputs for the targets.",
+    metavar="FILE|MODULE:NAME",
+    help="A recording (pullback record): its Functions, or its inputs for the targets. "
+    "Or module:name of inputs, or of a function that makes them.",
 )
 @click.option(
     "--load",
@@ -114,10 +133,11 @@ def command(
     """Check custom autograd functions: is every gradient right, everywhere it will be used?
 
     A TARGET is a file (every Function that is defined in it), file.py:Name, module:Name,
-    torch.ops.namespace.op, or torch.ops.namespace (every op in it). Its inputs are those of
-    --example, else those recorded in --inputs, else what `examples()` on the class gives, else they
-    are made from the type hints of forward. Settings stand in [tool.pullback] of pyproject.toml or
-    in pullback.toml; the command line wins over them.
+    torch.ops.namespace.op, or torch.ops.namespace (every op in it). A name may be that of a model,
+    or of a function that makes one: its parameters are checked, and every Function inside. The
+    inputs are those of --example, else those of --inputs, else what `examples()` on the class
+    gives, else they are made from the type hints of forward. Settings stand in [tool.pullback] of
+    pyproject.toml or in pullback.toml; the command line wins over them.
 
     Exit code 0: nothing was found that counts. 1: something was, also where something else could
     not be checked. 2: nothing was found, and something could not be checked.
@@ -131,6 +151,7 @@ def command(
       pullback check my_ops.py --write-baseline
       pullback check --changed main --output-format github --output-format sarif=out.sarif
       pullback check parallel.py --ranks 2
+      pullback check my_project.models:make_model --inputs my_project.data:make_batch
     """
     given["output_format"] += ("json",) * is_json + ("github",) * is_github
     settings = settings_from(settings_path, given)
@@ -144,50 +165,69 @@ def command(
             "Name a TARGET, a recording with --inputs, --changed, or `targets` in the settings."
         )
     review = Review.begun(settings, is_writing=write_baseline)
-    console = Console(highlight=False)
-    names: tuple[str, ...] = ()
-    found: Sequence[Found] = ()
-    options = Options(settings, None, None, ranks, placements)
-    errors: list[Failure] = []
-    checked: list[Checked] = []
-    is_cut = False
-    try:
-        recorded = load_recording(recording) if recording else None
-        names = targets or _named(settings, recording, recorded, changed)
-        values = tuple(value_of(expression) for expression in expressions) or None
-        options = replace(options, given=values, recorded=recorded)
-        for library in libraries:
-            _load(library)
-        require_rules(settings, rank_rules() if ranks else None)
-        own = None if targets else recorded
-        found = share_of(_chosen(names, own, settings, changed, errors), shard)
-    except PullbackError as mistake:  # told once, and not for each target
-        errors.append(("", mistake))
-    try:
-        for one in checked_targets(found, partial(_checked, options), settings.jobs, errors):
-            checked.append(review.taken(one))
-            if outputs.is_text:
-                text.show(checked[-1].report, console)
-                console.print()
-    except KeyboardInterrupt:  # not while rules are tried: what was found before is told
-        is_cut = True
-        done = {name for name, _ in errors} | {one.identity.name for one in checked}
-        left = [identity.name for identity, _ in found if identity.name not in done]
-        errors += [(name, _cut(name)) for name in left[:1]]
+    asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
+    results = _prepared(asked, settings)
+    options = Options(settings, results.inputs, placements)
+    _check_all(results, options, review, outputs)
     aside.end()
-    files = [] if shard or changed else whole_files(names, settings.root)
-    remarks = tuple(review.remarks(checked, files))
-    reports = tuple(one.report for one in checked)
-    outcome = Outcome(reports, tuple(errors), remarks, Severity(settings.fail_on))
+    files = [] if shard or changed else whole_files(results.names, settings.root)
+    outcome = Outcome(
+        tuple(one.report for one in results.checked),
+        tuple(results.errors),
+        tuple(review.remarks(results.checked, files)),
+        Severity(settings.fail_on),
+    )
     if outputs.is_text:
-        for line in _last_lines(outcome, review.written(checked) if write_baseline else "", found):
+        written = review.written(results.checked) if write_baseline else ""
+        for line in _last_lines(outcome, written, results.found):
             click.echo(line)
     outputs.write(outcome)
-    for _, error in errors:
+    for _, error in results.errors:
         click.echo(str(error), err=True)
-    if is_cut and not outcome.fails:
+    if results.is_cut and not outcome.fails:
         raise KeyboardInterrupt
-    click.get_current_context().exit(_code(outcome, is_known=write_baseline, found=found))
+    code = _code(outcome, is_known=write_baseline, found=results.found)
+    click.get_current_context().exit(code)
+
+
+def _prepared(asked: Asked, settings: Settings) -> Results:
+    """The targets and inputs; a mistake in what was asked for is told once, not for each target."""
+    results = Results()
+    try:
+        given, recorded = named_inputs(asked.inputs) if asked.inputs else (None, None)
+        results.names = asked.targets or named_targets(
+            settings, asked.inputs, recorded, asked.changed
+        )
+        values = tuple(value_of(expression) for expression in asked.expressions) or given
+        results.inputs = Inputs(values, recorded, asked.ranks)
+        for library in asked.libraries:
+            load_library(library)
+        require_rules(settings, rank_rules() if asked.ranks else (*all_rules(), *model_rules()))
+        own = None if asked.targets else recorded
+        found = chosen_targets(results.names, own, settings, asked.changed, results.errors)
+        results.found = share_of(found, asked.shard)
+    except PullbackError as mistake:
+        results.errors.append(("", mistake))
+    return results
+
+
+def _check_all(results: Results, options: Options, review: Review, outputs: Outputs) -> None:
+    """Check one target after the other, and show each as soon as it is there."""
+    console = Console(highlight=False)
+    check_one = partial(_checked, options)
+    jobs = options.settings.jobs
+    try:
+        for one in checked_targets(results.found, check_one, jobs, results.errors):
+            results.checked.append(review.taken(one))
+            if outputs.is_text:
+                text.show(results.checked[-1].report, console)
+                console.print()
+    except KeyboardInterrupt:  # not while rules are tried: what was found before is told
+        results.is_cut = True
+        done = {name for name, _ in results.errors}
+        done |= {one.identity.name for one in results.checked}
+        left = [identity.name for identity, _ in results.found if identity.name not in done]
+        results.errors += [(name, _cut(name)) for name in left[:1]]
 
 
 def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
@@ -218,119 +258,6 @@ def _total(reports: Sequence[Report], errors: Sequence[Failure]) -> str:
     return f"{count} checked, {len(wrong)} with findings{told}{left}."
 
 
-# ---- targets ----
-
-
-def _named(
-    settings: Settings, recording: str | None, recorded: Recording | None, changed: str | None
-) -> tuple[str, ...]:
-    """The targets where the command line names none: of a recording, the settings, or a diff."""
-    if recorded is not None:
-        return _recorded(recording, recorded)
-    if settings.targets:
-        return targets_of(settings)
-    return tuple(files_with_functions(changed_files(changed or "")))
-
-
-def _chosen(
-    names: Sequence[str],
-    recorded: Recording | None,
-    settings: Settings,
-    changed: str | None,
-    errors: list[Failure],
-) -> list[Found]:
-    """The targets to check; what cannot be found goes to `errors`.
-
-    Those of a recording are what it names, if these are Functions or ops.
-    """
-    pairs = _found(names, errors) if recorded is None else _of(recorded, errors)
-    found = [(identity_of(name, target, settings.root), target) for name, target in pairs]
-    if changed is None:
-        return found
-    touched = changed_files(changed)
-    return [one for one in found if is_touched(one[0], touched)]
-
-
-def _recorded(path: str | None, recorded: Recording | None) -> tuple[str, ...]:
-    """The Functions of a recording, by their names."""
-    names = tuple(recorded.names if recorded else ())
-    if not names:
-        raise RecordingError(
-            f"`{path}` must hold the calls of a Function",
-            got="none",
-            fix="record a program that calls one: pullback record -- python train.py",
-        )
-    return names
-
-
-def _of(recorded: Recording, errors: list[Failure]) -> Iterator[tuple[str, Target]]:
-    """The Functions and ops of a recording; what is neither goes to `errors`."""
-    for name in recorded.targets:
-        try:
-            yield name, recorded.target_called(name)
-        except PullbackError as error:
-            errors.append((name, error))
-
-
-def _load(library: str) -> None:
-    """Load a library of ops, or raise `TargetError` with what the system says of it."""
-    try:
-        torch.ops.load_library(library)
-    except (OSError, RuntimeError) as error:  # not to be loaded, or an op registered twice
-        raise TargetError(
-            f"`{library}` must be a library that PyTorch can load",
-            expected="a shared library that was built for this version of PyTorch",
-            got=str(error.__cause__ or error).splitlines()[0],
-        ) from None
-
-
-def _found(targets: Sequence[str], errors: list[Failure]) -> Iterator[tuple[str, Target]]:
-    """Each target with its name; what cannot be found goes to `errors`."""
-    for name in targets:
-        try:
-            yield from _of_name(name)
-        except PullbackError as error:
-            errors.append((name, error))
-
-
-def _of_name(name: str) -> Iterator[tuple[str, Target]]:
-    space = name.removeprefix(OPS)
-    if name.startswith(OPS) and "." not in space and ops_of(space):
-        for op in ops_of(space):
-            yield f"{name}.{op}", target_of(load(f"{name}.{op}"))
-        return
-    is_one = name.startswith(OPS) or (":" in name and not Path(name).exists())
-    if is_one:
-        yield name, target_of(load(name))
-        return
-    module = module_of(name)
-    functions = list(functions_in(module))
-    if not functions:
-        raise TargetError(
-            f"`{name}` must define a Function to check",
-            expected="a subclass of torch.autograd.Function, or a custom op, at its top",
-            got="none",
-            fix=f"name what to check: {name}:name",
-        )
-    for function in functions:
-        target = target_of(function)
-        yield f"{name}:{function.__name__ if target.is_function else target.name}", target
-
-
-def functions_in(module: ModuleType) -> Iterator[Any]:
-    """The Function classes and custom ops that a module defines, in the order of its lines."""
-    ops = set[str]()
-    for value in list(vars(module).values()):
-        if is_op(value) and getattr(body_of(value), "__module__", "") == module.__name__:
-            if target_of(value).name not in ops:  # one op may have two names
-                yield value
-            ops.add(target_of(value).name)
-        if not (isinstance(value, type) and issubclass(value, TorchFunction)):
-            continue
-        if value.__module__ == module.__name__ and target_of(value).method("forward") is not None:
-            yield value
-
-
 # ---- one target ----
 
 
@@ -340,7 +267,7 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
     chosen = options.settings.of(identity.names, identity.file)
     try:
         declared = declared_with(target, chosen.declares)
-        inputs, note = _inputs(identity.name, declared, options)
+        inputs, note = inputs_for(identity.name, declared, options.inputs)
 
         def run(arguments: Any) -> Report:
             with _progress(target.name if options.settings.jobs == 1 else "") as progress:
@@ -350,13 +277,13 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
                     select=chosen.select,
                     allow=chosen.allow,
                     profile=chosen.profile,
-                    ranks=options.ranks,
+                    ranks=options.inputs.ranks,
                     placements=dict(options.placements) or None,
                     seconds=chosen.time or None,
                     progress=progress,
                 )
 
-        if options.ranks is not None or not options.settings.cache:
+        if options.inputs.ranks is not None or not options.settings.cache:
             report, was_kept = run(inputs), False
         else:
             arguments = arguments_from(declared, inputs)
@@ -371,71 +298,6 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
 
 def _cut(name: str) -> TargetError:
     return TargetError(f"`{name}` must have been checked to its end", got="Ctrl-C")
-
-
-def _inputs(name: str, target: Target, options: Options) -> tuple[Any, str]:
-    """The inputs to check with, None for the target's own, and a note on where they are from."""
-    if options.given is not None:
-        return options.given, ""
-    if options.ranks is not None and options.recorded is not None:
-        return _ranked(name, target, options.recorded, options.ranks)
-    recorded = options.recorded.inputs_of(target) if options.recorded else []
-    if recorded:
-        return recorded, f"the inputs are those of recorded calls: {len(recorded)}"
-    if getattr(target.function or target.thing, "examples", None) is not None:
-        return None, ""
-    if options.ranks is not None:
-        return guess(target, 0), "the inputs are guessed, from the type hints of forward"
-    args, refusal = _guessed(name, target)
-    if args is None:
-        raise ExamplesError(
-            f"`{name}` must come with inputs that its forward accepts",
-            expected="--example for each argument, `examples()` on the class, or type hints",
-            got=f"none, and every guess was refused: {refusal}",
-            fix=f"pullback check {name} --example EXPR, once for each argument",
-        )
-    args = moved_inside(args, target.intent.domain, target.names_of(len(args)))
-    hints = (
-        "the schema" if name.startswith(OPS) else "the type hints of forward where there are any"
-    )
-    return args, f"the inputs are guessed, from {hints}"
-
-
-def _ranked(name: str, target: Target, recorded: Recording, ranks: int) -> tuple[Any, str]:
-    """The recorded inputs of every rank."""
-    found = recorded.ranked_inputs_of(target) if recorded.ranks == ranks else None
-    if found is None:
-        raise ExamplesError(
-            f"`{name}` must have been recorded on {ranks} ranks",
-            got=f"a recording of {recorded.ranks}, with calls on some of them",
-            fix=f"pullback record -- torchrun --nproc-per-node {ranks} train.py",
-        )
-    return found, f"the inputs are those of recorded calls on {ranks} ranks"
-
-
-def _guessed(name: str, target: Target) -> tuple[tuple[Any, ...] | None, str]:
-    """Arguments made from the hints, else what forward says of them.
-
-    They are tried in another process where that can be: they may kill.
-    """
-    if can_fork():
-        args = guessed(target)
-        return args, "" if args is not None else refusal_of(target)
-    try:
-        number, refusal = answer_of(lambda: _numbered(target))
-    except Died as death:
-        raise ExamplesError(
-            f"`{name}` must come with inputs that its forward accepts",
-            expected="--example for each argument",
-            got=f"guesses, and a process in which they were tried was lost: {death.how}",
-            fix=f"pullback check {name} --example EXPR, once for each argument",
-        ) from None
-    return (None if number is None else guess(target, number)), refusal
-
-
-def _numbered(target: Target) -> tuple[int | None, str]:
-    number = number_of_guess(target)
-    return number, "" if number is not None else refusal_of(target)
 
 
 @contextmanager

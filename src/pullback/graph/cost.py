@@ -244,3 +244,15 @@ def _formula(name: str) -> Callable[[fx.Node], int] | None:
         # Two products forward. Backward has five, as it computes the weights again.
         return _attention(5, 1) if name.endswith("_backward") else _attention(2, 0)
     return _DENSE.get(name)
+
+
+def bytes_text(count: int | None) -> str:
+    """A number of bytes: `7.81 KiB`."""
+    if count is None:
+        return "?"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"

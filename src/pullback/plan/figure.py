@@ -8,10 +8,11 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from pullback.errors import PlanFileError
+from pullback.graph.cost import bytes_text
 from pullback.plan.evidence import PlanEvidence, Sized
 from pullback.plan.measurements import Measurement, front
 from pullback.plan.store import write_whole
-from pullback.plan.text import bytes_text, candidate_text, error_text, seconds_text
+from pullback.plan.text import candidate_text, error_text, seconds_text
 
 WIDE, HIGH, LEFT, TOP, ROOM = 380, 300, 78, 64, 30
 COLOURS = {"nested": "#666666", "combined": "#1f77b4", "hybrid": "#2ca02c"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from pullback.graph.cost import bytes_text
 from pullback.plan.choice import scores, weight_of
 from pullback.plan.evidence import PlanEvidence, Sized
 from pullback.plan.measurements import AS_WRITTEN, COMBINED, NESTED, Measurement, PlanCandidate
@@ -23,18 +24,6 @@ def seconds_text(seconds: float) -> str:
         if rounded >= size:
             return f"{seconds:.0f} s" if rounded >= 1000 else f"{rounded / size:.3g} {unit}"
     return f"{rounded * 1e9:.3g} ns"
-
-
-def bytes_text(count: int | None) -> str:
-    """A number of bytes: `7.81 KiB`."""
-    if count is None:
-        return "?"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.3g} GiB"
 
 
 def error_text(row: Measurement) -> str:

@@ -24,6 +24,7 @@ from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from pullback.check.finding import Finding, Severity
 from pullback.check.report import Report
+from pullback.graph.cost import bytes_text
 from pullback.report.excerpt import Excerpt, excerpt_of, method_at
 from pullback.report.heat import Heat, heats_of
 from pullback.report.outcome import Remark
@@ -42,7 +43,7 @@ def render(
     shown = [_shown(report, number) for number, report in enumerate(reports)]
     counts = {s.value: sum(len(report.of(s)) for report in reports) for s in Severity}
     page: str = (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
             reports=shown,
@@ -58,23 +59,30 @@ def render(
 
 def framed(reports: Sequence[Report], errors: Sequence[str] = ()) -> str:
     """The page in a frame, for a notebook, whose own styles it leaves alone."""
-    page = escaping.escape(render(reports, errors), quote=True)
-    style = f"width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:6px"
-    return f'<iframe srcdoc="{page}" style="{style}" title="pullback check"></iframe>'
+    return in_frame(render(reports, errors), "pullback check", HEIGHT)
+
+
+def in_frame(page: str, title: str, height: int) -> str:
+    """A whole page in a frame of another."""
+    style = f"width:100%;height:{height}px;border:1px solid #8884;border-radius:6px"
+    held = escaping.escape(page, quote=True)
+    return f'<iframe srcdoc="{held}" style="{style}" title="{escaping.escape(title)}"></iframe>'
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates of our pages."""
+    made = Environment(
         loader=PackageLoader("pullback.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["python"] = _python
-    environment.filters["words"] = _words
-    return environment
+    made.filters["python"] = _python
+    made.filters["words"] = _words
+    made.filters["size"] = bytes_text
+    return made
 
 
 # ---- what the template shows ----

@@ -81,6 +81,18 @@ _REPORT = _object(
         "type": "array",
         "items": _object(rule=_RULE, at=_TEXT, by=_TEXT, reason=_TEXT),
     },
+    functions={
+        "type": "array",
+        "items": _object(
+            name=_TEXT,
+            calls=_COUNT,
+            places=_TEXTS,
+            signatures=_COUNT,
+            saved=_COUNT,
+            fewer_derived={"type": ["integer", "null"], "minimum": 0},
+            fewer_combined={"type": "object", "additionalProperties": _COUNT},
+        ),
+    },
     proved={
         "anyOf": [
             {"type": "null"},
@@ -153,6 +165,7 @@ def _report(report: Report) -> dict[str, Any]:
         "notes": list(report.notes),
         "blind": list(report.blind),
         "accepted": [_accepted(one) for one in report.accepted],
+        "functions": [{**asdict(use), "places": list(use.places)} for use in report.functions],
         "proved": None if report.proved is None else _proved(report.proved),
     }
 

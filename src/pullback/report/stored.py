@@ -11,13 +11,13 @@ from typing import Any
 from pullback.check import facts
 from pullback.check.finding import Finding, Rule, Severity, Skip
 from pullback.check.proving import Proved
-from pullback.check.report import Accepted, Report
+from pullback.check.report import Accepted, FunctionUse, Report
 from pullback.judge.run import Raised
 
 KNOWN: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
-        *(Report, Finding, Rule, Skip, Proved, Accepted, Raised),
+        *(Report, Finding, Rule, Skip, Proved, Accepted, Raised, FunctionUse),
         *(facts.About, facts.At, facts.Number, facts.Words, facts.Sheet),
         *(facts.Gradient, facts.Input, facts.Output, facts.Cotangent, facts.Both, facts.Second),
     )

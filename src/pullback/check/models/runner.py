@@ -1,0 +1,214 @@
+"""`pb.check(module, inputs)`: the model as a whole, then each Function inside it, once.
+
+Every distinct call of a Function (shapes, dtypes, layouts, plain arguments) becomes an example of
+one check of that Function, however many layers make it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pullback.check.finding import Finding, Severity
+from pullback.check.inside import Inside, grouped_calls
+from pullback.check.isolate import Died, answer_of, can_fork
+from pullback.check.models.examine import Examined, ModelRequest, examine, restoring
+from pullback.check.models.rules import GROUP, WRONG, model_rules
+from pullback.check.models.savings import derived_saving
+from pullback.check.models.shared import SharedModule, combined_modules
+from pullback.check.recorded import called_at
+from pullback.check.registered import Registered
+from pullback.check.report import FunctionUse, Report
+from pullback.check.rules import all_rules, selected
+from pullback.check.target import place_of
+from pullback.errors import ExamplesError
+from pullback.graph.cost import bytes_text
+from pullback.judge.run import ForwardRefusedError
+
+SECONDS = 120.0  # of work, for the passes through a model
+
+CheckOne = Callable[..., Report]
+
+
+def check_model(asked: ModelRequest, check_one: CheckOne) -> Report:
+    """The report on a module and on everything custom inside it."""
+    start = time.monotonic()
+    rules = _chosen(asked)
+    own = {r.rule.name for r in rules if r.rule.group == GROUP}
+    _tell(asked, "the model as a whole", 0, 1)
+    examined = _examined(asked, own)
+    inside, missing = grouped_calls(examined.calls)
+    reports, more_missing = _checked(asked, inside, start, check_one)
+    missing = tuple(dict.fromkeys([*missing, *examined.lost, *more_missing]))
+    uses = _uses(asked, inside, examined)
+    return _joined(asked, rules, examined, reports, uses, missing, start)
+
+
+def _chosen(asked: ModelRequest) -> tuple[Registered, ...]:
+    every = (*all_rules(), *model_rules())
+    return selected(profile=asked.profile, select=asked.select, allow=asked.allow, among=every)
+
+
+def _tell(asked: ModelRequest, what: str, number: int, total: int) -> None:
+    if asked.progress is not None:
+        asked.progress(what, number, total)
+
+
+# ---- the model as a whole ----
+
+
+def _examined(asked: ModelRequest, rules: set[str]) -> Examined:
+    """The passes, in a worker where that can be; raises `ExamplesError` where forward refuses."""
+    name = asked.target.name
+
+    def task() -> Examined | ForwardRefusedError:
+        try:
+            return examine(asked, rules)
+        except ForwardRefusedError as refusal:
+            return ForwardRefusedError(RuntimeError(str(refusal)))
+
+    if can_fork():
+        found = task()
+    else:
+        try:
+            found = answer_of(task, SECONDS)
+        except Died as death:
+            raise ExamplesError(
+                f"`{name}` must run at the inputs it is checked with",
+                got=death.how,
+                fix="give smaller inputs, or a smaller model",
+            ) from None
+    if isinstance(found, ForwardRefusedError):
+        raise ExamplesError(
+            f"`{name}` must accept the inputs it is checked with",
+            at=asked.examples[0].words(asked.target.names_of(len(asked.examples[0].args))),
+            got=str(found).partition(": ")[2] or str(found),
+            fix="give inputs for which forward runs",
+        )
+    return found
+
+
+# ---- what is inside ----
+
+
+def _checked(
+    asked: ModelRequest, inside: Sequence[Inside], start: float, check_one: CheckOne
+) -> tuple[list[Report], list[str]]:
+    """A report on each Function inside, and the names of those without one."""
+    known = [one.rule for one in all_rules()]
+    words = {word for rule in known for word in (rule.code, rule.name, rule.group)}
+    select = tuple(word for word in asked.select if word in words)
+    if asked.select and not select:
+        return [], []
+    options: dict[str, Any] = {"select": select, "profile": asked.profile}
+    options["allow"] = tuple(word for word in asked.allow if word in words)
+    meant = {"surrogate": True} if asked.target.intent.has_surrogate else None
+    reports: list[Report] = []
+    missing: list[str] = []
+    for one in inside:
+        left = None if asked.seconds is None else asked.seconds - (time.monotonic() - start)
+        if (left is not None and left <= 0) or (reports and reports[-1].interrupted):
+            missing.append(one.target.name)
+            continue
+        options |= {"seconds": left, "progress": asked.progress}
+        try:
+            reports.append(check_one(one.target, list(one.inputs), declares=meant, **options))
+        except ExamplesError:  # it refuses leaves, say, where the model passes others
+            missing.append(one.target.name)
+    return reports, missing
+
+
+def _uses(
+    asked: ModelRequest, inside: Sequence[Inside], examined: Examined
+) -> tuple[FunctionUse, ...]:
+    """Where each Function is called, what it keeps, and what another form would keep."""
+    seen = examined.observed
+    is_thorough = asked.profile != "quick"
+    shared: list[SharedModule] = []
+    if is_thorough and inside:
+        with restoring(asked.target.thing):
+            shared = combined_modules(asked.target.thing, asked.examples[0], examined.places)
+    found = []
+    for one in inside:
+        places = examined.places.get(one.name, {})
+        fewer: int | None = None
+        if is_thorough and one.target.is_function:
+            for number, args in zip(one.numbers, one.inputs, strict=True):
+                derived = derived_saving(one.target.function, args)
+                if derived is not None:
+                    fewer = (fewer or 0) + derived.fewer * examined.times.get(number, 1)
+        combined = {s.path: s.saving.fewer * s.count for s in shared if s.holds(places)}
+        found.append(
+            FunctionUse(
+                one.target.name,
+                calls=sum(places.values()),
+                places=tuple(path for path in places if path),
+                signatures=len(one.inputs),
+                saved=seen.saved.get(one.name, 0) if seen is not None else 0,
+                fewer_derived=fewer,
+                fewer_combined=combined,
+            )
+        )
+    return tuple(found)
+
+
+# ---- the report ----
+
+
+def _joined(
+    asked: ModelRequest,
+    rules: Sequence[Registered],
+    examined: Examined,
+    reports: Sequence[Report],
+    uses: tuple[FunctionUse, ...],
+    missing: Sequence[str],
+    start: float,
+) -> Report:
+    """One report: what is wrong inside, with where it is called, and what is wrong with the whole.
+
+    A gradient of the model that is wrong because of a Function which has findings of its own, or
+    which is a surrogate, is not told a second time.
+    """
+    target = asked.target
+    places = {use.name: called_at(dict.fromkeys(use.places, 1)) for use in uses}
+    inner = [_located(f, places.get(r.subject, "")) for r in reports for f in r.findings]
+    explained = {f.subject for f in inner if f.weight is Severity.WRONG}
+    explained |= {r.subject for r in reports if r.surrogates}
+    suspects = set(examined.suspects)
+    own = [
+        finding.of(target.name, finding.place or place_of(type(target.thing)))
+        for finding in examined.findings
+        if not (finding.rule.name == WRONG.name and suspects & explained)
+    ]
+    notes = [*examined.notes, *(f"`{r.subject}`: {note}" for r in reports for note in r.notes)]
+    if missing:
+        names = ", ".join(f"`{name.rpartition(':')[2]}`" for name in missing)
+        notes.append(f"it calls {names}, which could not be checked with what it is given there")
+    seen = examined.observed
+    if seen is not None and seen.total:
+        notes.append(f"backward keeps {bytes_text(seen.total)} beside parameters and inputs")
+    tried: dict[str, int] = {"functions": len(reports)}
+    for report in reports:
+        for key, count in report.tried.items():
+            tried[key] = tried.get(key, 0) + count
+    names_of = target.names_of(max(len(one.args) for one in asked.examples))
+    return Report(
+        subject=target.name,
+        place=place_of(type(target.thing)),
+        findings=tuple(sorted([*inner, *own], key=lambda f: list(Severity).index(f.weight))),
+        skips=tuple(skip for report in reports for skip in report.skips),
+        tried=tried,
+        rules=tuple(one.rule.code for one in rules),
+        examples=tuple(example.words(names_of) for example in asked.examples),
+        seconds=time.monotonic() - start,
+        profile=asked.profile,
+        notes=tuple(notes),
+        interrupted=any(report.interrupted for report in reports),
+        functions=uses,
+    )
+
+
+def _located(finding: Finding, where: str) -> Finding:
+    return replace(finding, facts={**finding.facts, "called": where.removeprefix("called ")})

@@ -1,0 +1,74 @@
+"""The page of a graph: zoom, search, hover; one file that needs no network.
+
+The drawing is that of cytoscape.js, with the layout of dagre where the graph is not large. Both
+stand in the page as they are (`report/libraries`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from markupsafe import Markup
+
+from pullback.plan.figure import svg
+from pullback.plan.planned import Plan
+from pullback.report.graphs.picture import DrawnGraph
+from pullback.report.html import environment, in_frame
+
+LIBRARIES = Path(__file__).resolve().parents[1] / "libraries"
+SCRIPTS = ("cytoscape.min.js", "cytoscape-dagre.min.js")
+HEIGHT = 720  # of the page in a notebook, in pixels
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPage:
+    """A graph as a page: `save` writes it, and a notebook shows it."""
+
+    graph: DrawnGraph
+    plan: Plan | None = None  # type: ignore[type-arg]
+
+    @property
+    def html(self) -> str:
+        """The whole page."""
+        return render(self.graph, self.plan)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page."""
+        Path(path).write_text(self.html, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return in_frame(self.html, self.graph.name, HEIGHT)
+
+    def __repr__(self) -> str:
+        count = len(self.graph.nodes)
+        return f"<GraphPage of {self.graph.name}: {count} nodes; .save(path) writes it>"
+
+
+def render(graph: DrawnGraph, plan: Plan | None = None) -> str:  # type: ignore[type-arg]
+    """The page."""
+    page: str = (
+        environment()
+        .get_template("graph.html")
+        .render(
+            graph=graph,
+            data=_json(graph),
+            scripts=[_script(name) for name in SCRIPTS],
+            figure=Markup(svg(plan.evidence)) if plan is not None else "",
+            table=plan.table() if plan is not None else "",
+            reason=plan.explain() if plan is not None else "",
+        )
+    )
+    return page
+
+
+def _json(graph: DrawnGraph) -> Markup:
+    """The graph as a script has it: nothing in it can end the script."""
+    return Markup(json.dumps(graph.plain(), separators=(",", ":")).replace("<", "\\u003c"))
+
+
+@cache
+def _script(name: str) -> Markup:
+    return Markup((LIBRARIES / name).read_text(encoding="utf-8").replace("</script", "<\\/script"))
