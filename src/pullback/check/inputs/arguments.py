@@ -28,6 +28,7 @@ class Variant(Enum):
 
     EMPTY = "a mask, or a row of it, that is false everywhere"
     IGNORED = "some indices that stand for no label"
+    PADDED = "some indices that are a number among the arguments"
 
 
 def arguments_of(
@@ -121,7 +122,7 @@ def _padded(example: Example, i: int, top: int) -> Iterator[Example]:
             flat = torch.arange(index.numel()) % 3 == 1
             some = index.masked_fill(flat.reshape(index.shape).to(index.device), number)
             label = f"argument {i} with some entries {number}, which is an argument"
-            yield example.put(i, some, label, Variant.IGNORED)
+            yield example.put(i, some, label, Variant.PADDED)
 
 
 def _sizes_below(example: Example, limit: int) -> bool:

@@ -89,9 +89,17 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
         for group in groups if real else []:
             made = example
             for i in group:
+                if changes is NEGATIVE and _is_size(example.args[i], example):
+                    continue
                 words = label if len(group) == len(real) else f"argument {i}: {label}"
                 made = made.put(i, change(example.args[i]), words)
             yield made
+
+
+def _is_size(tensor: Tensor, example: Example) -> bool:
+    """Whether it is one positive number beside tensors: a bound, a width or a temperature."""
+    is_one = tensor.numel() == 1 and bool((tensor > 0).all())
+    return is_one and any(example.args[i].numel() > 1 for i in example.needs)
 
 
 def emptied(example: Example) -> Iterator[Example]:

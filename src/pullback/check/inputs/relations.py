@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -271,6 +272,20 @@ def _bounds(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y)
 
 
+# Which part of a gradient counts where inputs keep a relation: steps that break it are not taken.
+# From the tensor and a gradient, or a step; each is a projection that is its own transpose.
+TANGENTS: dict[str, Restored] = {
+    "rows that sum to one": lambda _, g: g - g.mean(-1, keepdim=True),
+    "rows of norm one": lambda x, g: g - x * (x * g).sum(-1, keepdim=True),
+    "a positive definite matrix": lambda _, g: (g + g.mT) / 2,
+    "a symmetric matrix": lambda _, g: (g + g.mT) / 2,
+    "a skew matrix or kernel": lambda _, g: (g - _mirrored(g)) / 2,
+    "a tensor that is its own flip": lambda _, g: (g + g.flip(tuple(range(g.dim())))) / 2,
+    "a lower triangular matrix": lambda _, g: g.tril(),
+    "an upper triangular matrix": lambda _, g: g.triu(),
+}
+
+
 TOGETHER: dict[str, tuple[Holds, Restored | None]] = {
     "equal tensors": (_are_equal, lambda x, _: x.clone()),
     "permutations that are each other's inverse": (
@@ -301,6 +316,26 @@ def restored(example: Example, relations: Sequence[Relation]) -> Example:
                 continue
             example = example.put(relation.positions[-1], made, example.label, example.kind)
     return example
+
+
+def tangents_of(
+    example: Example, relations: Sequence[Relation]
+) -> dict[int, Callable[[Tensor], Tensor]]:
+    """For each argument with a relation of its own: the part of a gradient that counts there."""
+    found: dict[int, Callable[[Tensor], Tensor]] = {}
+    for relation in relations:
+        tangent = TANGENTS.get(relation.words)
+        if tangent is not None and relation.positions[0] < len(example.args):
+            value = example.args[relation.positions[0]]
+            if isinstance(value, Tensor) and value.numel():
+                found[relation.positions[0]] = partial(_part_along, tangent, value.detach())
+    return found
+
+
+def _part_along(tangent: Restored, value: Tensor, gradient: Tensor) -> Tensor:
+    if gradient.shape != value.shape:
+        return gradient
+    return tangent(value.to(gradient), gradient)
 
 
 def words_of(relation: Relation, names: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from pullback.check.retrial import by_indices, by_shape
 from pullback.check.subject import ForwardRefusedError, Rule, Subject
 from pullback.check.trials import Trial, Tried, report_trials, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
 
 # Larger and larger, and the seconds that each may take: what grows too fast is left alone.
@@ -74,7 +75,11 @@ def _at_batches(subject: Subject) -> Tried:
 def _at_indices(subject: Subject) -> Tried:
     variants = indices_of(subject.small, subject.names, subject.target.name)
     for trial in trials(subject, "indices", variants):
-        if not trial.mismatches or trial.example.kind is Variant.IGNORED:
+        if trial.example.kind is Variant.PADDED:
+            fix = "give entries that forward leaves out no gradient"
+            left_out = tuple(m for m in trial.mismatches if _leaves_out(trial.example, m))
+            yield [replace(trial, mismatches=left_out)], fix
+        elif not trial.mismatches or trial.example.kind is Variant.IGNORED:
             fix = "give entries that forward ignores no gradient, and count only the others"
             yield [trial], fix
         elif _repeats(trial.example):
@@ -86,6 +91,20 @@ def _at_indices(subject: Subject) -> Tried:
         else:
             fix = "treat each index in backward as forward does, one that forward treats apart too"
             yield [_by_arguments(subject, trial)], fix
+
+
+def _leaves_out(example: Example, mismatch: Mismatch) -> bool:
+    """Whether forward takes nothing from the rows that a number among the arguments names.
+
+    Another function gives a meaning to that number as an index, such as the blank of a labelling.
+    """
+    numbers = [arg for arg in example.args if type(arg) is int and arg >= 0]
+    want = mismatch.want
+    for dim in range(want.dim()):
+        rows = [n for n in numbers if n < want.shape[dim]]
+        if any(not bool(want.select(dim, n).any()) for n in rows) and bool(want.any()):
+            return True
+    return False
 
 
 def _repeats(example: Example) -> bool:
