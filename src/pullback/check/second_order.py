@@ -24,7 +24,15 @@ from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
 from pullback.judge.mismatch import index_of
 from pullback.judge.reference import STEP
-from pullback.judge.run import BackwardFailedError, CallError, Raised, cotangent_of, run
+from pullback.judge.run import (
+    BackwardFailedError,
+    CallError,
+    Raised,
+    cotangent_of,
+    cotangents_of,
+    of_span,
+    run,
+)
 from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
 DOUBTS = 3
@@ -88,6 +96,8 @@ def _looked_at(subject: Subject) -> SecondOrder:
         return SecondOrder(skip="it is declared to be nondeterministic")
     if subject.fails_at_base:
         return SecondOrder(skip="backward fails at the example", raised=subject.fails_at_base)
+    if _gives_basis(subject):
+        return SecondOrder(skip="an output is a basis, known up to a rotation that moves by chance")
     is_own = target.intent.has_surrogate or bool(subject.wrong_names)
     found: dict[str, Defect] = {}
     refusal: Raised | None = None
@@ -110,6 +120,12 @@ def _looked_at(subject: Subject) -> SecondOrder:
             break
     skip = "it refuses aloud" if refusal else ""
     return SecondOrder(tuple(found.values()), skip, refusal, accident, is_own)
+
+
+def _gives_basis(subject: Subject) -> bool:
+    called = subject.run(subject.small)
+    drawn = cotangents_of(called.outputs, 0)
+    return any(of_span(o, c) is not c for o, c in zip(called.outputs, drawn, strict=True))
 
 
 def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:

@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
-from pullback.check.draws import draws
+from pullback.check.draws import draws, draws_in_backward
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
-from pullback.function.isolation import TorchState, seeded
 from pullback.judge.example import Example, can_differ, example_of
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.run import BackwardFailedError, ForwardRefusedError, Run, copies_of, run
@@ -170,13 +169,7 @@ def _passes_on(subject: Subject, called: Run, mismatch: Mismatch) -> bool:
 
 def _is_drawn(subject: Subject) -> bool:
     """Whether backward moves PyTorch's generator, and forward does not."""
-    if draws(subject):
-        return False
-    called = subject.run()
-    with seeded():
-        before = TorchState()
-        called.pull(subject.cotangents(called))
-        return not before.is_now()
+    return not draws(subject) and draws_in_backward(subject)
 
 
 def _asks_for_sign(subject: Subject, called: Run, mismatch: Mismatch) -> bool:

@@ -106,11 +106,19 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
         yield from _padded(example, i, top)
         if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
-        spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
+        free = [n for n in range(top + 1) if n not in _apart(example, index)]
+        cycle = torch.tensor(free)[torch.arange(index.numel()) % len(free)]
+        spread = cycle.reshape(index.shape).to(index)
         yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
         yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
         pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
         yield example.put(i, pairs, f"argument {i} with each index twice")
+
+
+def _apart(example: Example, index: Tensor) -> list[int]:
+    """Numbers among the arguments that no index is: such as the blank, or what stands for none."""
+    numbers = [arg for arg in example.args if type(arg) is int]
+    return [number for number in numbers if not bool((index == number).any())]
 
 
 def _padded(example: Example, i: int, top: int) -> Iterator[Example]:

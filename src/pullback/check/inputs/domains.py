@@ -89,10 +89,11 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
         for group in groups if real else []:
             made = example
             for i in group:
-                if changes is NEGATIVE and _is_size(example.args[i], example):
-                    continue
                 words = label if len(group) == len(real) else f"argument {i}: {label}"
-                made = made.put(i, change(example.args[i]), words)
+                value = change(example.args[i])
+                if _is_size(example.args[i], example) and not bool((value > 0).all()):
+                    value = example.args[i]
+                made = made.put(i, value, words)
             yield made
 
 

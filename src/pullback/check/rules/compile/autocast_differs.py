@@ -1,10 +1,11 @@
 """Backward must fit a forward that ran under autocast.
 
 What it checks
-    An example in float32, or a function that speaks of autocast: forward runs under `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where
-    autograd can differentiate the same forward so, the gradients are near those of an ordinary
-    call, and as fine where autocast leaves forward in float32. A backward that raises there is told
-    as well, unless it says by an error of its own what it does not serve.
+    For an example in float32, or a function that speaks of autocast: forward runs under
+    `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where autograd can
+    differentiate the same forward so, the gradients are near those of an ordinary call, and as fine
+    where autocast leaves forward in float32. A backward that raises there is told as well, unless
+    it says by an error of its own what it does not serve.
 
 Why it matters
     Under autocast some operators of forward give bfloat16 and the cotangent does too, while
