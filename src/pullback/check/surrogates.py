@@ -73,6 +73,8 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
+    if any(s.shape is Shape.DRAWN for s in found):
+        intent = replace(intent, nondeterministic=intent.nondeterministic or 1.0)
     one_by_one = (Shape.BOUND, Shape.PASSED)
     if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)

@@ -70,6 +70,8 @@ def _shown(example: Example, few: bool) -> Iterator[Relation]:
         if tensor.numel() < FEW and not _is_square(tensor):
             continue
         for words, (holds, restored) in ALONE.items():
+            if holds is _is_permutation and _is_counted(tensor):
+                continue  # 0, 1, 2, ... are some indices, for whoever does not care which
             if holds(tensor):
                 yield Relation(words, (i,), holds, restored)
                 break  # the narrowest
@@ -94,6 +96,10 @@ def _tells(tensor: Tensor) -> bool:
     if not can_differ(tensor):
         return is_index(tensor) and bool((tensor != tensor.flatten()[0]).any())
     return not _is_evenly_spaced(tensor)
+
+
+def _is_counted(x: Tensor) -> bool:
+    return torch.equal(x.flatten(), torch.arange(x.numel(), dtype=x.dtype, device=x.device))
 
 
 def _is_evenly_spaced(x: Tensor) -> bool:
@@ -174,8 +180,8 @@ def _is_sorted(x: Tensor) -> bool:
 def _is_permutation(x: Tensor) -> bool:
     if not is_index(x) or not x.dim():
         return False
-    order = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    return torch.equal(x.sort(-1).values, order.to(x.dtype))
+    order = torch.arange(x.shape[-1], device=x.device).expand(x.shape).to(x.dtype)
+    return torch.equal(x.sort(-1).values, order)
 
 
 def _one_hot(x: Tensor) -> Tensor:
@@ -265,7 +271,7 @@ def _are_offsets(x: Tensor, y: Tensor) -> bool:
     """Whether whole numbers go from 0 up to a size of the other, as the bounds of its parts do."""
     if not is_index(x) or x.dim() != 1 or x.numel() in y.shape or int(x[0]) != 0:
         return False
-    return int(x[-1]) in y.shape and bool((x[1:] >= x[:-1]).all())
+    return int(x[-1]) in y.shape and not _is_counted(x) and bool((x[1:] >= x[:-1]).all())
 
 
 def _bounds(x: Tensor, y: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from pullback.check.inputs.shapes import (
     broadcast_of,
     lower_ranks_of,
     many_of,
+    numbers_by_row,
     ranks_of,
     sizes_of,
 )
@@ -44,6 +45,7 @@ def _at_sizes(subject: Subject) -> Tried:
         found = by_shape(subject, trials(subject, family, variants(subject.small)))
         yield by_indices(subject, found), fix
     yield trials(subject, "broadcast", _broadcast(subject)), fix
+    yield trials(subject, "by rows", _by_rows(subject)), fix
 
 
 def _broadcast(subject: Subject) -> Iterator[Example]:
@@ -57,6 +59,23 @@ def _broadcast(subject: Subject) -> Iterator[Example]:
             is_close(a, b) for a, b in zip(have, want, strict=True) if can_differ(a)
         ):
             yield one
+
+
+def _by_rows(subject: Subject) -> Iterator[Example]:
+    """A number as one for each row, where forward then gives what each row gives with its own."""
+    for many, rows in numbers_by_row(subject.small):
+        try:
+            have = subject.run(many).outputs
+            want = [subject.run(row).outputs for row in rows]
+        except ForwardRefusedError:
+            continue
+        if all(o.dim() and len(o) == len(rows) for o in have) and all(
+            is_close(output[k : k + 1], row[n])
+            for n, output in enumerate(have)
+            for k, row in enumerate(want)
+            if can_differ(output)
+        ):
+            yield many
 
 
 def _at_ranks(subject: Subject) -> Tried:

@@ -67,7 +67,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     except BackwardFailedError as failure:
         yield Skip.refused(RULE, "backward fails with other values", failure.raised)
         return
-    for order, third in (((0, 1), two), ((1, 0), two), ((0, 1), last)):
+    other = next((e for e in islice(_other_numbers(subject), 4) if subject.accepts(e)), two)
+    for order, third in (((0, 1), two), ((1, 0), two), ((0, 1), last), ((0, 1), other)):
         runs = [subject.run(example) for example in (one, two)]
         try:
             subject.run(third)
@@ -91,6 +92,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             at = at.then(", with another call between forward and backward")
             yield subject.finding(RULE, example=one, at=at, expected=expected, got=got, fix=FIX)
             return
+
+
+def _other_numbers(subject: Subject) -> Iterator[Example]:
+    """The example with another number among its plain arguments, in the place of one."""
+    usual = subject.whole.args
+    for example in subject.other_arguments():
+        pairs = zip(usual, example.args, strict=True)
+        if any(isinstance(old, float) and old is not new for old, new in pairs):
+            yield example
 
 
 def _alone(subject: Subject, example: Example, draw: int) -> dict[str, Tensor | None]:
