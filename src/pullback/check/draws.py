@@ -10,6 +10,15 @@ from pullback.check.subject import Subject
 from pullback.function.isolation import TorchState, seeded
 
 
+def draws_in_backward(subject: Subject) -> bool:
+    """Whether backward moves the state of PyTorch's generator."""
+    called = subject.run()
+    with seeded():
+        before = TorchState()
+        called.pull(subject.cotangents(called))
+        return not before.is_now()
+
+
 def draws(subject: Subject) -> bool:
     """Whether forward moves the state of PyTorch's or Python's generator."""
     with seeded():

@@ -24,7 +24,15 @@ from pullback.judge.differences import UNKNOWN, Estimate, central, one_sided
 from pullback.judge.example import Example, can_differ, mapped, tensors_in
 from pullback.judge.mismatch import index_of
 from pullback.judge.reference import STEP
-from pullback.judge.run import BackwardFailedError, CallError, Raised, cotangent_of, run
+from pullback.judge.run import (
+    BackwardFailedError,
+    CallError,
+    Raised,
+    cotangent_of,
+    cotangents_of,
+    of_span,
+    run,
+)
 from pullback.judge.tolerances import ALONG, ENTRY, ERRORS, KINK, SHARE, Tolerance, tolerance_for
 
 DOUBTS = 3
@@ -88,6 +96,8 @@ def _looked_at(subject: Subject) -> SecondOrder:
         return SecondOrder(skip="it is declared to be nondeterministic")
     if subject.fails_at_base:
         return SecondOrder(skip="backward fails at the example", raised=subject.fails_at_base)
+    if _gives_basis(subject):
+        return SecondOrder(skip="an output is a basis, known up to a rotation that moves by chance")
     is_own = target.intent.has_surrogate or bool(subject.wrong_names)
     found: dict[str, Defect] = {}
     refusal: Raised | None = None
@@ -110,6 +120,12 @@ def _looked_at(subject: Subject) -> SecondOrder:
             break
     skip = "it refuses aloud" if refusal else ""
     return SecondOrder(tuple(found.values()), skip, refusal, accident, is_own)
+
+
+def _gives_basis(subject: Subject) -> bool:
+    called = subject.run(subject.small)
+    drawn = cotangents_of(called.outputs, 0)
+    return any(of_span(o, c) is not c for o, c in zip(called.outputs, drawn, strict=True))
 
 
 def _ways(subject: Subject) -> Iterator[tuple[Example, bool]]:
@@ -159,9 +175,22 @@ class Point:
         self.positions = {name: subject.names.index(name) for name in self.names}
         self.cotangents = subject.cotangents(called)
         self.live = [k for k, c in enumerate(self.cotangents) if c is not None]
+        self.parts = subject.tangents(example)
         self.weights = [
-            cotangent_of(leaf, DRAW + i) for i, leaf in enumerate(called.leaves.values())
+            self._kept(cotangent_of(leaf, DRAW + i), self.names[i])
+            for i, leaf in enumerate(called.leaves.values())
         ]
+
+    def _kept(self, gradient: Tensor | None, name: str) -> Tensor | None:
+        """The part of a gradient that counts, where an input keeps a form such as symmetry."""
+        part = self.parts.get(self.positions[name])
+        return gradient if gradient is None or part is None else part(gradient)
+
+    def _counted(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Second derivatives, those by inputs as far as they count."""
+        names = [*self.names, *([""] * (len(found) - len(self.names)))]
+        pairs = zip(found, names, strict=True)
+        return [self._kept(one, name) if name else one for one, name in pairs]
 
     # ---- derivatives by autograd ----
 
@@ -270,8 +299,9 @@ class Point:
         """The second derivatives that are wrong."""
         if not self.live or not self.names:
             return
-        have = self.of_user()
+        have = self._counted(self.of_user())
         want = None if self.is_own else self.of_reference()
+        want = None if want is None else self._counted(want)
         if want is None:
             yield from self._by_differences(have)
             return
@@ -299,6 +329,8 @@ class Point:
         for part in (1, 1j) if like.is_complex() else (1,):
             along = torch.zeros(like.shape, dtype=like.dtype)
             along.view(-1)[flat : flat + 1] = torch.tensor(part, dtype=like.dtype)
+            if source < len(self.names):
+                along = self._kept(along, self.names[source])
             mine = 0.0 if got is None else _part(got.detach().flatten()[flat].item(), part)
             said = None if want is None else _part(want.detach().flatten()[flat].item(), part)
             estimate = self.slope(source, along)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,13 @@ from pullback.check.finding import Rule as Rule
 from pullback.check.finding import Severity as Severity
 from pullback.check.finding import Skip as Skip
 from pullback.check.inputs.arguments import arguments_of
-from pullback.check.inputs.relations import Relation, broken_by, relations_of, restored
+from pullback.check.inputs.relations import (
+    Relation,
+    broken_by,
+    relations_of,
+    restored,
+    tangents_of,
+)
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
 from pullback.check.leftovers import leftovers_of
 from pullback.check.repro.writing import with_repro
@@ -38,7 +44,7 @@ from pullback.judge.run import CallError as CallError
 from pullback.judge.run import (
     ForwardRefusedError as ForwardRefusedError,
 )
-from pullback.judge.run import Raised, Run, copies_of, cotangents_of, describe, run
+from pullback.judge.run import Raised, Run, copies_of, cotangents_of, describe, of_span, run
 from pullback.judge.tolerances import NEAR_ONE, is_close
 from pullback.judge.verdict import Judge
 
@@ -56,7 +62,7 @@ class Subject:
         self.profile = profile
         self.beginning = leftovers_of(target)  # before the first call
         self.reference = target.reference()
-        self.judge_of = Judge(self.reference, lambda: self.time_is_up)
+        self.judge_of = Judge(self.reference, lambda: self.time_is_up, self.tangents)
         self.tried: Counter[str] = Counter()
         self.deadline = float("inf")  # of this process's work, so that the load does not matter
         self.first_run: Run | None = None  # of all, at the example as given
@@ -150,6 +156,10 @@ class Subject:
         shown = relations_of(self.examples, few=self.target.intent.has_surrogate)
         return (*said, *(r for r in shown if (r.words, r.positions) not in known))
 
+    def tangents(self, example: Example) -> dict[int, Callable[[Tensor], Tensor]]:
+        """The part of each gradient that counts, where an input keeps a form such as symmetry."""
+        return tangents_of(example, self.relations) if self.relations else {}
+
     def kept(self, example: Example) -> Example:
         """An example of other sizes with the relations that drawing anew has broken, restored."""
         shapes = [tuple(t.shape) for t in tensors_in(example.args)]
@@ -204,7 +214,7 @@ class Subject:
     def cotangents(self, run: Run, draw: int = 0) -> tuple[Tensor | None, ...]:
         """The `draw`-th cotangents for the outputs of a run, None where there can be none."""
         return tuple(
-            cotangent if output.requires_grad else None
+            of_span(output, cotangent) if output.requires_grad else None
             for output, cotangent in zip(run.outputs, cotangents_of(run.outputs, draw), strict=True)
         )
 

@@ -9,8 +9,9 @@ their shape:
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
 - forward returns an input as it is, so that changing gradients is all that the Function does, be it
   to give them to another input;
-- forward returns the input or a bound, and what backward lets through depends on the sign of the
-  cotangent.
+- forward returns the input or a bound, and backward lets everything through as it is, or what it
+  lets through depends on the sign of the cotangent;
+- forward draws no random numbers and backward does: it estimates a gradient.
 
 Where that holds, the gradient is not compared with forward's, as if it were declared
 (`declares = {"surrogate": "x"}`), and the report says so. Everything else is still asked of it.
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from pullback.capture.patch import watching
+from pullback.check.draws import draws, draws_in_backward
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
 from pullback.judge.example import Example, can_differ, example_of
@@ -43,6 +45,8 @@ class Shape(Enum):
     CONSTANT = "forward is piecewise constant"
     IDENTITY = "forward returns an input as it is"
     BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
+    PASSED = "forward returns it or a bound, and backward passes the cotangent on"
+    DRAWN = "forward draws no random numbers, and backward does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,10 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    if intent.surrogate is True or any(s.shape is not Shape.BOUND for s in found):
+    if any(s.shape is Shape.DRAWN for s in found):
+        intent = replace(intent, nondeterministic=intent.nondeterministic or 1.0)
+    one_by_one = (Shape.BOUND, Shape.PASSED)
+    if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
 
@@ -94,9 +101,12 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
         return Shape.CONSTANT
     if any(_is_identity(subject, called, i) for i in called.example.differentiable):
         return Shape.IDENTITY
-    if _is_bound(subject, called, place) and _asks_for_sign(subject, called, mismatch):
-        return Shape.BOUND
-    return None
+    if _is_bound(subject, called, place):
+        if _asks_for_sign(subject, called, mismatch):
+            return Shape.BOUND
+        if _passes_on(subject, called, mismatch):
+            return Shape.PASSED
+    return Shape.DRAWN if _is_drawn(subject) else None
 
 
 def _steps(subject: Subject, called: Run, place: int) -> frozenset[int]:
@@ -150,6 +160,18 @@ def _is_bound(subject: Subject, called: Run, place: int) -> bool:
         return False
     kept = made.detach() == given
     return bool((kept | (moved.detach() == made.detach())).all()) and bool(kept.any())
+
+
+def _passes_on(subject: Subject, called: Run, mismatch: Mismatch) -> bool:
+    """Whether the gradient is the cotangent itself, beyond the bounds too."""
+    (live,) = called.live
+    sent, found = subject.cotangents(called)[live], mismatch.have
+    return sent is not None and found is not None and torch.equal(sent.cpu(), found.cpu())
+
+
+def _is_drawn(subject: Subject) -> bool:
+    """Whether backward moves PyTorch's generator, and forward does not."""
+    return not draws(subject) and draws_in_backward(subject)
 
 
 def _asks_for_sign(subject: Subject, called: Run, mismatch: Mismatch) -> bool:

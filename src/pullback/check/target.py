@@ -41,6 +41,7 @@ METHODS = ("forward", "setup_context", "backward", "vjp")
 BREAKING = ("data_ptr", "item", "numpy", "tolist")  # methods of tensors that leave the graph
 OPS = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+LOW_PRECISION = ("autocast", "custom_fwd", "float16", "half", "mixed precision")
 PLAIN_DEFAULTS = (bool, int, float, str, type(None))
 
 
@@ -181,6 +182,15 @@ class Target:
         constants = code.co_consts if code is not None else ()
         flat = [item for one in constants for item in (one if isinstance(one, tuple) else (one,))]
         return frozenset(word for word in flat if isinstance(word, str) and word.isidentifier())
+
+    @property
+    def serves_low_precision(self) -> bool:
+        """Whether its own text, comments too, speaks of autocast or of a dtype below float32."""
+        try:
+            text = inspect.getsource(self.function if self.is_function else self.thing)
+        except (OSError, TypeError):
+            return False
+        return any(word in text.lower() for word in LOW_PRECISION)
 
     def names_of(self, count: int) -> tuple[str, ...]:
         """The names of the first `count` arguments, `arg3` where there is no name."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pullback.check.behaved import is_behaved
 from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
 from pullback.check.refusal import is_meant
@@ -102,7 +103,7 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         called = subject.run(example)
     except ForwardRefusedError:
         return None
-    if not called.live or not is_finite(called):
+    if not called.live or not is_finite(called) or not has_usual_form(subject, called):
         return None
     cotangents = subject.cotangents(called)
     try:
@@ -120,6 +121,28 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
 def is_finite(called: Run) -> bool:
     """Whether every output through which a gradient flows is finite."""
     return all(bool(torch.isfinite(called.outputs[i].detach()).all()) for i in called.live)
+
+
+def has_usual_form(subject: Subject, called: Run) -> bool:
+    """Whether outputs have as many dimensions as the example's, where the arguments have.
+
+    A forward that drops or adds one at some size, by a `squeeze`, takes it by accident.
+    """
+    old, new = subject.small, called.example
+    pairs = list(zip(old.args, new.args, strict=False))
+    if len(old.args) != len(new.args) or not all(_is_like(a, b) for a, b in pairs):
+        return True
+    usual = subject.trials.setdefault("form", [])
+    usual = usual or [[t.dim() for t in subject.run(old).outputs]]
+    subject.trials["form"] = usual
+    return [t.dim() for t in called.outputs] == usual[0]
+
+
+def _is_like(one: Any, two: Any) -> bool:
+    """Whether an argument is of the same rank, or a plain one the same."""
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return one.dim() == two.dim()
+    return one is two or type(one) in (int, list, tuple)
 
 
 def reported(
@@ -143,6 +166,8 @@ def reported(
                 severity=Severity.FRAGILE,
             )
         for mismatch in trial.mismatches:
+            if not is_behaved(subject, trial.example, mismatch):
+                continue
             if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
                 facts = _proviso(subject, trial.example, mismatch)
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why, **facts)

@@ -224,6 +224,26 @@ def cotangent_of(output: Tensor, draw: int) -> Tensor | None:
     return values.to(device=output.device, dtype=output.dtype, copy=True)
 
 
+def of_span(output: Tensor, cotangent: Tensor | None) -> Tensor | None:
+    """A cotangent that asks for the span of a basis alone, where an output is one.
+
+    The columns of a tall matrix that are orthonormal are known up to a rotation among them, and
+    which rotation it is changes by chance: a loss that depends on it has no gradient.
+    """
+    if cotangent is None or output.dim() < 2 or output.is_complex() or not output.numel():
+        return cotangent
+    basis = output.detach()
+    rows, columns = basis.shape[-2:]
+    if not rows > columns > 1:
+        return cotangent
+    inner = basis.mT @ basis
+    one = torch.eye(columns, dtype=basis.dtype, device=basis.device)
+    if not torch.allclose(inner, one.expand_as(inner), 0.0, 100 * torch.finfo(basis.dtype).eps):
+        return cotangent
+    turned = basis.mT @ cotangent
+    return cotangent - basis @ (turned - turned.mT) / 2
+
+
 _FEW = 10_000  # elements: the same few small cotangents are drawn again and again
 
 

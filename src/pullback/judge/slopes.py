@@ -7,8 +7,8 @@ and where a large step is inaccurate a smaller one is tried.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Slopes:
     exact: Example
     cotangents: tuple[Tensor | None, ...]
     position: int
+    # The part of a step that inputs may take, where they keep a relation such as symmetry.
+    tangent: Callable[[Tensor], Tensor] | None = field(default=None, kw_only=True)
 
     def slope(self, along: Tensor) -> tuple[Estimate, float]:
         """The derivative along a direction, and the step that showed it."""
@@ -80,12 +82,14 @@ class Slopes:
         value = wide_of(self.exact.args[self.position])
         unit = torch.zeros(value.shape, dtype=value.dtype)
         unit.view(-1)[flat] = 1
+        unit = unit if self.tangent is None else self.tangent(unit)
         return [unit, unit * 1j] if value.is_complex() else [unit]
 
     def directions(self, value: Tensor) -> Iterator[Tensor]:
         """Random directions, whose largest entry is one."""
         for seed in range(DIRECTIONS):
             along = normal(wide_of(value).cpu(), seed)
+            along = along if self.tangent is None else self.tangent(along)
             yield along / along.abs().max().clamp_min(1e-3)
 
     def agrees_elsewhere(self, along: Tensor, step: float, mine: float, allowed: float) -> bool:

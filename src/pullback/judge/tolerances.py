@@ -122,6 +122,7 @@ REFINED = 1e-8  # the same for a number that was fitted to gradients
 # ---- two formulas for one gradient, with no second look by differences ----
 
 EXACT = Tolerance(1e-6, 1e-9)  # in double precision: a wrong formula is off by far more
+CLOSED_FORM = Tolerance(0.0, 1e-11, 1e-12)  # a formula; what a solver gives is further off
 ROUGH = Tolerance(1e-2, 1e-3)  # where less than double precision is computed in
 DRIVEN = 1e-3  # of the share of the largest entry: what a cotangent leaves where a gradient is zero
 

@@ -7,8 +7,8 @@ forward), show a kink (then any slope between the two sides is right), or confir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from pullback.judge.tolerances import (
     tolerance_for,
 )
 
+Part = Callable[[Tensor], Tensor]
+
 DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
 COORDINATES = 48
 TOGETHER = 2  # directions along which all inputs move
@@ -45,6 +47,8 @@ class Judge:
 
     reference: Reference
     is_over: Callable[[], bool] = lambda: False
+    # By position, the part of a gradient that counts, where inputs keep a relation.
+    tangents: Callable[[Example], Mapping[int, Part]] = lambda _: {}
 
     def mismatches(
         self,
@@ -69,9 +73,13 @@ class Judge:
                 value = run.args[position]
                 zero = torch.zeros(value.shape, dtype=wide_of(value).dtype)
                 tolerance = case.tolerance(self._slack(run, wide, position))
-                found = case.against(zero if want is None else want, tolerance)
+                want = zero if want is None else want
+                found = case.against(want, tolerance)
+                if found is not None and case.has_part:
+                    part = case.of_part()
+                    found = found if part.against(part.kept(want), tolerance) else None
             else:
-                found = case.against_differences(case.tolerance())
+                found = case.of_part().against_differences(case.tolerance())
             mismatches += [] if found is None else [found]
         return mismatches
 
@@ -88,7 +96,7 @@ class Judge:
         exact = run.example.double()
         exact = exact if self._takes(exact, wide) else run.example
         cases = {
-            i: self._case(run, exact, wide, run.names[i], grads[run.names[i]])
+            i: self._case(run, exact, wide, run.names[i], grads[run.names[i]]).of_part()
             for i in run.example.differentiable
             if run.names[i] in grads
         }
@@ -106,6 +114,7 @@ class Judge:
             if case.have.shape != value.shape or not value.numel():
                 return False
             along[i] = normal(value, 300 + seed + 10 * i) * (largest_entry(value) or 1.0)
+            along[i] = case.kept(along[i])
             claimed += float(real_inner_product(case.have, along[i]))
             size += float((case.have.abs() * along[i].abs()).sum())
         first = next(iter(cases.values()))
@@ -124,9 +133,9 @@ class Judge:
         got: Tensor | None,
     ) -> Case:
         position = run.names.index(name)
-        return Case(
-            self.reference, exact, cotangents, position, run.example, name, got, self.is_over
-        )
+        part = self.tangents(exact).get(position)
+        of = (self.reference, exact, cotangents, position, run.example, name, got, self.is_over)
+        return Case(*of, part=part)
 
     def _wide(self, run: Run, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         return tuple(None if c is None else wide_of(c) for c in self._live(run, cotangents))
@@ -170,6 +179,23 @@ class Case(Slopes):
     name: str
     got: Tensor | None
     is_over: Callable[[], bool] = lambda: False
+    part: Part | None = None  # of the gradient that counts; all of it where there is none
+
+    @property
+    def has_part(self) -> bool:
+        """Whether only a part of the gradient counts."""
+        return self.part is not None
+
+    def kept(self, gradient: Tensor) -> Tensor:
+        """The part of a gradient, or of a step, that counts."""
+        return gradient if self.part is None else self.part(wide_of(gradient).cpu())
+
+    def of_part(self) -> Case:
+        """The same for that part alone, along steps that keep what the inputs keep."""
+        if self.part is None:
+            return self
+        got = None if self.got is None else self.kept(self.got)
+        return replace(self, got=got, tangent=self.part)
 
     def against(self, want: Tensor, tolerance: Tolerance) -> Mismatch | None:
         """Compare with the reference's gradient; settle what differs by differences."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.check.inputs.values import is_mask
-from pullback.judge.example import Example, tensors_in
+from pullback.check.others import is_constant, unequal
+from pullback.judge.example import Example, can_differ, tensors_in
 
 REDUCTIONS = ("mean", "sum", "none")
 # Numbers whose name says that either sign makes sense.
@@ -28,6 +29,7 @@ class Variant(Enum):
 
     EMPTY = "a mask, or a row of it, that is false everywhere"
     IGNORED = "some indices that stand for no label"
+    PADDED = "some indices that are a number among the arguments"
 
 
 def arguments_of(
@@ -39,8 +41,13 @@ def arguments_of(
     """
     for i, arg in enumerate(example.args):
         if isinstance(arg, Tensor):
-            if i not in example.needs and arg.numel() and is_mask(arg):
+            if i in example.needs or not arg.numel():
+                continue
+            if is_mask(arg):
                 yield example.put(i, _mask(arg), f"`{names[i]}` with some entries 0")
+            elif can_differ(arg) and is_constant(arg):
+                label = f"`{names[i]}` with different entries"
+                yield example.put(i, unequal(arg), label)
             continue
         for value in _others(arg, names[i], example, words):
             yield example.put(i, value, f"`{names[i]}` as {value!r}")
@@ -53,6 +60,8 @@ def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Ite
         if name in DIMENSIONS:
             rank = max((example.args[i].dim() for i in example.tensors), default=0)
             yield from (d for d in range(-rank, rank) if d != arg)
+        elif arg < 0:
+            yield from _indices_in(example)  # a negative index may stand for none
         elif arg > 0:
             yield from sorted({v for v in (arg - 1, arg // 2, arg + 1, 2 * arg) if 0 < v != arg})
     elif isinstance(arg, float):
@@ -62,6 +71,15 @@ def _others(arg: Any, name: str, example: Example, words: frozenset[str]) -> Ite
     elif isinstance(arg, str) and (arg in REDUCTIONS or arg in words):
         known = dict.fromkeys([*(REDUCTIONS if arg in REDUCTIONS else ()), *sorted(words)])
         yield from (word for word in known if word != arg)
+
+
+def _indices_in(example: Example) -> Iterator[int]:
+    """An index that occurs among the arguments, if any does."""
+    for i in example.tensors:
+        index = example.args[i]
+        if is_index(index) and index.numel() and int(index.min()) >= 0:
+            yield int(index.flatten().mode().values)
+            return
 
 
 def _mask(tensor: Tensor) -> Tensor:
@@ -105,11 +123,19 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
         yield from _padded(example, i, top)
         if is_order(example, i, names, title):
             continue  # an order of all elements: repeating one is no order any more
-        spread = (torch.arange(index.numel()) % (top + 1)).reshape(index.shape).to(index)
+        free = [n for n in range(top + 1) if n not in _apart(example, index)]
+        cycle = torch.tensor(free)[torch.arange(index.numel()) % len(free)]
+        spread = cycle.reshape(index.shape).to(index)
         yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
         yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
         pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
         yield example.put(i, pairs, f"argument {i} with each index twice")
+
+
+def _apart(example: Example, index: Tensor) -> list[int]:
+    """Numbers among the arguments that no index is: such as the blank, or what stands for none."""
+    numbers = [arg for arg in example.args if type(arg) is int]
+    return [number for number in numbers if not bool((index == number).any())]
 
 
 def _padded(example: Example, i: int, top: int) -> Iterator[Example]:
@@ -121,7 +147,7 @@ def _padded(example: Example, i: int, top: int) -> Iterator[Example]:
             flat = torch.arange(index.numel()) % 3 == 1
             some = index.masked_fill(flat.reshape(index.shape).to(index.device), number)
             label = f"argument {i} with some entries {number}, which is an argument"
-            yield example.put(i, some, label, Variant.IGNORED)
+            yield example.put(i, some, label, Variant.PADDED)
 
 
 def _sizes_below(example: Example, limit: int) -> bool:

@@ -90,8 +90,17 @@ def changed(example: Example, changes: dict[str, Change]) -> Iterator[Example]:
             made = example
             for i in group:
                 words = label if len(group) == len(real) else f"argument {i}: {label}"
-                made = made.put(i, change(example.args[i]), words)
+                value = change(example.args[i])
+                if _is_size(example.args[i], example) and not bool((value > 0).all()):
+                    value = example.args[i]
+                made = made.put(i, value, words)
             yield made
+
+
+def _is_size(tensor: Tensor, example: Example) -> bool:
+    """Whether it is one positive number beside tensors: a bound, a width or a temperature."""
+    is_one = tensor.numel() == 1 and bool((tensor > 0).all())
+    return is_one and any(example.args[i].numel() > 1 for i in example.needs)
 
 
 def emptied(example: Example) -> Iterator[Example]:

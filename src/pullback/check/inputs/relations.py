@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -69,6 +70,8 @@ def _shown(example: Example, few: bool) -> Iterator[Relation]:
         if tensor.numel() < FEW and not _is_square(tensor):
             continue
         for words, (holds, restored) in ALONE.items():
+            if holds is _is_permutation and _is_counted(tensor):
+                continue  # 0, 1, 2, ... are some indices, for whoever does not care which
             if holds(tensor):
                 yield Relation(words, (i,), holds, restored)
                 break  # the narrowest
@@ -93,6 +96,10 @@ def _tells(tensor: Tensor) -> bool:
     if not can_differ(tensor):
         return is_index(tensor) and bool((tensor != tensor.flatten()[0]).any())
     return not _is_evenly_spaced(tensor)
+
+
+def _is_counted(x: Tensor) -> bool:
+    return torch.equal(x.flatten(), torch.arange(x.numel(), dtype=x.dtype, device=x.device))
 
 
 def _is_evenly_spaced(x: Tensor) -> bool:
@@ -173,8 +180,8 @@ def _is_sorted(x: Tensor) -> bool:
 def _is_permutation(x: Tensor) -> bool:
     if not is_index(x) or not x.dim():
         return False
-    order = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    return torch.equal(x.sort(-1).values, order.to(x.dtype))
+    order = torch.arange(x.shape[-1], device=x.device).expand(x.shape).to(x.dtype)
+    return torch.equal(x.sort(-1).values, order)
 
 
 def _one_hot(x: Tensor) -> Tensor:
@@ -264,11 +271,25 @@ def _are_offsets(x: Tensor, y: Tensor) -> bool:
     """Whether whole numbers go from 0 up to a size of the other, as the bounds of its parts do."""
     if not is_index(x) or x.dim() != 1 or x.numel() in y.shape or int(x[0]) != 0:
         return False
-    return int(x[-1]) in y.shape and bool((x[1:] >= x[:-1]).all())
+    return int(x[-1]) in y.shape and not _is_counted(x) and bool((x[1:] >= x[:-1]).all())
 
 
 def _bounds(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y)
+
+
+# Which part of a gradient counts where inputs keep a relation: steps that break it are not taken.
+# From the tensor and a gradient, or a step; each is a projection that is its own transpose.
+TANGENTS: dict[str, Restored] = {
+    "rows that sum to one": lambda _, g: g - g.mean(-1, keepdim=True),
+    "rows of norm one": lambda x, g: g - x * (x * g).sum(-1, keepdim=True),
+    "a positive definite matrix": lambda _, g: (g + g.mT) / 2,
+    "a symmetric matrix": lambda _, g: (g + g.mT) / 2,
+    "a skew matrix or kernel": lambda _, g: (g - _mirrored(g)) / 2,
+    "a tensor that is its own flip": lambda _, g: (g + g.flip(tuple(range(g.dim())))) / 2,
+    "a lower triangular matrix": lambda _, g: g.tril(),
+    "an upper triangular matrix": lambda _, g: g.triu(),
+}
 
 
 TOGETHER: dict[str, tuple[Holds, Restored | None]] = {
@@ -301,6 +322,26 @@ def restored(example: Example, relations: Sequence[Relation]) -> Example:
                 continue
             example = example.put(relation.positions[-1], made, example.label, example.kind)
     return example
+
+
+def tangents_of(
+    example: Example, relations: Sequence[Relation]
+) -> dict[int, Callable[[Tensor], Tensor]]:
+    """For each argument with a relation of its own: the part of a gradient that counts there."""
+    found: dict[int, Callable[[Tensor], Tensor]] = {}
+    for relation in relations:
+        tangent = TANGENTS.get(relation.words)
+        if tangent is not None and relation.positions[0] < len(example.args):
+            value = example.args[relation.positions[0]]
+            if isinstance(value, Tensor) and value.numel():
+                found[relation.positions[0]] = partial(_part_along, tangent, value.detach())
+    return found
+
+
+def _part_along(tangent: Restored, value: Tensor, gradient: Tensor) -> Tensor:
+    if gradient.shape != value.shape:
+        return gradient
+    return tangent(value.to(gradient), gradient)
 
 
 def words_of(relation: Relation, names: Sequence[str]) -> str:

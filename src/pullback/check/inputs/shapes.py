@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pullback.capture.indices import is_index
@@ -227,6 +228,28 @@ def broadcast_of(example: Example) -> Iterator[tuple[Example, Example]]:
                 example.put(i, full_rank, f"argument {i} with the shape {list(shape)}"),
                 example.put(i, full_rank.expand(full).clone(), "written out"),
             )
+
+
+def numbers_by_row(example: Example) -> Iterator[tuple[Example, list[Example]]]:
+    """A tensor of one number as one for each row of the others, and each row with its own."""
+    for i in example.differentiable:
+        others = [j for j in example.tensors if j != i and example.args[j].dim() > 1]
+        if example.args[i].numel() != 1 or not others:
+            continue
+        count, rank = example.args[others[0]].shape[0], example.args[others[0]].dim()
+        if count < 2 or any(example.args[j].shape[0] != count for j in others):
+            continue
+        number = example.args[i].detach().flatten()
+        column = number * (1 + 0.25 * torch.arange(count, device=number.device).to(number.dtype))
+        label = f"argument {i} as one for each row"
+        many = example.put(i, column.reshape((count,) + (1,) * (rank - 1)), label)
+        rows = []
+        for k in range(count):
+            row = example.put(i, column[k].reshape(example.args[i].shape), label)
+            for j in others:
+                row = row.put(j, example.args[j][k : k + 1].clone(), label)
+            rows.append(row)
+        yield many, rows
 
 
 def _broadcasts(tensor: Tensor, other: Tensor) -> bool:

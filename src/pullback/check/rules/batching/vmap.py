@@ -30,7 +30,7 @@ WRONG_VMAP = Rule("N001", "wrong-vmap", "batching", profile="quick")
 VMAP_OF_GRADIENT = Rule("N002", "vmap-of-gradient", "batching", profile="quick")
 
 BATCH = 3
-MOST = 12  # ways of batching
+MOST = 15  # ways of batching
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ def wrong_vmap(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(WRONG_VMAP, "it draws random numbers, which a loop draws in another order")
         return
     refusals: list[Raised] = []
+    failed: list[Finding] = []
     is_first = subject.target.is_function  # the plainest batch is promised by the class itself
     for in_dims in each(islice(_in_dims(subject.small), MOST), subject):
         batched = [i for i, dim in enumerate(in_dims) if dim is not None]
@@ -67,15 +68,16 @@ def wrong_vmap(subject: Subject) -> Iterator[Finding | Skip]:
                 refusals.append(describe(error))
                 continue
             loop = Words("the outputs of a loop")
-            yield _differs(subject, in_dims, At("vmap"), loop, describe(error))
-            return
+            failed.append(_differs(subject, in_dims, At("vmap"), loop, describe(error)))
+            continue  # another batch may come out wrong, which is worse
         is_first = False
         apart = difference(Results(tuple(got), {}), Results(tuple(wanted), {}))
         if apart is not None:
             at, expected, have = apart
             yield _differs(subject, in_dims, at, expected.then(", as by a loop"), have)
             return
-    if refusals:
+    yield from failed[:1]
+    if refusals and not failed:
         yield Skip.refused(WRONG_VMAP, "not every batch could be tried", refusals[0])
 
 
@@ -111,8 +113,11 @@ def _differs(
 
 
 def _in_dims(example: Example) -> Iterator[tuple[int | None, ...]]:
-    """`in_dims`: every subset of the inputs in front; then in the last place; then mixed."""
+    """`in_dims`: every subset of the inputs in front; all as the second; then last; then mixed."""
     tensors = [i for i in example.tensors if can_differ(example.args[i])]
+    if all(example.args[i].dim() > 1 for i in tensors):
+        for some in (tensors, *([i] for i in tensors[:2])):
+            yield _dims(example, {i: i in some for i in tensors}, 1)
     for place in (0, -1):
         for chosen in product((True, False), repeat=min(len(tensors), 3)):
             if any(chosen):
@@ -130,7 +135,7 @@ def _dims(
     for k, (i, is_batched) in enumerate(chosen.items()):
         if is_batched:
             here = place if other is None or k % 2 == 0 else other
-            dims[i] = 0 if here == 0 else example.args[i].dim()
+            dims[i] = here if here >= 0 else example.args[i].dim()
     return tuple(dims)
 
 

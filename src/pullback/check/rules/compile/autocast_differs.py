@@ -1,10 +1,11 @@
 """Backward must fit a forward that ran under autocast.
 
 What it checks
-    Forward runs under `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where
-    autograd can differentiate the same forward so, the gradients are near those of an ordinary
-    call, and as fine where autocast leaves forward in float32. A backward that raises there is told
-    as well, unless it says by an error of its own what it does not serve.
+    For an example in float32, or a function that speaks of autocast: forward runs under
+    `torch.autocast` to bfloat16, backward after it, as PyTorch recommends. Where autograd can
+    differentiate the same forward so, the gradients are near those of an ordinary call, and as fine
+    where autocast leaves forward in float32. A backward that raises there is told as well, unless
+    it says by an error of its own what it does not serve.
 
 Why it matters
     Under autocast some operators of forward give bfloat16 and the cotangent does too, while
@@ -17,7 +18,8 @@ Passes
     ctx.scale = scale                      # in forward, or @torch.amp.custom_fwd and @custom_bwd
 
 Cannot see
-    Other devices' autocast, which has other lists of operators.
+    Other devices' autocast, which has other lists of operators. Examples in float64, which
+    autocast leaves as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from torch import Tensor
 from pullback.check.conditions import DETERMINISTIC, REPEATABLE, RUNS, needs
 from pullback.check.elsewhere import Results, results_of
 from pullback.check.facts import At, Gradient
+from pullback.check.inputs.dtypes import dtype_of
 from pullback.check.refusal import is_meant
 from pullback.check.repro.context import ReproContext, indented, text_of
 from pullback.check.subject import (
@@ -56,6 +59,9 @@ LOST = 4e-4  # the share that must be lost then
 @needs(RULE, RUNS, DETERMINISTIC, REPEATABLE)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when backward fails or is far off."""
+    if dtype_of(subject.given) == torch.float64 and not subject.target.serves_low_precision:
+        yield Skip(RULE, "the example is in float64, which autocast leaves as it is")
+        return
     example = subject.small_given.to(torch.float32)
     try:
         usual = results_of(subject, example)

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -46,14 +47,22 @@ from pullback.check.subject import (
 )
 from pullback.judge.example import tensors_in
 
+UNPACKED = "already unpacked once"  # as a checkpoint says of a tensor that is asked for again
+ONCE = "read `ctx.saved_tensors` once: a checkpoint gives each tensor once"
+OTHERWISE = "what does backward need that a second forward does not give it?"
+
 RULE = Rule("P003", "checkpoint-differs", "compile", Severity.FRAGILE, "quick")
 
 
 @needs(RULE, RUNS, KEEPS_INPUTS, DETERMINISTIC, KEEPS_MEMORY)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first way in which a checkpointed call differs."""
+    if _writes(subject):
+        yield Skip(RULE, "forward changes its inputs, so that no second run is like the first")
+        return
     usual = _seeded(lambda: results_of(subject, subject.base))
-    for reentrant in (False, True):
+    # A reentrant checkpoint passes copies, which are no parameters of a module beside them.
+    for reentrant in (False,) if subject.base.ties else (False, True):
         twice = Twice(subject.target.call)
         try:
             got = _checkpointed(subject, twice, reentrant)
@@ -65,7 +74,7 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 expected="the gradients of an ordinary call",
                 got=failure.raised,
                 detail=Checkpointed(reentrant),
-                fix="read `ctx.saved_tensors` once: a checkpoint gives each tensor once",
+                fix=ONCE if UNPACKED in failure.raised.text else OTHERWISE,
             )
             return
         except CallError as failure:
@@ -84,6 +93,13 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 fix="draw with PyTorch's generators, which checkpoint replays, and keep no state",
             )
             return
+
+
+def _writes(subject: Subject) -> bool:
+    """Whether forward changes a tensor that it is given, one without a gradient too."""
+    called = subject.run()
+    pairs = zip(tensors_in(called.passed), tensors_in(subject.base.args), strict=True)
+    return any(not torch.equal(new.detach(), old.detach()) for new, old in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ def parameter_input(subject: Subject) -> Iterator[Finding | Skip]:
     example = subject.small
     if any(type(example.args[i]) is not torch.Tensor for i in example.needs):
         return
+    if example.ties:
+        return  # they are those of a module beside them, which others are not
     usual = subject.run(example)
     wanted = usual.pull(subject.cotangents(usual))
     args = list(example.fresh())

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import in_turns
-from pullback.check.draws import draws
+from pullback.check.draws import draws, draws_in_backward
 from pullback.check.elsewhere import is_repeatable
 from pullback.check.facts import At, Gradient
 from pullback.check.repro.context import Repro, ReproContext, compared, indented, text_of
@@ -55,7 +55,7 @@ class Way(Enum):
 @needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding when a thread gives other gradients than a single call."""
-    if subject.target.intent.nondeterministic or draws(subject):
+    if subject.target.intent.nondeterministic or draws(subject) or draws_in_backward(subject):
         yield Skip(RULE, "it draws random numbers, from a generator that all threads share")
         return
     if not is_repeatable(subject):

@@ -147,8 +147,9 @@ def _at_arguments(subject: Subject) -> Tried:
 
 def _at_infinity(subject: Subject) -> Tried:
     fix = "choose with `where` what an infinite or missing entry gets: 0 times infinity is NaN"
-    changes = {**INFINITE, **MISSING} if len(subject.small.differentiable) == 1 else MISSING
-    found = value_trials(subject, "infinite", changed(subject.small, changes))
+    if len(subject.small.differentiable) > 1:
+        return  # what saturates in one input, or is left out there, still has the others
+    found = value_trials(subject, "infinite", changed(subject.small, {**INFINITE, **MISSING}))
     yield by_masks(subject, found), fix
 
 
@@ -297,7 +298,9 @@ Passes
 
 Cannot see
     Errors that are small against the cotangent: a gradient that should be tiny and is zero.
+    In the profile "standard" nothing: a small number that is added to a denominator is meant.
 """,
+        profile="deep",
     ),
     _rule(
         "V606",
@@ -384,7 +387,7 @@ Cannot see
 Gradients must be right beside entries that are infinite or NaN, where forward is finite.
 
 What it checks
-    Some entries as NaN, and as -inf and inf where there is one floating input; only where
+    Some entries as NaN, -inf and inf where there is one floating input; only where
     every output is finite all the same: the gradients of the other entries against the truth, and
     those of the odd entries, which forward leaves out, against zero.
 
@@ -399,7 +402,7 @@ Passes
     return (grad * torch.where(y > 0, y * x, 0.0)).sum(-1)
 
 Cannot see
-    Entries at which PyTorch's own gradient of forward is not finite either. Infinities in one of
+    Entries at which PyTorch's own gradient of forward is not finite either. Such entries in one of
     several inputs: an angle or a gate saturates there, and nobody means it.
 """,
     ),

@@ -27,8 +27,8 @@ from pullback.check.subject import (
     each,
     worst_of,
 )
-from pullback.judge.example import tensors_in
-from pullback.judge.run import Run, copies_of
+from pullback.judge.example import can_differ, tensors_in
+from pullback.judge.run import Run, copies_of, of_span
 from pullback.judge.tolerances import is_close
 
 UNUSED_OUTPUT = Rule("G107", "unused-output", "gradient", profile="quick")
@@ -47,7 +47,8 @@ def unused_output(subject: Subject) -> Iterator[Finding | Skip]:
         every = subject.cotangents(run, 2)
         cotangents = [c if used is None or i in used else None for i, c in enumerate(every)]
         if used is None:
-            cotangents = [None if c is None else _one_entry(c) for c in cotangents]
+            pairs = zip(run.outputs, cotangents, strict=True)
+            cotangents = [None if c is None else of_span(o, _one_entry(c)) for o, c in pairs]
         try:
             grads = run.pull(copies_of(cotangents))
         except BackwardFailedError as failure:
@@ -66,7 +67,7 @@ def unused_output(subject: Subject) -> Iterator[Finding | Skip]:
             yield subject.finding(
                 UNUSED_OUTPUT,
                 example=subject.base,
-                severity=Severity.FRAGILE,
+                severity=_weight(subject, run, used[0]),
                 at=f"every gradient, with {words} of the outputs used",
                 expected=f"a gradient for some input: output {used[0]} depends on one",
                 got="zeros, as if that output were a constant",
@@ -101,6 +102,23 @@ def _is_ignored(subject: Subject, run: Run, output: int, grads: dict[str, Tensor
     except ForwardRefusedError:
         return False
     return not torch.equal(other.outputs[output].detach(), run.outputs[output].detach())
+
+
+def _weight(subject: Subject, run: Run, output: int) -> Severity:
+    """Wrong where the output moves with the inputs; a step in it may be meant to be a constant."""
+    near = subject.base.map(_nudged, "moved a little")
+    try:
+        moved = subject.run(near).outputs[output].detach()
+    except ForwardRefusedError:
+        return Severity.FRAGILE
+    same = moved == run.outputs[output].detach()
+    return Severity.WRONG if not bool(same.any()) else Severity.FRAGILE
+
+
+def _nudged(tensor: Tensor) -> Tensor:
+    if not can_differ(tensor):
+        return tensor
+    return tensor + tensor.abs().clamp(min=1e-3) * torch.finfo(tensor.dtype).eps ** 0.5
 
 
 def _used_outputs(live: tuple[int, ...]) -> list[tuple[str, tuple[int, ...] | None]]:

@@ -47,7 +47,10 @@ class Edited:
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per tensor whose change goes unnoticed."""
     usual = subject.pull()
+    tied = {Input(subject.names[tie.position]) for tie in subject.base.ties}
     for what in _editable(subject.run()):
+        if what in tied:
+            continue  # a parameter of a module that backward runs again, as a checkpoint does
         run = subject.run()
         cotangents = subject.cotangents(run)
         if not _edit(_editable(run)[what]):

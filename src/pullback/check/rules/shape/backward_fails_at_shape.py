@@ -118,10 +118,15 @@ def _is_misshapen(subject: Subject, trial: Trial) -> bool:
     have, want = ([int(size) for size in group.split(",") if size] for group in found.groups())
     if have == want:
         return False
-    if len(have) < len(want) and math.prod(have) == math.prod(want):
-        return True
+    if len(have) < len(want) and math.prod(have) == math.prod(want) and math.prod(want) > 1:
+        return _has_ranks_of(subject.small, trial.example)
     sizes = _renamed(subject.small, trial.example)
     return any(_fails(subject, sizes, factor, more) for factor, more in LARGER) if sizes else False
+
+
+def _has_ranks_of(usual: Example, tried: Example) -> bool:
+    """Whether each tensor has as many dimensions as in the example: forward may squeeze others."""
+    return all(usual.args[i].dim() == tried.args[i].dim() for i in usual.tensors)
 
 
 def _is_baked(subject: Subject, trial: Trial) -> bool:

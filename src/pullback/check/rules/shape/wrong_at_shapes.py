@@ -18,6 +18,7 @@ from pullback.check.inputs.shapes import (
     broadcast_of,
     lower_ranks_of,
     many_of,
+    numbers_by_row,
     ranks_of,
     sizes_of,
 )
@@ -26,6 +27,7 @@ from pullback.check.retrial import by_indices, by_shape
 from pullback.check.subject import ForwardRefusedError, Rule, Subject
 from pullback.check.trials import Trial, Tried, report_trials, trial_of, trials
 from pullback.judge.example import Example, can_differ, tensors_in
+from pullback.judge.mismatch import Mismatch
 from pullback.judge.tolerances import is_close
 
 # Larger and larger, and the seconds that each may take: what grows too fast is left alone.
@@ -43,6 +45,7 @@ def _at_sizes(subject: Subject) -> Tried:
         found = by_shape(subject, trials(subject, family, variants(subject.small)))
         yield by_indices(subject, found), fix
     yield trials(subject, "broadcast", _broadcast(subject)), fix
+    yield trials(subject, "by rows", _by_rows(subject)), fix
 
 
 def _broadcast(subject: Subject) -> Iterator[Example]:
@@ -56,6 +59,23 @@ def _broadcast(subject: Subject) -> Iterator[Example]:
             is_close(a, b) for a, b in zip(have, want, strict=True) if can_differ(a)
         ):
             yield one
+
+
+def _by_rows(subject: Subject) -> Iterator[Example]:
+    """A number as one for each row, where forward then gives what each row gives with its own."""
+    for many, rows in numbers_by_row(subject.small):
+        try:
+            have = subject.run(many).outputs
+            want = [subject.run(row).outputs for row in rows]
+        except ForwardRefusedError:
+            continue
+        if all(o.dim() and len(o) == len(rows) for o in have) and all(
+            is_close(output[k : k + 1], row[n])
+            for n, output in enumerate(have)
+            for k, row in enumerate(want)
+            if can_differ(output)
+        ):
+            yield many
 
 
 def _at_ranks(subject: Subject) -> Tried:
@@ -74,7 +94,11 @@ def _at_batches(subject: Subject) -> Tried:
 def _at_indices(subject: Subject) -> Tried:
     variants = indices_of(subject.small, subject.names, subject.target.name)
     for trial in trials(subject, "indices", variants):
-        if not trial.mismatches or trial.example.kind is Variant.IGNORED:
+        if trial.example.kind is Variant.PADDED:
+            fix = "give entries that forward leaves out no gradient"
+            left_out = tuple(m for m in trial.mismatches if _leaves_out(trial.example, m))
+            yield [replace(trial, mismatches=left_out)], fix
+        elif not trial.mismatches or trial.example.kind is Variant.IGNORED:
             fix = "give entries that forward ignores no gradient, and count only the others"
             yield [trial], fix
         elif _repeats(trial.example):
@@ -86,6 +110,20 @@ def _at_indices(subject: Subject) -> Tried:
         else:
             fix = "treat each index in backward as forward does, one that forward treats apart too"
             yield [_by_arguments(subject, trial)], fix
+
+
+def _leaves_out(example: Example, mismatch: Mismatch) -> bool:
+    """Whether forward takes nothing from the rows that a number among the arguments names.
+
+    Another function gives a meaning to that number as an index, such as the blank of a labelling.
+    """
+    numbers = [arg for arg in example.args if type(arg) is int and arg >= 0]
+    want = mismatch.want
+    for dim in range(want.dim()):
+        rows = [n for n in numbers if n < want.shape[dim]]
+        if any(not bool(want.select(dim, n).any()) for n in rows) and bool(want.any()):
+            return True
+    return False
 
 
 def _repeats(example: Example) -> bool:

@@ -42,7 +42,9 @@ from pullback.check.subject import (
     Subject,
     worst_of,
 )
+from pullback.function.isolation import seeded
 from pullback.judge.example import Example, can_differ
+from pullback.judge.run import Run
 from pullback.judge.tolerances import is_close
 
 RULE = Rule("T901", "two-live-calls", "state", profile="quick")
@@ -65,15 +67,15 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
     except BackwardFailedError as failure:
         yield Skip.refused(RULE, "backward fails with other values", failure.raised)
         return
-    for order, third in (((0, 1), two), ((1, 0), two), ((0, 1), last)):
+    other = next((e for e in islice(_other_numbers(subject), 4) if subject.accepts(e)), two)
+    for order, third in (((0, 1), two), ((1, 0), two), ((0, 1), last), ((0, 1), other)):
         runs = [subject.run(example) for example in (one, two)]
-        cotangents = [subject.cotangents(run, i) for i, run in enumerate(runs)]
         try:
             subject.run(third)
         except ForwardRefusedError:
             continue
         try:
-            grads = {i: runs[i].pull(cotangents[i]) for i in order}
+            grads = {i: _pulled(subject, runs[i], i) for i in order}
         except BackwardFailedError as failure:
             yield subject.finding(
                 RULE,
@@ -92,10 +94,25 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
             return
 
 
+def _other_numbers(subject: Subject) -> Iterator[Example]:
+    """The example with another number among its plain arguments, in the place of one."""
+    usual = subject.whole.args
+    for example in subject.other_arguments():
+        pairs = zip(usual, example.args, strict=True)
+        if any(isinstance(old, float) and old is not new for old, new in pairs):
+            yield example
+
+
 def _alone(subject: Subject, example: Example, draw: int) -> dict[str, Tensor | None]:
     """The gradients of a call with no other around it."""
     run = subject.run(example)
-    return run.pull(subject.cotangents(run, draw))
+    return _pulled(subject, run, draw)
+
+
+def _pulled(subject: Subject, run: Run, draw: int) -> dict[str, Tensor | None]:
+    """The gradients of a call, with the same random numbers for a backward that draws some."""
+    with seeded(run.example.seed):
+        return run.pull(subject.cotangents(run, draw))
 
 
 def _first_difference(

@@ -1,0 +1,134 @@
+"""Whether a forward is such, at inputs that no example shows, that its gradient can be known there.
+
+A root finder that has not converged, a quadrature with too few nodes, a system without a solution:
+far from the example forward is no longer what its author promised, and what backward gives there
+is no defect. So a gradient that is wrong at other values or sizes counts only where
+
+- forward does not iterate, and at the example its backward is the derivative of forward up to
+  rounding, not up to the tolerance of a solver or a quadrature;
+- outputs and gradients hardly change where the inputs move by next to nothing, as the null space
+  of a matrix of lower rank does;
+- forward does not go through whole numbers, where only differences tell its slope.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.capture.indices import is_index
+from pullback.capture.seeds import uniform_like
+from pullback.check.subject import Subject
+from pullback.function.isolation import seeded
+from pullback.function.modes import DispatchMode
+from pullback.judge.example import Example, can_differ, wide_of
+from pullback.judge.mismatch import Mismatch
+from pullback.judge.run import CallError, copies_of
+from pullback.judge.tolerances import CLOSED_FORM, SHARE, STABLE, largest_entry
+
+ROUNDS = 32  # of one op in a forward that iterates
+NOTHING = 1e-12  # of an input, which a sound function does not amplify much
+KEPT = "approximates"
+
+
+def is_behaved(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
+    """Whether what is wrong at other inputs than the example's is one of backward's defects."""
+    if KEPT not in subject.trials:
+        counts = _counts(subject)
+        iterates = max(counts.ops.values(), default=0) > ROUNDS
+        subject.trials[KEPT] = [iterates or not _is_closed_form(subject), counts.is_whole]
+    approximates, is_whole = subject.trials[KEPT]
+    if approximates or (is_whole and not mismatch.is_seen_by_autograd):
+        return False
+    return _is_steady(subject, example, mismatch)
+
+
+class _Counts(DispatchMode):
+    """How often each op runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Counter[Any] = Counter()
+        self.is_whole = False  # whether many numbers became integers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops[func.overloadpacket] += 1
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and args[0].numel() > 1:
+            self.is_whole |= can_differ(args[0]) and is_index(result)
+        return result
+
+
+def _counts(subject: Subject) -> _Counts:
+    counts = _Counts()
+    try:
+        with torch.no_grad(), seeded(), counts:
+            subject.target.call(*subject.small.fresh(needs=frozenset()))
+    except Exception:  # what a mode cannot see it does not count
+        return counts
+    return counts
+
+
+def _is_closed_form(subject: Subject) -> bool:
+    """Whether the gradients at the example are forward's up to rounding, in double precision."""
+    example = subject.small
+    if any(wide_of(example.args[i]).dtype != example.args[i].dtype for i in example.needs):
+        return True  # rounding hides it
+    try:
+        run = subject.run(example)
+        cotangents = subject.cotangents(run)
+        grads = run.pull(copies_of(cotangents))
+    except CallError:
+        return True
+    places = tuple(i for i in sorted(example.needs) if subject.names[i] not in subject.wrong_names)
+    usual = subject.reference.gradients(example, cotangents, places) or {}
+    parts = subject.tangents(example)
+    for i, want in usual.items():
+        have = grads.get(subject.names[i])
+        if want is None or have is None or want.shape != have.shape:
+            continue
+        part = parts.get(i, _whole)
+        if not CLOSED_FORM.admits(part(have.detach()), part(want.detach())):
+            return _is_elsewhere(part(have.detach()), part(want.detach()))
+    return True
+
+
+def _whole(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _is_elsewhere(have: Tensor, want: Tensor) -> bool:
+    """Whether two gradients have nothing to do with each other: forward hides some from PyTorch."""
+    apart, size = (have - want).abs().max(), want.abs().max()
+    return bool(apart > SHARE * size)
+
+
+def _is_steady(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
+    """Whether outputs and a gradient hardly move where the inputs move by next to nothing."""
+    moved = example
+    for i in example.differentiable:
+        value = example.args[i]
+        if wide_of(value).dtype == value.dtype and not value.is_complex():
+            usual = subject.small.args[i] if i < len(subject.small.args) else value
+            size = torch.where(value == 0, largest_entry(usual), value.abs())
+            step = NOTHING * size * uniform_like(value, 60 + i, -1.0, 1.0)
+            moved = moved.put(i, value + step, example.label)
+    moved = subject.kept(moved)
+    try:
+        before, run = subject.run(example), subject.run(moved)
+        now = run.pull(subject.cotangents(before)).get(mismatch.name)
+    except CallError:
+        return True  # it keeps to a relation to the last digit
+    pairs = zip(before.outputs, run.outputs, strict=True)
+    if not all(STABLE.admits(b, a) for a, b in pairs if can_differ(a) and a.shape == b.shape):
+        return False
+    if now is None or mismatch.have is None or now.shape != mismatch.have.shape:
+        return True
+    if mismatch.got is None or not isfinite(abs(mismatch.got)):
+        return True
+    apart = (wide_of(now) - wide_of(mismatch.have)).abs()
+    return not bool((apart > SHARE * abs(mismatch.expected - mismatch.got)).any())
