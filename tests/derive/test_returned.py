@@ -134,3 +134,42 @@ def test_one_node_has_a_record_of_how_it_was_made():
 @pytest.mark.parametrize("thing", [Written, torch.sin, torch.nn.Linear, 3])
 def test_what_somebody_wrote_does_not(thing):
     assert not is_derived(thing)
+
+
+# ---- constants ----
+
+
+def returns_its_numbers(x):
+    numbers = torch.tensor([1.0, 2.0, 3.0])
+    return x * numbers, numbers, numbers[1:]
+
+
+RETURNING = {
+    "derive": lambda x: pb.derive(returns_its_numbers, x).apply,
+    "combine": lambda x: pb.combine(returns_its_numbers, x, backend="eager").apply,
+    "hybrid": lambda x: pb.hybrid(returns_its_numbers, x, groups=[(0,)], backend="eager").apply,
+    "text": lambda x: _printed(pb.derive(returns_its_numbers, x)).apply,
+}
+
+
+def _printed(derived):
+    space = {}
+    exec(derived.source(), space)
+    return space[derived.__name__]
+
+
+@pytest.mark.parametrize("way", RETURNING)
+def test_numbers_that_are_returned_are_new_at_each_call(way):
+    x = torch.ones(3, requires_grad=True)
+    call = RETURNING[way](x)
+    for tensor in call(x)[1:]:
+        tensor.mul_(10)
+
+    assert [y.tolist() for y in call(x)] == [[1, 2, 3], [1, 2, 3], [2, 3]]
+
+
+def test_views_of_numbers_share_memory_as_in_the_program():
+    _, numbers, part = pb.derive(returns_its_numbers, torch.ones(3)).apply(torch.ones(3))
+    numbers.mul_(10)
+
+    assert part.tolist() == [20, 30]

@@ -105,6 +105,27 @@ def test_indices_in_two_places_are_two_constants():
     assert_same(program, function, x)
 
 
+def test_constants_that_are_not_finite_or_have_no_element():
+    def program(x):
+        edge = torch.tensor([float("inf"), -0.0, float("-inf")])
+        wide = torch.tensor([complex(float("inf"), 0), 2j, 1])
+        none = torch.empty(0, 3) * torch.empty(0, 3)
+        return torch.cat([none, torch.minimum(x, edge).unsqueeze(0)]), wide.isinf() | (x > edge)
+
+    x = leaf(3)
+    function, _ = printed(program, x)
+
+    assert_same(program, function, x)
+
+
+def test_text_beside_an_infinite_slope_says_why_it_is_refused():
+    def program(x):
+        return x.sqrt(), x * 2
+
+    with pytest.raises(DifferingTextError, match="zero times an infinite slope is NaN"):
+        printed(program, torch.ones(3, requires_grad=True))
+
+
 def test_literal_targets_are_a_constant():
     def program(x):
         return F.cross_entropy(x * torch.tensor([1.0, 0.5, 2.0, 1.0]), torch.tensor([0, 2, 1]))
@@ -328,7 +349,9 @@ def test_nested_results_are_a_flat_tuple():
 
 
 @pytest.mark.parametrize(
-    "rest", [(), (None,), (3, None), ("words", 0.5, True), (torch.float32,)], ids=str
+    "rest",
+    [(), (None,), (3, None), ("words", 0.5, True), (torch.float32, math.inf, 3j)],
+    ids=str,
 )
 def test_what_is_no_tensor_is_returned_as_by_the_program(rest):
     def program(x):

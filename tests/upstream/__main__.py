@@ -2,6 +2,7 @@
 
 python -m tests.upstream --ops 'linalg.*,sort' --dtypes float64,complex128
 python -m tests.upstream --programs 0:20 --backends inductor,native
+python -m tests.upstream --reported '*casts*' --backends auto
 python -m tests.upstream --count
 """
 
@@ -49,6 +50,7 @@ def _options() -> Any:
     parser.add_argument("--dtypes", default="float64", help="float64,float32,complex128")
     parser.add_argument("--samples", type=int, default=0, help="samples of each op, at most")
     parser.add_argument("--programs", default="", help="random programs instead of ops: 0:20")
+    parser.add_argument("--reported", default="", help="reported programs instead, with *")
     parser.add_argument("--backends", default="", help="compiled instead: inductor,native,auto")
     parser.add_argument("--layouts", type=int, default=2, help="layouts besides the plain one")
     parser.add_argument("--all", action="store_true", help="print what is right, too")
@@ -67,7 +69,14 @@ def _work(options: Any) -> Iterator[tuple[Any, ...]]:
             yield from (("compiled program", seed, b, options.layouts) for b in backends)
         return
     from tests.upstream.cases import SAMPLES
+    from tests.upstream.reported import PROGRAMS
 
+    if options.reported:
+        for name in fnmatch.filter(PROGRAMS, options.reported):
+            if not backends:
+                yield "reported", name
+            yield from (("compiled reported", name, b, options.layouts) for b in backends)
+        return
     for name, dtypes in _ops(options):
         if backends:
             yield from (("compiled op", name, b, options.layouts) for b in backends)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pullback as pb
-from tests.upstream import compare, features, layouts
+from tests.upstream import compare, features, layouts, reported
 from tests.upstream.cases import Case, cases_of, ops
 from tests.upstream.features import Row
 from tests.upstream.programs import program_of
@@ -36,6 +36,18 @@ def rows_of_compiled_op(name: str, backend: str, turns: int) -> Iterator[Row]:
     (case,) = cases_of(ops()[name], "float64", 1)
     turn = sum(map(ord, name))
     return rows_of(name, case, backend, turn, turns)
+
+
+def rows_of_reported(name: str, *, is_short: bool = False) -> Iterator[Row]:
+    """A reported program through derive, source and eager combine."""
+    case = reported.case_of(name)
+    dtype = str(case.tensors[0].dtype).removeprefix("torch.")
+    return features.rows_of_case(name, dtype, case, is_short=is_short)
+
+
+def rows_of_compiled_reported(name: str, backend: str, turns: int) -> Iterator[Row]:
+    """A reported program through a backend, in `turns` layouts besides the plain one."""
+    return rows_of(name, reported.case_of(name), backend, sum(map(ord, name)), turns)
 
 
 def rows_of(name: str, case: Case, backend: str, turn: int, turns: int) -> Iterator[Row]:

@@ -211,6 +211,18 @@ def _compiled_program(seed: int, backend: str, turns: int) -> Iterator[dict[str,
     return (asdict(row) for row in rows_of_compiled_program(seed, backend, turns))
 
 
+def _reported(name: str, is_short: bool = False) -> Iterator[dict[str, Any]]:
+    from tests.upstream.compiled import rows_of_reported
+
+    return (asdict(row) for row in rows_of_reported(name, is_short=is_short))
+
+
+def _compiled_reported(name: str, backend: str, turns: int) -> Iterator[dict[str, Any]]:
+    from tests.upstream.compiled import rows_of_compiled_reported
+
+    return (asdict(row) for row in rows_of_compiled_reported(name, backend, turns))
+
+
 def _crash() -> Iterator[dict[str, Any]]:
     """Two features, in the second of which the process is aborted; a test of this file."""
     row = {"op": "crash", "dtype": "", "said": ""}
@@ -231,6 +243,8 @@ WORK: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "compiled op": _compiled_op,
     "program": _program,
     "compiled program": _compiled_program,
+    "reported": _reported,
+    "compiled reported": _compiled_reported,
     "crash": _crash,
     "hang": _hang,
 }

@@ -20,7 +20,7 @@ from pullback.capture.names import identifier
 from pullback.capture.refuse import changed_late, unwritable
 from pullback.capture.tracing import CLOSURE, CONSTANT, Traced, TracedInput, TracedOutput, is_traced
 from pullback.function.slots import op_schema
-from pullback.graph.cost import is_mutating, is_random
+from pullback.graph.cost import base_of, is_mutating, is_random
 from pullback.graph.names import unused
 from pullback.graph.parts import BACKWARD, FORWARD, JointGraph, calls, phase_of
 
@@ -55,6 +55,7 @@ def tidy(stage: Stage, traced: Traced) -> JointGraph:
             raise unwritable(traced.name, node)
         _complete(node)
     joint = JointGraph(graph, len(traced.held), _count(traced))
+    _copy_returned_constants(traced, joint)
     _move_forward(traced, joint)
     return joint
 
@@ -270,6 +271,33 @@ def _bare(graph: fx.Graph) -> fx.Graph:
         if not node.users and not is_random(node):
             new.erase_node(node)
     return new
+
+
+def _copy_returned_constants(traced: Traced, joint: JointGraph) -> None:
+    """Return copies of the tensors made from numbers: a program makes new ones at each call.
+
+    A caller may change what is returned, and the next call must not see that.
+    """
+    made = {
+        node
+        for node, held in zip(joint.inputs, traced.held, strict=True)
+        if held.kind == CONSTANT and isinstance(node, fx.Node)
+    }
+    outputs = [node for node in joint.outputs if isinstance(node, fx.Node)]
+    for constant in dict.fromkeys(base_of(node) for node in outputs):
+        if constant not in made:
+            continue
+        first = next(node for node in joint.graph.nodes if node.op != "placeholder")
+        with joint.graph.inserting_before(first):
+            copy = joint.graph.call_function(aten.clone.default, (constant,))
+        copy.meta = {
+            "val": constant.meta["val"].clone(),
+            "phase": FORWARD,
+            "unit": None,
+            "place": "",
+        }
+        for user in [user for user in constant.users if user is not copy]:
+            user.replace_input_with(constant, copy)
 
 
 def _compute_numbers(graph: fx.Graph) -> None:

@@ -6,13 +6,15 @@ containers; everything else is a leaf.
 
 from __future__ import annotations
 
-import math
+import cmath
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from pullback.graph.spelling.expressions import python_literal
 
 Spec = pytree.TreeSpec
 
@@ -59,6 +61,7 @@ def paths_of(tree: Any) -> list[str]:
 
 def literal_of(leaf: Any) -> str | None:
     """A leaf as Python writes it; None where it has no such form, as a tensor has none."""
-    is_plain = leaf is None or isinstance(leaf, bool | int | str | torch.dtype)
-    is_plain |= isinstance(leaf, float) and math.isfinite(leaf)
+    is_plain = leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype)
+    if isinstance(leaf, float | complex) and not cmath.isfinite(leaf):
+        return python_literal(leaf)
     return repr(leaf) if is_plain else None

@@ -37,7 +37,8 @@ class TextDifference:
 
     `at` is the index of the worst element. `place` counts outputs, inputs or derivatives. `name` is
     that of the input of a gradient, `by` the outputs that it is pulled back from; of a call that
-    raises, `name` is the class of the error.
+    raises, `name` is the class of the error. `is_filled` says that a finite gradient of one output
+    alone is NaN: what came of the zeros that PyTorch fills in for the outputs that are not used.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class TextDifference:
     place: int = 0
     name: str = ""
     by: str = ""
+    is_filled: bool = False
 
 
 def first_difference(
@@ -79,8 +81,17 @@ def _first_value(
         known = _spread(theirs, mine) if row.has_nan else theirs
         found = value_difference("", mine, known, allowed)
         if found is not None:
-            return replace(one, expected=found.expected, got=found.got, at=found.at)
+            is_filled = one.by not in ("", TOGETHER) and _is_nan_alone(mine, theirs)
+            facts = {"expected": found.expected, "got": found.got, "at": found.at}
+            return replace(one, **facts, is_filled=is_filled)
     return None
+
+
+def _is_nan_alone(mine: Any, theirs: Any) -> bool:
+    """Whether the one gradient has a NaN where the other is finite."""
+    if not is_number(mine) or not is_number(theirs) or mine.shape != theirs.shape:
+        return False
+    return bool((mine.isnan() & theirs.isfinite()).any())
 
 
 def _values(

@@ -32,6 +32,7 @@ from pullback.errors import CaptureError, DifferingTextError, PullbackError, Uns
 from pullback.function.generated import run_text
 from pullback.graph.copies import graph_returning
 from pullback.graph.simplify.sizes import read_numbers
+from pullback.graph.spelling.expressions import python_literal
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
 
@@ -93,6 +94,13 @@ def function_source(
 def differing_text(name: str, found: TextDifference | None) -> DifferingTextError:
     """The error for a text that does not compute what the program `name` computes."""
     facts = {}
+    fix = f"use `pb.derive({name}, ...)` itself, which does not run this text, and report this"
+    if found is not None and found.is_filled:
+        fix = (
+            "print one Function for each output, or use "
+            f"`pb.derive({name}, ...)` itself: PyTorch hands a Function zeros for the outputs that "
+            "are not used, and zero times an infinite slope is NaN"
+        )
     if found is not None:
         at = f" at {found.at}" if found.at else ""
         got = f"{found.name}: {found.got}" if found.kind == "the call" else found.got
@@ -104,7 +112,7 @@ def differing_text(name: str, found: TextDifference | None) -> DifferingTextErro
     return DifferingTextError(
         f"the text of `{name}` must compute what `{name}` computes",
         **facts,
-        fix=f"use `pb.derive({name}, ...)` itself, which does not run this text, and report this",
+        fix=fix,
     )
 
 
@@ -325,7 +333,9 @@ def _indented(lines: list[str], level: int) -> list[str]:
 
 def _constant(one: CaptureInput, name: str) -> str:
     tensor = small_constant(one, to="printed")
-    return f"{name} = torch.tensor({tensor.tolist()}, dtype={tensor.dtype})"
+    if not tensor.numel():
+        return f"{name} = torch.empty({tuple(tensor.shape)}, dtype={tensor.dtype})"
+    return f"{name} = torch.tensor({python_literal(tensor.tolist())}, dtype={tensor.dtype})"
 
 
 # ---- what has no text ----

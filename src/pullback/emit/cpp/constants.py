@@ -23,7 +23,7 @@ def constant_line(one: CaptureInput, name: str, parameters: Sequence[str]) -> st
     options = f"{where}.dtype({DTYPES[tensor.dtype]})"
     sizes = f"{{{', '.join(map(str, tensor.shape))}}}"
     values = tensor.detach().cpu().flatten()
-    if len(set(values.tolist())) == 1 and not torch.isnan(values).any():
+    if len({*map(repr, values.tolist())}) == 1 and not torch.isnan(values).any():
         return f"const auto {name} = at::full({sizes}, {literal(values[0].item())}, {options});"
     if not values.numel():
         return f"const auto {name} = at::empty({sizes}, {options});"

@@ -167,7 +167,7 @@ def _constant(arg: Any) -> Expression:
         if not math.isfinite(arg):
             text = f"{'-' if arg < 0 else ''}torch.{'nan' if math.isnan(arg) else 'inf'}"
             return Expression(text, SIGN if arg < 0 else ATOM, size=0)
-    text = _literal(arg)
+    text = python_literal(arg)
     return Expression(text, SIGN if text.startswith("-") else ATOM, size=0)
 
 
@@ -186,13 +186,16 @@ def _known() -> dict[float, str]:
 KNOWN = _known()
 
 
-def _literal(arg: Any) -> str:
+def python_literal(arg: Any) -> str:
+    """A constant, or a list of such, as Python writes it; the one name in it is `torch`."""
+    if isinstance(arg, list):
+        return f"[{', '.join(map(python_literal, arg))}]"
     if isinstance(arg, float) and math.isfinite(arg):
         return re.sub(r"e([+-])0*(\d)", lambda m: "e" + m[1].strip("+") + m[2], repr(arg))
     if isinstance(arg, float):
         return f'float("{arg}")'
     if isinstance(arg, complex) and not (math.isfinite(arg.real) and math.isfinite(arg.imag)):
-        return f"complex({_literal(arg.real)}, {_literal(arg.imag)})"
+        return f"complex({python_literal(arg.real)}, {python_literal(arg.imag)})"
     if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
         return str(arg)
     if isinstance(arg, torch.device):
