@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from pullback.graph.cost import argument_of
+from pullback.graph.parts import FORWARD, phase_of
 from pullback.graph.values import CASTS, aten, held_value, narrowed_to
 
 ATOM, UNARY, PRODUCT, SUM, BITS, COMPARISON = range(6)
@@ -356,7 +357,8 @@ def cast(node: fx.Node, a: KernelText) -> KernelText:
     """A cast: a change of the type that is computed in, or an explicit rounding."""
     before, after = held_value(node.args[0]).dtype, held_value(node).dtype
     if after.is_floating_point and before.is_floating_point:
-        rounds = narrowed_to(node) and not node.meta.get("is_implicit")
+        is_own = phase_of(node) == FORWARD and not node.meta.get("is_implicit")
+        rounds = narrowed_to(node) and is_own  # what autograd rounds is kept in full
         text = a.within(ATOM)
         if rounds and after not in (torch.float32, torch.float64):
             text = f"{text}.to({TYPES[after]}).to(tl.float32)"

@@ -138,6 +138,7 @@ class _Goal:
     columns: frozenset[Axis]
     order: tuple[Axis, ...]
     after: frozenset[fx.Node]  # totals that it reads
+    kept: frozenset[Axis] = frozenset()  # the axes that a total keeps
 
 
 class _Planner:
@@ -167,7 +168,7 @@ class _Planner:
             finals = [g for g in ready if g.store and g.after and self._fits_final(g)]
             now = [g for g in ready if g not in finals]
             start = len(self.kernels)
-            for goal in sorted(now, key=lambda g: (not g.columns, g.total is None)):
+            for goal in sorted(now, key=lambda g: (not g.columns, -len(g.axes), g.total is None)):
                 self._place(goal)
             for kernel in self.kernels[start:]:
                 self.kernels += self._finals_of(kernel)
@@ -230,9 +231,7 @@ class _Planner:
         columns = self._columns(rows)
         spread = frozenset(every) | self._spread(rows)
         kept = frozenset(every) - reduced
-        if not columns:
-            columns = kept or frozenset(every[-1:])
-        return _Goal(None, node, spread, columns, self._order(every, rows), totals)
+        return _Goal(None, node, spread, columns, self._order(every, rows), totals, kept)
 
     def _store_goals(self, output: fx.Node) -> Iterable[_Goal]:
         for store in self._stores(output):
@@ -284,7 +283,7 @@ class _Planner:
             if not kernel.is_final and self._fits(goal, kernel):
                 self._join(goal, kernel)
                 return
-        columns = goal.columns or frozenset(goal.order[-1:])
+        columns = goal.columns or goal.kept or frozenset(goal.order[-1:])
         rows = [a for a in goal.order if a not in columns]
         cols = [a for a in goal.order if a in columns]
         kernel = Kernel([Group((a,)) for a in rows], [Group((a,)) for a in cols])
@@ -314,10 +313,12 @@ class _Planner:
         if goal.total is None:
             # A value of some rows only, or of columns alone, would be written many times.
             own = set(self.axes.all_of(goal.store.node)) if goal.store else set()
-            return own == rows | cols or own == rows
+            return own == rows | cols or (own == rows and kernel.has_reductions)
         reduced = self.axes.reduced(goal.total)
         every = set(self.axes.all_of(goal.total.args[0]))  # type: ignore[arg-type]
-        return rows <= reduced and (cols <= reduced or not (cols & reduced)) and rows <= every
+        is_whole = cols <= every or kernel.has_reductions
+        is_clear = rows <= reduced and (cols & every <= reduced or not (cols & reduced))
+        return is_clear and rows <= every and is_whole
 
     def _start_of(self, goal: _Goal) -> int:
         """From which kernel on all totals that a goal reads are there."""
