@@ -242,6 +242,18 @@ class UnsupportedOpError(PullbackError, NotImplementedError):
     name = "unsupported-op"
 
 
+class KernelError(PullbackError, NotImplementedError):
+    """A program holds something that a Triton kernel of rows and columns cannot compute.
+
+    Kernels compute element by element, sum along rows or columns, and read one element per row.
+    Matrix products, convolutions, scans, sorts and indices that depend on data are left to PyTorch:
+    take them out of the function that becomes a kernel, or compose it with backend="inductor".
+    """
+
+    code = "E307"
+    name = "kernel"
+
+
 class PolicyError(PullbackError, ValueError):
     """`save=` is neither a known policy nor a byte budget that can be met."""
 

@@ -1,0 +1,393 @@
+"""Axes: the dimensions of a graph's tensors, told apart by what varies along them.
+
+Every dimension of every value is a row of *axes*: none where its size is one, one for most, several
+where a view has merged dimensions. Two dimensions that an op lines up are the same axis. A view
+that splits a dimension splits its axis, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from pullback.errors import KernelError
+from pullback.graph.cost import argument_of, hint_of
+from pullback.graph.values import aten, held_value, same, tensor_of
+
+Dims = tuple["Row", ...]
+Row = tuple["Axis", ...]
+
+
+@dataclass(eq=False)
+class Axis:
+    """What varies along a dimension: its size, and what it turned out to be."""
+
+    size: Any
+    parts: Row | None = None
+
+    def leaves(self) -> Iterator[Axis]:
+        """The axes that it consists of, the outermost first."""
+        if self.parts is None:
+            yield self
+        else:
+            for part in self.parts:
+                yield from part.leaves()
+
+    def __repr__(self) -> str:
+        return f"Axis({self.size})" if self.parts is None else f"Axis{self.parts}"
+
+
+def leaves_of(row: Row) -> Row:
+    """The axes of a dimension as they are known now."""
+    return tuple(leaf for axis in row for leaf in axis.leaves())
+
+
+# ---- ops by what they do to dimensions ----
+
+VIEWS = (
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default),
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+    *(aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default),
+    *(aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default),
+    *(aten.expand_as.default, aten.view_as.default, aten.numpy_T.default),
+)
+"""Ops that give the same numbers in another shape, or in the same."""
+
+REDUCTIONS = {
+    aten.sum.default: "sum",
+    aten.sum.dim_IntList: "sum",
+    aten.mean.default: "mean",
+    aten.mean.dim: "mean",
+    aten.amax.default: "max",
+    aten.amin.default: "min",
+    aten.max.default: "max",
+    aten.min.default: "min",
+    aten.linalg_vector_norm.default: "norm",
+    aten.any.default: "any",
+    aten.any.dim: "any",
+    aten.all.default: "all",
+    aten.all.dim: "all",
+}
+"""Ops that make one number of many, and how."""
+
+CUTS = (
+    *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.slice_backward.default),
+    *(aten.select_backward.default, aten.constant_pad_nd.default, aten.flip.default),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int),
+    *(aten.stack.default, aten.roll.default, aten.slice_scatter.default),
+    aten.select_scatter.default,
+)
+"""Ops that take a tensor apart, or put it together, along a dimension."""
+
+PICKS = (aten.gather.default, aten.index_select.default, aten.embedding.default)
+"""Ops that read at an index that is computed."""
+
+CREATED = (
+    *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
+    *(aten.full_like.default, aten.zeros_like.default, aten.ones_like.default),
+    *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.arange.default),
+    *(aten.arange.start, aten.arange.start_step, torch.ops.prims.iota.default, aten.eye.default),
+)
+"""Ops that make a tensor of sizes and numbers alone."""
+
+
+def reduced_dims(node: fx.Node) -> list[int]:
+    """The dimensions that a reduction sums over."""
+    source = tensor_of(node.args[0])
+    rank = source.dim() if source is not None else 0
+    dims = argument_of(node, "dim")
+    if dims is None or dims == []:
+        return list(range(rank))
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return sorted(dim % rank if rank else 0 for dim in listed)
+
+
+@dataclass(eq=False)
+class Axes:
+    """The axes of the values of one graph."""
+
+    dims: dict[fx.Node, list[Row]] = field(default_factory=dict)
+
+    def of(self, node: fx.Node) -> list[Row]:
+        """The axes of each dimension of a value."""
+        return [leaves_of(row) for row in self.dims[node]]
+
+    def all_of(self, node: fx.Node) -> list[Axis]:
+        """The axes of a value, in the order of its dimensions."""
+        return [leaf for row in self.of(node) for leaf in row]
+
+    def reduced(self, node: fx.Node) -> frozenset[Axis]:
+        """The axes that a reduction sums over."""
+        source: Any = node.args[0]
+        rows = self.of(source)
+        return frozenset(leaf for dim in reduced_dims(node) for leaf in rows[dim])
+
+    # ---- assigning ----
+
+    def assign(self, node: fx.Node) -> None:
+        """Give the dimensions of a node their axes, from those of what it is made of."""
+        value = held_value(node)
+        if not isinstance(value, torch.Tensor):
+            return
+        target = node.target
+        if node.op == "placeholder" or target in CREATED:
+            self.dims[node] = [_fresh(size) for size in value.shape]
+            if target in _LIKE:
+                self._unify(self.dims[node], self.dims[node.args[0]])  # type: ignore[index]
+        elif target in REDUCTIONS:
+            self._reduce(node)
+        elif target in VIEWS:
+            self._view(node, value)
+        elif target in CUTS or target is getitem:
+            self._cut(node, value)
+        elif target in PICKS:
+            self._pick(node, value)
+        else:
+            self._broadcast(node, value)
+
+    def _reduce(self, node: fx.Node) -> None:
+        source: Any = node.args[0]
+        dims, keepdim = reduced_dims(node), bool(argument_of(node, "keepdim"))
+        rows = self.dims[source]
+        kept = [() if d in dims else row for d, row in enumerate(rows)]
+        self.dims[node] = kept if keepdim else [r for d, r in enumerate(kept) if d not in dims]
+
+    def _broadcast(self, node: fx.Node, value: torch.Tensor) -> None:
+        """A pointwise op: its arguments line up at the last dimension."""
+        rank = value.dim()
+        rows: list[Row] = [()] * rank
+        for arg in node.all_input_nodes:
+            if arg not in self.dims:
+                continue
+            given = self.dims[arg]
+            for place, row in enumerate(given, rank - len(given)):
+                if leaves_of(row):
+                    rows[place] = self._same(rows[place], row)
+        self.dims[node] = [
+            row if leaves_of(row) or same(size, 1) else _fresh(size)
+            for row, size in zip(rows, value.shape, strict=True)
+        ]
+
+    def _pick(self, node: fx.Node, value: torch.Tensor) -> None:
+        source, index = _picked(node)
+        rank, at = value.dim(), self.dims[index]
+        if node.target is aten.embedding.default:
+            self.dims[node] = [*at, *self.dims[source][1:]]
+            return
+        dim = _dim(node, source)
+        rows = self.dims[source]
+        if node.target is aten.index_select.default:
+            self.dims[node] = [*rows[:dim], at[0] if at else (), *rows[dim + 1 :]]
+            return
+        for place in range(rank):  # gather: the index has all dimensions
+            if place != dim and leaves_of(rows[place]) and leaves_of(at[place]):
+                self._same(rows[place], at[place])
+        self.dims[node] = list(at)
+
+    def _cut(self, node: fx.Node, value: Any) -> None:
+        """Along the dimension that is cut there is a new axis, else those of the source."""
+        target = node.target
+        if target is getitem:
+            self._part(node, value)
+            return
+        if target is aten.stack.default or target is aten.cat.default:
+            self._joined(node, value)
+            return
+        source: Any = node.args[0]
+        rows = list(self.dims[source])
+        if target is aten.select.int:
+            del rows[_dim(node, source)]
+        elif target is aten.select_backward.default:
+            dim = int(node.args[2]) % value.dim()  # type: ignore[arg-type]
+            rows.insert(dim, _fresh(value.shape[dim]))
+        elif target in (aten.slice_scatter.default, aten.select_scatter.default):
+            pass
+        else:
+            known = tensor_of(source)
+            rows = [
+                row if known is not None and same(known.shape[d], size) and not _moves(node, d)
+                else _fresh(size)
+                for d, (row, size) in enumerate(zip(rows, value.shape, strict=True))
+            ]
+        self.dims[node] = rows
+
+    def _part(self, node: fx.Node, value: torch.Tensor) -> None:
+        """One of the pieces that `split` gives."""
+        whole: Any = node.args[0]
+        if whole.target not in CUTS:
+            raise refusal(whole)
+        source = whole.args[0]
+        dim = _dim(whole, source)
+        rows = list(self.dims[source])
+        if whole.target is aten.unbind.int:
+            del rows[dim]
+        else:
+            rows[dim] = _fresh(value.shape[dim])
+        self.dims[node] = rows
+
+    def _joined(self, node: fx.Node, value: torch.Tensor) -> None:
+        parts: Any = node.args[0]
+        dim = int(argument_of(node, "dim") or 0) % value.dim()
+        rows: list[Row] = [()] * value.dim()
+        for part in parts:
+            given = list(self.dims[part])
+            if node.target is aten.stack.default:
+                given.insert(dim, ())
+            for place, row in enumerate(given):
+                if place != dim and leaves_of(row):
+                    rows[place] = self._same(rows[place], row)
+        rows[dim] = _fresh(value.shape[dim])
+        self.dims[node] = rows
+
+    # ---- views ----
+
+    def _view(self, node: fx.Node, value: torch.Tensor) -> None:
+        source: Any = node.args[0]
+        rows, target = self.dims[source], node.target
+        if target is aten.permute.default:
+            order: Any = node.args[1]
+            self.dims[node] = [rows[dim % len(rows)] for dim in order]
+        elif target is aten.transpose.int:
+            a, b = (int(d) % len(rows) for d in node.args[1:3])  # type: ignore[arg-type]
+            turned = list(rows)
+            turned[a], turned[b] = turned[b], turned[a]
+            self.dims[node] = turned
+        elif target in (aten.t.default, aten.numpy_T.default):
+            self.dims[node] = list(reversed(rows))
+        elif target in (aten.expand.default, aten.expand_as.default):
+            before = value.dim() - len(rows)
+            padded: list[Row] = [()] * before + list(rows)
+            pairs = zip(padded, value.shape, strict=True)
+            self.dims[node] = [
+                row if leaves_of(row) or same(size, 1) else _fresh(size) for row, size in pairs
+            ]
+        else:
+            self.dims[node] = self._reshaped(node, rows, value.shape)
+
+    def _reshaped(self, node: fx.Node, rows: Sequence[Row], shape: Sequence[Any]) -> list[Row]:
+        """The dimensions of a view: dimensions of the source that are split or merged.
+
+        Sizes are compared as they were in the examples where symbols do not tell: what a view
+        does, it does for every size.
+        """
+        leaves = [leaf for row in rows for leaf in leaves_of(row)]
+        found: list[Row] = []
+        for size in shape:
+            wanted, row = hint_of(size), []
+            while wanted > 1:
+                if not leaves:
+                    raise refusal(node)
+                leaf = leaves.pop(0)
+                have = hint_of(leaf.size)
+                if wanted % have == 0:
+                    row.append(leaf)
+                    wanted //= have
+                elif have % wanted == 0:
+                    outer = Axis(size if not row else wanted)
+                    inner = Axis(_quotient(leaf.size, wanted, size if not row else None))
+                    leaf.parts = (outer, inner)
+                    row.append(outer)
+                    leaves.insert(0, inner)
+                    wanted = 1
+                else:
+                    raise refusal(node)
+            found.append(tuple(row))
+        if any(hint_of(leaf.size) > 1 for leaf in leaves):
+            raise refusal(node)
+        return found
+
+    # ---- unions ----
+
+    def _unify(self, one: Sequence[Row], two: Sequence[Row]) -> None:
+        for a, b in zip(one, two, strict=True):
+            if leaves_of(a) and leaves_of(b):
+                self._same(a, b)
+
+    def _same(self, one: Row, two: Row) -> Row:
+        """The axes of two dimensions that are one."""
+        a, b = list(leaves_of(one)), list(leaves_of(two))
+        if not a or not b:
+            return one or two
+        while a and b:
+            x, y = a.pop(0), b.pop(0)
+            if x is y:
+                continue
+            m, n = hint_of(x.size), hint_of(y.size)
+            if m == n:
+                keep, drop = (x, y) if isinstance(x.size, int) or not isinstance(y.size, int) else (y, x)
+                drop.parts = (keep,)
+            elif m % n == 0:
+                rest = Axis(_quotient(x.size, n, y.size))
+                x.parts = (y, rest)
+                a.insert(0, rest)
+            elif n % m == 0:
+                rest = Axis(_quotient(y.size, m, x.size))
+                y.parts = (x, rest)
+                b.insert(0, rest)
+            else:
+                raise KernelError(
+                    "dimensions that line up must have the same size", got=f"{x.size} and {y.size}"
+                )
+        return one
+
+
+def assigned_axes(graph: fx.Graph) -> Axes:
+    """The axes of all values of a graph; raises `KernelError` for an op that no kernel has."""
+    axes = Axes()
+    for node in graph.nodes:
+        if node.op in ("placeholder", "call_function"):
+            try:
+                axes.assign(node)
+            except (KeyError, IndexError, TypeError, AttributeError) as error:
+                raise refusal(node) from error
+    return axes
+
+
+def refusal(node: fx.Node, why: str = "") -> KernelError:
+    """Why a node is in no kernel, with the user's line."""
+    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    return KernelError(
+        f"`{name}` must be computed element by element, or along rows, to be in a Triton kernel",
+        at=str(node.meta.get("place", "")),
+        got=why or "an op that goes over its input in another way",
+        fix="take it out of the function, or use backend=\"inductor\"",
+    )
+
+
+_LIKE = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default)
+
+
+def _fresh(size: Any) -> Row:
+    return () if same(size, 1) else (Axis(size),)
+
+
+def _quotient(size: Any, hint: int, symbol: Any) -> Any:
+    by = hint if symbol is None else symbol
+    return size // by
+
+
+def _dim(node: fx.Node, source: fx.Node) -> int:
+    value = tensor_of(source)
+    dim = argument_of(node, "dim")
+    rank = value.dim() if value is not None else 1
+    return int(dim or 0) % max(rank, 1)
+
+
+def _picked(node: fx.Node) -> tuple[Any, Any]:
+    if node.target is aten.embedding.default:
+        return node.args[0], node.args[1]
+    return node.args[0], node.args[2]
+
+
+def _moves(node: fx.Node, dim: int) -> bool:
+    """Whether an op of `CUTS` moves numbers along a dimension whose size it keeps."""
+    if node.target is aten.flip.default or node.target is aten.roll.default:
+        given: Any = node.args[1] if node.target is aten.flip.default else argument_of(node, "dims")
+        rank = held_value(node).dim()
+        return not given or dim in [int(d) % rank for d in given]
+    return False
