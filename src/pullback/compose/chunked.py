@@ -13,6 +13,7 @@ backward computes the chunks again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -266,8 +267,9 @@ class _Maker:
         """The loops for all rows, after those for a few were compared with the program."""
         rows, part = TRIED
         few = self._with(lambda x, dim: _spread(x, dim, rows))
-        self.record.recipes.fresh(few, self.keywords)  # raises for what no capture can hold
+        # First without values: labels that point at rows would point beyond a few of them.
         trial = self._call(few, rows, part, backend="eager")
+        self.record.recipes.fresh(few, self.keywords)  # raises for what no capture can hold
         self._compare(trial, few)
         count = self._chunk_rows(trial)
         if count >= self.rows:
@@ -378,8 +380,13 @@ def _decomposed(captured: Capture, tensors: Sequence[Tensor]) -> fx.Graph:
         like = held_value(node)
         kind = {"dtype": like.dtype, "device": like.device}
         row.append(torch.empty_strided(like.shape, like.stride(), **kind))
-    table = torch.export.default_decompositions()
-    return retrace(captured.joint.graph, row, table).module.graph
+    return retrace(captured.joint.graph, row, _core_ops()).module.graph
+
+
+@functools.cache
+def _core_ops() -> Mapping[Any, Callable[..., Any]]:
+    """How PyTorch writes its ops in those of its core set."""
+    return dict(torch.export.default_decompositions())
 
 
 def _keep_places(graph: fx.Graph, captured: fx.Graph) -> None:
