@@ -3,6 +3,7 @@
 from pullback.check import assert_sound as assert_sound
 from pullback.check import check as check
 from pullback.check import recording as recording
+from pullback.compose import chunked as chunked
 from pullback.compose import combine as combine
 from pullback.compose import hybrid as hybrid
 from pullback.compose import nest as nest

@@ -408,6 +408,20 @@ class BackendError(PullbackError, ValueError):
     name = "backend"
 
 
+class ChunkingError(PullbackError, ValueError):
+    """A program cannot be run in chunks of its rows by `chunked`.
+
+    Its rows are those of the arguments that `over` names. What is large must be computed for each
+    row alone, as `linear`, `log_softmax` over classes and every elementwise op do, or summed over
+    rows. A softmax, sort or running sum along the rows, and a product of each row with each other,
+    need all rows at once. What is no larger than the arguments (a loss for each row, say) may be
+    mixed in any way.
+    """
+
+    code = "E503"
+    name = "chunking"
+
+
 # ---- planning ----
 
 

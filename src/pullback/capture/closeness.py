@@ -155,30 +155,32 @@ class HalfTheDigits:
     """Half of the digits of the largest number, or of `floor` where that is larger.
 
     What is not finite in the expected numbers must be the same in the others; if not `is_strict`,
-    it may be anything that is not finite, and if it `is_ignored`, anything.
+    it may be anything that is not finite, and if it `is_ignored`, anything. `eps` is that of a
+    coarser dtype in between, if there is one.
     """
 
     floor: float = SMALL
     is_strict: bool = False
     is_ignored: bool = False
+    eps: float = 0.0
 
     def limits(self, got: Tensor, expected: Tensor) -> Limits:
         """One limit for all numbers."""
         scale = max(largest_number(expected) or 1.0, self.floor)
-        limit = torch.full_like(_wide(expected).abs(), scale * _half(expected))
+        limit = torch.full_like(_wide(expected).abs(), scale * _half(expected, self.eps))
         if not self.is_strict:
             lost = ~expected.isfinite() & (self.is_ignored | ~got.isfinite())
             limit = limit.masked_fill(lost, math.inf)
         yield expected, limit
 
 
-def _half(expected: Tensor) -> float:
+def _half(expected: Tensor, eps: float) -> float:
     """Half of the digits, as a part of the largest number.
 
     What a program does with roundings (inverts, subtracts what is nearly equal) may cost some. A
     sum of many numbers adds their roundings, about as often up as down: 8 times that for bad luck.
     """
-    eps = torch.finfo(expected.dtype).eps
+    eps = max(torch.finfo(expected.dtype).eps, eps)
     return max(math.sqrt(eps), 8 * eps * math.sqrt(expected.numel()))
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
 if TYPE_CHECKING:
+    from pullback.compose.chunked import Rows
     from pullback.derive.returned import DerivedFunction
 
 P = ParamSpec("P")
@@ -118,4 +119,38 @@ def hybrid(
 
     return make(  # type: ignore[no-any-return]
         program, *examples, groups=groups, backend=backend, save=save, name=name, verify=verify
+    )
+
+
+@overload
+def chunked(
+    program: type[TorchFunction],
+    *examples: object,
+    over: Rows = ...,
+    chunks: int | str = ...,
+    backend: str = ...,
+    name: str | None = ...,
+) -> DerivedFunction[..., Any]: ...
+@overload
+def chunked(
+    program: Callable[P, R],
+    *examples: object,
+    over: Rows = ...,
+    chunks: int | str = ...,
+    backend: str = ...,
+    name: str | None = ...,
+) -> DerivedFunction[P, R]: ...
+def chunked(
+    program: Callable[..., Any],
+    *examples: object,
+    over: Rows = 0,
+    chunks: int | str = "auto",
+    backend: str = "auto",
+    name: str | None = None,
+) -> DerivedFunction[..., Any]:
+    """A `Function` that computes `program` a few rows at a time: see `compose.chunked`."""
+    from pullback.compose.chunked import chunked as make  # heavy
+
+    return make(  # type: ignore[no-any-return]
+        program, *examples, over=over, chunks=chunks, backend=backend, name=name
     )

@@ -198,7 +198,7 @@ class DerivedRecord:
 
         One that is watched is announced.
         """
-        placed, keywords = _placed(self.signature, args, kwargs)
+        placed, keywords = placed_call(self.signature, args, kwargs)
         tensors = tensor_leaves(placed)
         if transforms_active() or in_forward_mode():
             closures = [one.tensor for one in self.general.captured.closures]
@@ -211,7 +211,7 @@ class DerivedRecord:
             return announce(cls, program, placed, {})
 
         def node(*args: Any, **kwargs: Any) -> Any:
-            recipe, tensors = self.recipes.find(*_placed(self.signature, args, kwargs))
+            recipe, tensors = self.recipes.find(*placed_call(self.signature, args, kwargs))
             row = recipe.captured.linked(tensors)
             outputs = dispatch.apply.__get__(None, cls)(recipe, *row, *recipe.closures)
             is_single = recipe.captured.joint.output_count == 1
@@ -281,7 +281,7 @@ class DerivedRecord:
         return pulled_gradients(call, saved, given, wanted, can_repeat=can_repeat)
 
 
-def _placed(
+def placed_call(
     signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """A call by positions: the arguments, the last of which go to the parameters named."""

@@ -112,9 +112,9 @@ class Recipes:
             return _UNDIFFERENTIABLE not in str(error)
         return True
 
-    def fresh(self, args: Sequence[Any]) -> Recipe:
+    def fresh(self, args: Sequence[Any], keywords: tuple[str, ...] = ()) -> Recipe:
         """A recipe that was captured with `args` themselves, at their sizes."""
-        return self._make(args, ())
+        return self._make(args, keywords)
 
     def program_with(self, keywords: tuple[str, ...], count: int) -> Callable[..., Any]:
         """The program with `count` positional arguments, of which the last are its `keywords`."""

@@ -1,0 +1,647 @@
+"""`chunked`: a program of rows, run a few rows at a time, without its large middle.
+
+A loss head makes of each row of `x` a long row of logits, and of that one number. All logits at
+once are the largest tensor of many models, and so is their gradient. Run in chunks of rows, only a
+chunk of them is ever there. The captured program, with its backward, says how: what is computed for
+each row alone, what is summed over rows, and what is made of the sums (`row_program.py`).
+
+Where the program gives one number, its gradients are made in forward, with the logits at hand, for
+a cotangent of one; backward multiplies them by the cotangent. A backward that was written by hand
+need not be linear in it, and a program with several differentiable outputs has several: then
+backward computes the chunks again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.function import Function as TorchFunction
+
+from pullback.capture.closeness import HalfTheDigits, is_number, value_difference
+from pullback.capture.fake import is_odd
+from pullback.capture.joint import Capture, capture
+from pullback.capture.modes import autocast_as, autocast_off
+from pullback.capture.names import argument_names, program_name
+from pullback.capture.trees import flatten, map_leaves, tensor_leaves
+from pullback.compose.nested import callable_of, composition
+from pullback.compose.row_loops import Body, Chunk, RowLoops
+from pullback.compose.row_program import RowLoop, RowProgram, body_of, is_contracted, pair
+from pullback.derive.backward import placed_call
+from pullback.derive.call_table import signature_if_known
+from pullback.derive.recipes import Recipes
+from pullback.derive.second import pull_again
+from pullback.errors import CaptureError, ChunkingError, PullbackError
+from pullback.function.slots import in_forward_mode, keeps_graph, transforms_active
+from pullback.graph.cost import bytes_of, op_name
+from pullback.graph.values import held_value
+from pullback.run import backend_of, backends_of
+from pullback.run.paths import Paths, UncompiledReason
+from pullback.run.retrace import retrace
+from pullback.run.verify import graph_difference
+
+Rows = int | str | Iterable[int | str] | Mapping[int | str, int]
+
+TRIED = (6, 2)  # rows, and rows of a chunk, with which the loops are compared with the program
+CHUNK = {"cpu": 2**24, "cuda": 2**27}  # bytes of the largest tensor of a chunk, at least
+SHARE = 4  # of the bytes of sums of products, which are read and written with each chunk
+KINDS = 16  # how many kinds of calls are kept
+
+
+def chunked(
+    program: Callable[..., Any],
+    *examples: Any,
+    over: Rows = 0,
+    chunks: int | str = "auto",
+    backend: str = "auto",
+    name: str | None = None,
+) -> Any:
+    """A `Function` that computes `program` a few rows at a time.
+
+    Arguments:
+        program: as in `combine`; a loss head, say, from features, weights and labels to a loss.
+        examples: arguments to make it ready with; without them that is done at the first call.
+        over: the arguments that have the rows, by number or name; a mapping says in which dimension
+            of each, otherwise it is the first. Of one argument, the others that go with its rows
+            are found.
+        chunks: how many; "auto" chooses by the bytes that a row takes.
+        backend: what runs a chunk: "eager", "inductor", or "auto", the latter where it can be had.
+        name: what the Function is called, as in `combine`.
+
+    Raises `ChunkingError` where large rows depend on each other, and says where. Before it is used,
+    the result is compared with the program on a few rows, and compiled code with the program's ops.
+
+    Guarantee: the outputs and gradients of the program, but for the order in which sums over rows
+    are added up; sums of half precision are kept in float32. Second derivatives are those of the
+    program, run as it is written.
+
+    >>> import torch
+    >>> def head(x, weight, labels):
+    ...     return torch.nn.functional.cross_entropy(x @ weight.T, labels)
+    >>> chunked_head = chunked(head, over=("x", "labels"), chunks=4, backend="eager")
+    >>> x, weight = torch.randn(12, 5, requires_grad=True), torch.randn(9, 5, requires_grad=True)
+    >>> labels = torch.arange(12) % 9
+    >>> bool(torch.allclose(chunked_head(x, weight, labels), head(x, weight, labels)))
+    True
+    >>> print(chunked_head.explain())
+    chunked: 4 chunks of 3 rows of `x` and `labels`, gradients made in forward, backend "eager"
+    """
+    program = callable_of(program)
+    _require_count(chunks)
+    made = ChunkedRecord(program, over, chunks, backend)
+    cls = composition(program, "chunked", made.call, name)
+    made.name = cls.__name__
+    cls.explain = staticmethod(made.explain)
+    if examples:
+        made.prepare(examples)
+    return cls
+
+
+def _require_count(chunks: int | str) -> None:
+    if chunks != "auto" and not (isinstance(chunks, int) and chunks > 0):
+        raise ChunkingError(
+            '`chunks` must be a number of chunks, or "auto"', got=repr(chunks), fix='say "auto"'
+        )
+
+
+@dataclass(eq=False)
+class ChunkedRecord:
+    """What a chunked class knows: its program, and how calls of each kind are run."""
+
+    program: Callable[..., Any]
+    over: Rows
+    chunks: int | str
+    backend: str
+    name: str = ""
+    kinds: dict[Any, ChunkedCall | None] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.signature = signature_if_known(self.program)
+        self.recipes = Recipes(self.program, "inputs")
+        self.name = self.name or program_name(self.program)
+        backends_of(self.backend)  # raises for what there is not
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Any call."""
+        placed, keywords = placed_call(self.signature, args, kwargs)
+        tensors = tensor_leaves(placed)
+        if transforms_active() or in_forward_mode() or any(map(is_odd, tensors)):
+            return self.program(*args, **kwargs)
+        found = self._find(placed, keywords)
+        return self.program(*args, **kwargs) if found is None else found.call(tensors)
+
+    def prepare(self, examples: Sequence[Any]) -> None:
+        """Make it ready for calls like `examples`."""
+        self._find(tuple(examples), ())
+
+    def explain(self) -> str:
+        """What it does with the calls so far, a line for each kind."""
+        lines = dict.fromkeys(
+            "chunked: as written, since there are too few rows" if one is None else one.text()
+            for one in self.kinds.values()
+        )
+        return "\n".join(lines) or "chunked: not yet called"
+
+    def _find(self, args: tuple[Any, ...], keywords: tuple[str, ...]) -> ChunkedCall | None:
+        kind, layouts, _ = self.recipes.key(args, keywords)
+        key = kind, layouts, torch.is_grad_enabled()
+        found = self.kinds.get(key, self)
+        if found is self or (isinstance(found, ChunkedCall) and not found.is_current()):
+            with self.lock:
+                found = self._make(args, keywords)
+                while len(self.kinds) >= KINDS:
+                    self.kinds.pop(next(iter(self.kinds)))
+                self.kinds[key] = found
+        return found  # type: ignore[return-value]
+
+    def _make(self, args: tuple[Any, ...], keywords: tuple[str, ...]) -> ChunkedCall | None:
+        program = self.recipes.program_with(keywords, len(args))
+        errors: list[PullbackError] = []
+        for dims in self._candidates(program, args):
+            maker = _Maker(self, program, args, dims, keywords)
+            if maker.rows < 2 * TRIED[0]:
+                return None
+            try:
+                return maker.make()
+            except (ChunkingError, CaptureError) as error:
+                errors.append(error)
+            except Exception as error:  # of the program: these are not all that have the rows
+                errors.append(_unrun(self.name, maker, error))
+        raise errors[-1]
+
+    def _candidates(
+        self, program: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Iterator[dict[int, int]]:
+        """Which tensors may have the rows, and in which dimension: the fewest first."""
+        leaves, _ = flatten(args)
+        names = argument_names(program, args)
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        known = {names[p]: i for i, p in enumerate(places)}
+        known_at = {p: i for i, p in enumerate(places)} if len(leaves) == len(args) else {}
+        tensors = [leaves[p] for p in places]
+        given = _dims_of(self.over)
+        dims: dict[int, int] = {}
+        for argument, dim in given.items():
+            place = known.get(argument) if isinstance(argument, str) else known_at.get(argument)
+            if place is None or not -tensors[place].dim() <= dim < tensors[place].dim():
+                raise ChunkingError(
+                    f"`over` must name tensors among the arguments of `{self.name}`",
+                    expected=", ".join(known),
+                    got=repr(argument),
+                )
+            dims[place] = dim % tensors[place].dim()
+        sizes = {tensors[place].shape[dim] for place, dim in dims.items()}
+        if len(sizes) != 1:
+            raise ChunkingError(
+                f"the arguments of `{self.name}` that have the rows must have as many",
+                got=" and ".join(map(str, sorted(sizes))),
+            )
+        if len(dims) > 1:
+            yield dims
+            return
+        ((first, dim),) = dims.items()
+        rows = tensors[first].shape[dim]
+        others = [
+            i
+            for i, x in enumerate(tensors)
+            if i != first and x.dim() > dim and x.shape[dim] == rows
+        ]
+        for count in range(len(others) + 1):
+            for more in itertools.combinations(others, count):
+                yield {place: dim for place in sorted((first, *more))}
+
+
+def _dims_of(over: Rows) -> dict[int | str, int]:
+    if isinstance(over, (int, str)):
+        return {over: 0}
+    if isinstance(over, Mapping):
+        return dict(over)
+    return dict.fromkeys(over, 0)
+
+
+def _unrun(name: str, maker: _Maker, error: Exception) -> ChunkingError:
+    return ChunkingError(
+        f"`{name}` must run on a part of its rows",
+        got=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        fix=f"name every argument that has the rows in `over`; tried: {maker.names}",
+    )
+
+
+# ---- making ----
+
+
+@dataclass(eq=False)
+class _Maker:
+    """What makes the loops for one kind of call, whose tensors `dims` have the rows."""
+
+    record: ChunkedRecord
+    program: Callable[..., Any]
+    args: tuple[Any, ...]
+    dims: dict[int, int]
+    keywords: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.tensors = tensor_leaves(self.args)
+        place, dim = next(iter(self.dims.items()))
+        self.rows = int(self.tensors[place].shape[dim])
+        leaves, _ = flatten(self.args)
+        every = zip(argument_names(self.program, self.args), leaves, strict=True)
+        named = [name for name, leaf in every if isinstance(leaf, Tensor)]
+        self.names = " and ".join(f"`{named[place]}`" for place in self.dims)
+        self.device = self.tensors[place].device.type
+        self.backend = self._backend()
+
+    def _backend(self) -> str:
+        names = list(backends_of(self.record.backend))
+        return "inductor" if {"inductor", "native"} & set(names) else "eager"
+
+    def make(self) -> ChunkedCall | None:
+        """The loops for all rows, after those for a few were compared with the program."""
+        rows, part = TRIED
+        few = self._with(lambda x, dim: _spread(x, dim, rows))
+        # First without values: labels that point at rows would point beyond a few of them.
+        trial = self._call(few, rows, part, backend="eager")
+        self.record.recipes.fresh(few, self.keywords)  # raises for what no capture can hold
+        self._compare(trial, few)
+        count = self._chunk_rows(trial)
+        if count >= self.rows:
+            return None
+        return self._call(self.args, self.rows, count, backend=self.backend)
+
+    def _with(self, change: Callable[[Tensor, int], Tensor]) -> tuple[Any, ...]:
+        """The arguments, with other tensors in the place of those that have the rows."""
+        numbers = itertools.count()
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            place = next(numbers)
+            if place not in self.dims:
+                return value
+            made = change(value.detach(), self.dims[place])
+            return made.requires_grad_(value.requires_grad)
+
+        return tuple(map_leaves(leaf, self.args))
+
+    def _chunk_rows(self, trial: ChunkedCall) -> int:
+        """How many rows a chunk has."""
+        if isinstance(self.record.chunks, int):
+            return math.ceil(self.rows / self.record.chunks)
+        least = CHUNK.get(self.device, CHUNK["cuda"])
+        row, held = trial.costs()
+        count = max(least, held // SHARE) // max(row, 1)
+        if count >= self.rows:
+            return self.rows
+        number = math.ceil(self.rows / max(count, 1))
+        even = [n for n in range(number, number + number // 4 + 1) if self.rows % n == 0]
+        return self.rows // even[0] if even else 8 * math.ceil(self.rows / number / 8)
+
+    # ---- one kind of call ----
+
+    def _call(self, args: Sequence[Any], rows: int, count: int, *, backend: str) -> ChunkedCall:
+        sizes = [count] * (rows // count) + ([rows % count] if rows % count else [])
+        whole = self._captured(args)
+        parts = {}
+        for size in dict.fromkeys(sizes):
+            some = self._with_of(args, size)
+            parts[size] = _decomposed(self._captured(some), tensor_leaves(some))
+        graph = _decomposed(whole, tensor_leaves(args))
+        _keep_places(graph, whole.joint.graph)
+        made = ChunkedCall(self, whole, rows, count, backend)
+        made.build(graph, parts, sizes, tensor_leaves(args))
+        return made
+
+    def _with_of(self, args: Sequence[Any], size: int) -> tuple[Any, ...]:
+        other = _Maker(self.record, self.program, tuple(args), self.dims)
+        return other._with(lambda x, dim: x.narrow(dim, 0, size))
+
+    def _captured(self, args: Sequence[Any]) -> Capture:
+        records = torch.is_grad_enabled()
+        needs = [records and x.requires_grad for x in tensor_leaves(args)]
+        return capture(self.program, args, needs=needs, dynamic=False)
+
+    def _compare(self, trial: ChunkedCall, args: tuple[Any, ...]) -> None:
+        """Raise unless the loops compute what the program computes, on a few rows."""
+        tensors = tensor_leaves(args)
+        row = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+        got = tensor_leaves(trial.call(row))
+        again = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+        expected = tensor_leaves(self.program(*trial.captured.fill(again)))
+        pairs = [("output", a, b) for a, b in zip(got, expected, strict=True)]
+        live = [i for i, one in enumerate(expected) if one.requires_grad]
+        if live and trial.needs_gradients:
+            scale = [torch.full_like(expected[i], -1.75) for i in live]
+            for run, leaves in ((got, row), (expected, again)):
+                needing = [x for x in leaves if x.requires_grad]
+                outs = [run[i] for i in live]
+                found = torch.autograd.grad(outs, needing, scale, allow_unused=True)
+                pairs += [("gradient", a, None) for a in found]
+            count = (len(pairs) - len(got)) // 2
+            ours, theirs = pairs[len(got) : len(got) + count], pairs[len(got) + count :]
+            pairs = pairs[: len(got)] + [
+                (a[0], a[1], b[1]) for a, b in zip(ours, theirs, strict=True)
+            ]
+        allowed = HalfTheDigits(eps=_coarsest(trial.captured.joint.graph))
+        for what, mine, known in pairs:
+            difference = value_difference(what, mine, known, allowed)
+            if difference is not None:
+                raise ChunkingError(
+                    f"`{self.record.name}` must compute the same in chunks",
+                    got=str(difference),
+                    fix="report this program; until then, run it as it is",
+                )
+
+
+def _spread(x: Tensor, dim: int, rows: int) -> Tensor:
+    """Some rows, from the first to the last."""
+    places = torch.linspace(0, x.shape[dim] - 1, rows).long().to(x.device)
+    return x.index_select(dim, places)
+
+
+def _coarsest(graph: fx.Graph) -> float:
+    """The largest rounding that a number in a graph may have gone through."""
+    values = [held_value(node) for node in graph.nodes if node.op != "output"]
+    numbers = [value for value in values if is_number(value)]
+    return max((torch.finfo(value.dtype).eps for value in numbers), default=0.0)
+
+
+def _decomposed(captured: Capture, tensors: Sequence[Tensor]) -> fx.Graph:
+    """The joint graph, in ops of which `row_rules` knows what they do with rows."""
+    row = [x.detach() for x in captured.row(tensors)]
+    for node in captured.joint.cotangents:
+        like = held_value(node)
+        kind = {"dtype": like.dtype, "device": like.device}
+        row.append(torch.empty_strided(like.shape, like.stride(), **kind))
+    return retrace(captured.joint.graph, row, _core_ops()).module.graph
+
+
+@functools.cache
+def _core_ops() -> Mapping[Any, Callable[..., Any]]:
+    """How PyTorch writes its ops in those of its core set."""
+    return dict(torch.export.default_decompositions())
+
+
+def _keep_places(graph: fx.Graph, captured: fx.Graph) -> None:
+    """Give nodes the user's lines: those of the same ops, in their order."""
+    places: dict[str, list[str]] = {}
+    for node in captured.nodes:
+        if node.meta.get("place"):
+            places.setdefault(op_name(node), []).append(node.meta["place"])
+    for node in graph.nodes:
+        found = places.get(op_name(node))
+        if found:
+            node.meta["place"] = found.pop(0) if len(found) > 1 else found[0]
+
+
+# ---- calling ----
+
+
+@dataclass(eq=False)
+class ChunkedCall:
+    """How calls of one kind are run."""
+
+    maker: Any
+    captured: Capture
+    rows: int
+    count: int
+    backend: str
+
+    def __post_init__(self) -> None:
+        outputs = self.captured.outputs
+        self.live = [o.index for o in outputs if o.differentiable and o.index is not None]
+        self.needs_gradients = bool(self.live) and any(i.needs for i in self.captured.inputs)
+        shapes = [held_value(self.captured.joint.outputs[i]).shape for i in self.live]
+        is_one = len(shapes) == 1 and shapes[0].numel() == 1
+        self.is_early = is_one and not self.captured.is_handwritten
+        self.autocast = self.captured.autocast
+        self.closures = [i.tensor for i in self.captured.closures if i.needs]
+        name = self.maker.record.name
+        self.node = type(name, (TorchFunction,), {"forward": _forward, "backward": _backward})
+        self.paths = Paths(name, warns=self.backend != "eager")
+
+    def is_current(self) -> bool:
+        """Whether tensors from outside the program need gradients as when it was captured."""
+        return all(
+            one.tensor is None or one.tensor.requires_grad == one.needs or not self.needs_gradients
+            for one in self.captured.closures
+        )
+
+    def text(self) -> str:
+        """What it does, in a line."""
+        sizes = math.ceil(self.rows / self.count)
+        when = "forward" if self.is_early else "backward"
+        made = f", gradients made in {when}" if self.needs_gradients else ""
+        rows = f"{sizes} chunks of {self.count} rows of {self.maker.names}"
+        return f'chunked: {rows}{made}, backend "{self.backend}"'
+
+    def costs(self) -> tuple[int, int]:
+        """The bytes of a row in the largest tensor that must be there, and those of all sums."""
+        program, part = self.all.program, self.all.chunks[0].rows
+        paired = program.paired
+        products = [n for n in program.chunked if op_name(n) in ("mm", "bmm", "addmm")]
+        large = max((bytes_of(n) for n in products or program.chunked), default=0)
+        small = {n: paired.part[n] for n in products or program.chunked}
+        least = max((bytes_of(n) for n in small.values()), default=0)
+        held = sum(2 * bytes_of(n) for n in program.sums if is_contracted(n))
+        return (large - least) // max(self.rows - part, 1), held
+
+    def build(
+        self,
+        graph: fx.Graph,
+        parts: Mapping[int, fx.Graph],
+        sizes: Sequence[int],
+        tensors: Sequence[Tensor],
+    ) -> None:
+        """Make the loops: for outputs and gradients at once, or for each."""
+        returned: Any = graph.output_node().args[0]
+        count = self.captured.joint.output_count
+        outputs, gradients = list(returned[:count]), list(returned[count:])
+        paired = {size: pair(self.maker.record.name, graph, part) for size, part in parts.items()}
+        first = paired[self.count]
+
+        def loops(wanted: Sequence[Any]) -> RowLoops:
+            program = RowProgram(first, wanted)
+            bodies = {
+                size: [
+                    self._body(program, loop, one.part, size, tensors) for loop in program.loops
+                ]
+                for size, one in paired.items()
+            }
+            starts = itertools.accumulate(sizes, initial=0)
+            chunks = [
+                Chunk(start, size, bodies[size])
+                for start, size in zip(starts, sizes, strict=False)
+            ]
+            return RowLoops(program, self.rows, chunks)
+
+        if not self.needs_gradients:
+            self.all = self.forward = loops(outputs)
+        elif self.is_early:
+            self.all = loops([*outputs, *gradients])
+        else:
+            self.forward, self.all = loops(outputs), loops(gradients)
+
+    def _body(
+        self,
+        program: RowProgram,
+        loop: RowLoop,
+        part: dict[fx.Node, fx.Node],
+        size: int,
+        tensors: Sequence[Tensor],
+    ) -> Body:
+        graph = body_of(program, loop, part)
+        module = fx.GraphModule({}, graph)
+        eager: Body = lambda given: module(*given)  # noqa: E731
+        if self.backend == "eager":
+            return eager
+        return _Compiled(self, graph, eager)
+
+    # ---- a call ----
+
+    def call(self, tensors: Sequence[Tensor]) -> Any:
+        """What the program gives."""
+        if not self.needs_gradients:
+            return self.captured.give(self.forward.run(self._row(tensors)))
+        made = self.node.apply(self, *self.captured.linked(tensors), *self.closures)
+        outputs = made if isinstance(made, tuple) else (made,)
+        return self.captured.give(outputs)
+
+    def _row(self, tensors: Sequence[Any], cotangents: Sequence[Any] = ()) -> list[Any]:
+        rest = [None] * (len(self.live) - len(cotangents)) if self.needs_gradients else []
+        return [*(x.detach() for x in self.captured.row(tensors)), *cotangents, *rest]
+
+    def run_forward(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+        """The outputs, and where they are made in forward, the gradients for a cotangent of one."""
+        if not self.is_early:
+            return self.forward.run(self._row(tensors)), []
+        one = held_value(self.captured.joint.cotangents[0])
+        seed = torch.ones(one.shape, dtype=one.dtype, device=one.device)
+        made = self.all.run(self._row(tensors, [seed]))
+        count = self.captured.joint.output_count
+        return made[:count], made[count:]
+
+    def run_backward(self, tensors: Sequence[Tensor], given: Sequence[Any]) -> list[Any]:
+        """The gradients for these cotangents."""
+        kinds = [held_value(node) for node in self.captured.joint.cotangents]
+        cotangents = [
+            torch.zeros(kind.shape, dtype=kind.dtype, device=kind.device) if g is None else g
+            for g, kind in zip(given, kinds, strict=True)
+        ]
+        return self.all.run(self._row(tensors, cotangents))
+
+    def again(self, tensors: Sequence[Tensor], given: Sequence[Any]) -> list[Any]:
+        """The gradients by the program as it is written, to be differentiated again."""
+        count = self.captured.argument_count
+
+        def run(row: Sequence[Tensor]) -> Sequence[Any]:
+            with autocast_as(self.autocast):
+                made = self.maker.program(*self.captured.fill(row[:count]))
+            leaves, _ = flatten(made)
+            return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+        closures = range(count, len(tensors))
+        return pull_again(run, tensors, given, closures=closures)
+
+
+class _Compiled:
+    """A body that is compiled for the first chunk that it gets, and compared with its ops."""
+
+    def __init__(self, owner: ChunkedCall, graph: fx.Graph, eager: Body) -> None:
+        self.owner, self.graph, self.eager = owner, graph, eager
+        self.run: Body | None = None
+        self.layouts: Any = None
+        self.lock = threading.Lock()
+
+    def __call__(self, given: list[Any]) -> Sequence[Any]:
+        if self.run is None:
+            with self.lock:
+                if self.run is None:
+                    self.layouts = _layouts(given)
+                    self.run = self._made(given)
+        if _layouts(given) != self.layouts:
+            return self.eager(given)
+        return self.run(given)
+
+    def _made(self, given: list[Any]) -> Body:
+        try:
+            run = backend_of("inductor").specialise(self.graph, given, name="forward")
+        except CaptureError as error:
+            got = error.facts["got"]
+            reason = " ".join((error.rule + (f": {got}" if got else "")).split())
+            fix = 'use backend="eager" to say so'
+            self.owner.paths.warn(UncompiledReason(reason, fix))
+            return self.eager
+        count = len(self.graph.output_node().args[0])  # type: ignore[arg-type]
+        names = [f"value {number} of a chunk" for number in range(count)]
+        found = graph_difference(run, self.eager, self.graph, given, names)
+        if found is not None:
+            self.owner.paths.differs("inductor", "a chunk", found)
+            return self.eager
+        return run
+
+
+def _layouts(given: Sequence[Any]) -> list[Any]:
+    return [(x.shape, x.stride()) if isinstance(x, Tensor) else x for x in given]
+
+
+# ---- the node ----
+
+
+def _forward(ctx: Any, call: ChunkedCall, *tensors: Tensor) -> Any:
+    count = call.captured.argument_count
+    outputs, gradients = call.run_forward(tensors[:count])
+    ctx.call, ctx.count = call, len(tensors)
+    ctx.empty = [gradient is None for gradient in gradients]
+    ctx.save_for_backward(*tensors, *(one for one in gradients if one is not None))
+    ctx.set_materialize_grads(False)
+    silent = [one for i, one in enumerate(outputs) if i not in call.live]
+    ctx.mark_non_differentiable(*(one for one in silent if isinstance(one, Tensor)))
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _backward(ctx: Any, *cotangents: Any) -> Any:
+    call = ctx.call
+    saved = ctx.saved_tensors
+    tensors, kept = saved[: ctx.count], iter(saved[ctx.count :])
+    given = [cotangents[i] for i in call.live]
+    places = _passed(call.captured)
+    if all(one is None for one in given):
+        return (None,) * (1 + len(places))
+    if torch.is_grad_enabled():  # they are to be differentiated again
+        return (None, *call.again(tensors, given))
+    if call.is_early:
+        gradients: list[Any] = [None if empty else next(kept) for empty in ctx.empty]
+        gradients = [_scaled(one, given[0], keep=keeps_graph()) for one in gradients]
+    else:
+        count = call.captured.argument_count
+        with autocast_off():
+            gradients = call.run_backward(tensors[:count], given)
+    rest = iter(gradients)
+    needed = {i: next(rest) for i, one in enumerate(call.captured.inputs) if one.needs}
+    return (None, *(needed.get(place) for place in places))
+
+
+def _passed(captured: Capture) -> list[int]:
+    """The inputs of a capture that are inputs of the node."""
+    return [
+        place
+        for place, one in enumerate(captured.inputs)
+        if one.kind == "argument" or (one.kind == "closure" and one.needs)
+    ]
+
+
+def _scaled(gradient: Tensor | None, by: Tensor, *, keep: bool) -> Tensor | None:
+    """A gradient for another cotangent than one; in its own memory, if nobody needs it again."""
+    if gradient is None:
+        return None
+    # Not of dimension 0, which would be rounded to the gradient's dtype before it multiplies.
+    by = by.reshape(1) if gradient.dim() else by.reshape(())
+    return torch.mul(gradient, by, out=torch.empty_like(gradient) if keep else gradient)
