@@ -31,6 +31,10 @@ class Box(Tensor):
     def __init__(self, held: Tensor) -> None:
         """See `__new__`."""
 
+    def data_ptr(self) -> int:
+        """Refuse: a kernel that is given the address of nothing loses the process its GPU."""
+        raise RuntimeError("a wrapper subclass has no memory of its own, so no address either")
+
     def __repr__(self) -> str:  # type: ignore[override]
         """Say what is held."""
         return f"Box({self.held})"

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from pullback.check.confine import Ties, end_group, has_ended, lead, let_end, tie
@@ -37,6 +36,8 @@ from pullback.check.isolate import (
     limit_memory,
     prepare_compiler,
 )
+from pullback.check.kernels.sending import sent_by_value
+from pullback.check.kernels.tuning import keep_tuned, watch_tuning
 from pullback.check.warm import warm_up
 from pullback.check.wire import GarbledError, Inbox, Outbox, Told
 from pullback.check.work import SECONDS, Job, Message, work
@@ -92,8 +93,7 @@ _idle: list[Worker] = []
 def packed(job: Job) -> bytes:
     """The job, to be sent; raises `CannotSendError`."""
     try:
-        sent: bytes = cloudpickle.dumps(job)
-        return sent
+        return sent_by_value(job)
     except Exception as error:
         lines = str(error).splitlines() or [""]
         raise CannotSendError(f"{type(error).__name__}: {lines[0]}") from None
@@ -208,6 +208,7 @@ def _stop_idle() -> None:
 def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
     """Do one job after the other, until nobody sends any more."""
     lead(life)
+    keep_tuned()
     jobs, outbox = Connection(fd), Outbox(said, token)
     for end in (fd, life, said):
         os.set_inheritable(end, False)
@@ -221,7 +222,9 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
             os._exit(0)
         try:
             job = pickle.loads(sent)
-            if not _is_on_gpu(job):
+            if _is_on_gpu(job):
+                watch_tuning()
+            else:
                 limit_memory()
             warm_up(job.rules, job.profile)
             prepare_compiler(job)

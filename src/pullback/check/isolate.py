@@ -30,6 +30,7 @@ GRACE = 4.0
 CALLS = 20
 IDLE = {"quick": 5.0, "standard": 8.0, "deep": 60.0}
 CROWDED = 10  # times as long by the clock, where the machine has much else to do
+TUNING = 60.0  # seconds that the compilation or one trial of a kernel may take
 GLANCE = 0.5  # seconds between two looks at a silent worker
 MEMORY = 6 << 30
 LARGE = 1 << 30  # bytes more than at its beginning, which are told of a worker that did not end
@@ -168,6 +169,7 @@ class Watch:
         self._memory, self._most = memory_of(pid), 0
         self._start = self._rested = time.monotonic()
         self._calls = -1
+        self._tuned, self._tuning_since = 0, self._start
 
     def wait(self, inbox: Inbox) -> None:
         """Wait for a message; raises `Died` where the worker has had its time without one."""
@@ -187,6 +189,8 @@ class Watch:
             self._worked, self._rested = family, now
         if self._seen is not None and self._seen.progress.seen[0] != self._calls:
             self._calls, self._called = self._seen.progress.seen[0], work
+        if self._seen is not None and self._tunes(work, now):
+            return
         if work - self._begun > self._busy or now - self._start > CROWDED * self._busy:
             is_slow = work - self._called < self._busy / 2 or self._is_larger
             how = self.with_memory(f"it did not end within {self._busy:.0f} s of work")
@@ -194,6 +198,17 @@ class Watch:
         if now - self._rested > self._idle:
             how = self.with_memory(f"it did not end, and did nothing for {self._idle:.0f} s")
             raise Died(how, is_hang=True, is_idle=True, is_slow=self._is_larger)
+
+    def _tunes(self, work: float, now: float) -> bool:
+        """Whether a kernel is compiled or tuned, or was since the last look: that is no hang."""
+        assert self._seen is not None
+        count, is_tuning = self._seen.progress.tuned
+        if count != self._tuned:
+            self._tuned, self._tuning_since = count, now
+            self._begun = self._called = work
+            self._start = self._rested = now
+            return True
+        return is_tuning and now - self._tuning_since < TUNING
 
     @property
     def _is_larger(self) -> bool:

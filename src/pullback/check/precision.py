@@ -84,7 +84,7 @@ def _swing(
             value = exact.args[i]
             step = 2 * torch.finfo(example.args[i].dtype).eps
             sign = torch.randint(0, 2, value.shape, generator=generator) * 2.0 - 1
-            sign = sign if draw else torch.ones_like(sign)
+            sign = (sign if draw else torch.ones_like(sign)).to(value.device)
             near = near.put(i, value * (1 + step * (sign if draw < 2 else -sign)), near.label)
         try:
             called = subject.run(near)

@@ -257,13 +257,13 @@ class Point:
             if source < leaves:
                 position = self.positions[self.names[source]]
                 old = args[position]
-                new = (old.detach() + t * along.to(old.dtype)).requires_grad_()
+                new = (old.detach() + t * along.to(old.detach())).requires_grad_()
                 args = [new if arg is old else arg for arg in args]
             else:
                 k = self.live[source - leaves]
                 held = cotangents[k]
                 assert held is not None
-                cotangents[k] = held + t * along.to(held.dtype)
+                cotangents[k] = held + t * along.to(held)
             called = run(
                 self.subject.target.call,
                 self.example,
@@ -307,7 +307,9 @@ class Point:
             return
         for source, (got, right) in enumerate(zip(have, want, strict=True)):
             shape = self._shape(source)
-            right = torch.zeros(shape.shape, dtype=shape.dtype) if right is None else right
+            if right is None:
+                device = got.device if got is not None else "cpu"
+                right = torch.zeros(shape.shape, dtype=shape.dtype, device=device)
             if got is not None and got.shape != right.shape:
                 continue
             excess = self._tolerance().measure(right).excess(got).contiguous()

@@ -31,6 +31,7 @@ from pullback.check.inputs.relations import (
     tangents_of,
 )
 from pullback.check.inputs.shapes import resized, smaller_of, symbols_of
+from pullback.check.kernels.tuning import worked
 from pullback.check.leftovers import leftovers_of
 from pullback.check.repro.writing import with_repro
 from pullback.check.target import Intent, Target
@@ -134,7 +135,7 @@ class Subject:
     @property
     def time_is_up(self) -> bool:
         """Whether a long-running check should end here; it is asked between variants."""
-        return time.process_time() > self.deadline or time.monotonic() > self.latest
+        return worked() > self.deadline or time.monotonic() > self.latest
 
     # ---- runs ----
 

@@ -15,6 +15,7 @@ from torch.autograd.function import BackwardCFunction
 
 from pullback.check.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
+from pullback.check.kernels.tuning import worked
 from pullback.check.rules import Registered
 from pullback.check.subject import Subject
 from pullback.check.surrogates import Surrogate, intent_with, surrogates_of
@@ -91,7 +92,7 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
                 return
         for number in range(first, len(job.rules)):
             tell(Message("begin", number))
-            subject.deadline = time.process_time() + SECONDS[job.profile]
+            subject.deadline = worked() + SECONDS[job.profile]
             subject.latest = time.monotonic() + CROWDED * SECONDS[job.profile]
             with drawing_from(SEED):
                 _ = subject.first_gradients  # before a rule has called anything
@@ -116,7 +117,7 @@ def _taken_as_meant(subject: Subject) -> tuple[Surrogate, ...]:
 
 def _fitness(subject: Subject) -> Message:
     """Whether forward takes each of the examples, be it only without grad."""
-    start = time.process_time()
+    start = worked()
     for example in subject.examples:
         for needs in (None, frozenset[int]()):
             try:
@@ -127,7 +128,7 @@ def _fitness(subject: Subject) -> Message:
                 reason = str(refusal)
         else:
             return Message("unfit", reason=reason, where=example.words(subject.names))
-    seconds = (time.process_time() - start) / len(subject.examples)
+    seconds = (worked() - start) / len(subject.examples)
     return Message("accepted", seconds=seconds, inside=_inside(subject))
 
 
@@ -162,7 +163,7 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
         results.append(Skip.refused(rule, "the function raised", error.raised))
     except Exception as error:
         is_theirs = _is_of_function(error, registered, subject.target)
-        who = "the function raised" if is_theirs else "the check itself failed"
+        who = "the function raised" if is_theirs else f"the check itself failed{_where(error)}"
         results.append(Skip.refused(rule, who, describe(error)))
     return results
 
@@ -175,6 +176,13 @@ def _is_of_function(error: BaseException, registered: Registered, target: Target
     last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
     own = getattr(getattr(registered.check, "__code__", None), "co_filename", OURS)
     return last != own and not last.startswith((OURS, "<"))
+
+
+def _where(error: BaseException) -> str:
+    """The line of ours that failed, for whoever reports it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(OURS)]
+    return f" at {Path(ours[-1].filename).relative_to(OURS)}:{ours[-1].lineno}" if ours else ""
 
 
 def last_words(error: BaseException) -> Message:

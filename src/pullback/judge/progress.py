@@ -10,7 +10,8 @@ import mmap
 import struct
 from pathlib import Path
 
-_FORM = "QQ"  # calls begun, elements of the arguments of the last one
+# Calls begun, elements of the arguments of the last one; kernels tuned, whether one is just now.
+_FORM = "QQQQ"
 _SIZE = struct.calcsize(_FORM)
 
 
@@ -36,13 +37,23 @@ class Progress:
 
     def begin(self, size: int) -> None:
         """A call with so many elements begins."""
-        struct.pack_into(_FORM, self._memory, 0, self.seen[0] + 1, size)
+        struct.pack_into("QQ", self._memory, 0, self.seen[0] + 1, size)
+
+    def tune(self, *, is_over: bool) -> None:
+        """A kernel is compiled or tuned from now on, or no longer."""
+        struct.pack_into("QQ", self._memory, struct.calcsize("QQ"), self.tuned[0] + 1, not is_over)
 
     @property
     def seen(self) -> tuple[int, int]:
         """How many calls were begun, and the size of the last one."""
-        calls, size = struct.unpack_from(_FORM, self._memory)
+        calls, size, _, _ = struct.unpack_from(_FORM, self._memory)
         return calls, size
+
+    @property
+    def tuned(self) -> tuple[int, bool]:
+        """How often a kernel was compiled or tuned, begun and ended, and whether one is now."""
+        _, _, count, is_tuning = struct.unpack_from(_FORM, self._memory)
+        return count, bool(is_tuning)
 
 
 current = Progress()

@@ -117,7 +117,7 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
         top = int(index.max())
         if index.dtype.is_signed and _sizes_below(example, -IGNORED):
             flat = torch.arange(index.numel()) % 3 == 1
-            some = index.masked_fill(flat.reshape(index.shape), IGNORED)
+            some = index.masked_fill(flat.reshape(index.shape).to(index.device), IGNORED)
             label = f"argument {i} with some entries {IGNORED}, to be ignored"
             yield example.put(i, some, label, Variant.IGNORED)
         yield from _padded(example, i, top)
@@ -128,7 +128,8 @@ def indices_of(example: Example, names: tuple[str, ...] = (), title: str = "") -
         spread = cycle.reshape(index.shape).to(index)
         yield example.put(i, spread, f"argument {i} with indices from 0 to {top}")
         yield example.put(i, torch.full_like(index, top), f"argument {i} with one index only")
-        pairs = index.flatten()[torch.arange(index.numel()) // 2 * 2].reshape(index.shape)
+        places = torch.arange(index.numel(), device=index.device) // 2 * 2
+        pairs = index.flatten()[places].reshape(index.shape)
         yield example.put(i, pairs, f"argument {i} with each index twice")
 
 

@@ -98,7 +98,7 @@ def _stepped(example: Example, step: float) -> Example:
         generator = torch.Generator().manual_seed(i)
         value = example.args[i]
         along = torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5
-        moved = value + (step * along * (value.abs() + 1e-3)).to(value.dtype)
+        moved = value + (step * along.to(value.device) * (value.abs() + 1e-3)).to(value.dtype)
         example = example.put(i, moved, example.label)
     return example
 

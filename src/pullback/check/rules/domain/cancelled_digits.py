@@ -54,7 +54,7 @@ def _example(start: Example, first: float, last: float, label: str) -> Example:
     value = start.args[i]
     steps = torch.linspace(0, 1, value.numel(), dtype=torch.float64)
     values = first * (last / first) ** steps
-    return start.put(i, values.reshape(value.shape).float(), label)
+    return start.put(i, values.reshape(value.shape).float().to(value.device), label)
 
 
 def _lost_in_saturation(subject: Subject, example: Example) -> Iterator[Mismatch]:
@@ -95,7 +95,7 @@ def _gradient(subject: Subject, example: Example, ones: Tensor, i: int) -> Tenso
 
 def _is_by_entry(subject: Subject, example: Example, i: int) -> bool:
     """Whether the first output depends on the first entry alone."""
-    one = torch.zeros(example.args[i].shape, dtype=torch.float64)
+    one = torch.zeros_like(example.args[i], dtype=torch.float64)
     one.view(-1)[:1] = 1
     found = _gradient(subject, example.double(), one, i)
     return found is not None and not bool(found.flatten()[1:].any())

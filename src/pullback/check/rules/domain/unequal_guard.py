@@ -146,7 +146,8 @@ def _is_confirmed(
     said_so = False
     for draw in range(DIRECTIONS):
         generator = torch.Generator().manual_seed(draw)
-        along = value * (2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1)
+        drawn = 2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1
+        along = value * drawn.to(value.device)
         slope = subject.reference.slope(called.example, cotangents, {position: along})
         said, mine = float((want * along).sum()), float((have * along).sum())
         if not slope.error <= SURE * abs(slope.value):

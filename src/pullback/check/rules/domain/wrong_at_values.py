@@ -131,7 +131,7 @@ def _is_by_entry(subject: Subject) -> bool:
     shapes = {run.args[i].shape for i in subject.small.needs} | {t.shape for t in run.outputs}
     if len(shapes) != 1 or len(run.live) != len(run.outputs) or not run.outputs[0].numel():
         return False
-    one = [torch.zeros(output.shape, dtype=output.dtype) for output in run.outputs]
+    one = [torch.zeros(y.shape, dtype=y.dtype, device=y.device) for y in run.outputs]
     for cotangent in one:
         cotangent.view(-1)[0] = 1
     usual = subject.reference.gradients(subject.small, one, tuple(sorted(subject.small.needs)))

@@ -102,7 +102,7 @@ def _full(run: Run) -> list[Tensor | None]:
     for number, output in enumerate(run.outputs):
         generator = torch.Generator().manual_seed(51 + number)
         values = torch.randn(output.shape, generator=generator)
-        found.append(values.to(output.dtype) if output.requires_grad else None)
+        found.append(values.to(output) if output.requires_grad else None)
     return found
 
 

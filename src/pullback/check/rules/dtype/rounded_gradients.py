@@ -113,7 +113,7 @@ def _full(run: Run, seed: int) -> list[Tensor | None]:
     for number, output in enumerate(run.outputs):
         generator = torch.Generator().manual_seed(seed + number)
         values = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-        found.append(values.to(output.dtype) if output.requires_grad else None)
+        found.append(values.to(output) if output.requires_grad else None)
     return found
 
 

@@ -1,0 +1,1 @@
+"""What is known of Triton's kernels: how they are sent, what compiling takes, which was launched."""
