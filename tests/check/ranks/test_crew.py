@@ -69,7 +69,7 @@ import pullback as pb
 class Sleeps(Function):
     @staticmethod
     def forward(ctx, x):
-        print(os.getpid(), flush=True)
+        os.write(1, b"%d\\n" % os.getpid())  # whole lines, whoever else writes
         ctypes.PyDLL(None).sleep(600)  # in C, and no other thread of Python's can run
         return x.clone()
 

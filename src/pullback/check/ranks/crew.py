@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
@@ -104,7 +105,9 @@ class Crew:
         self._pipes: list[Any] = []
         self._lives: list[int] = []  # the ranks end when these are closed, see `confine.lead`
         try:
-            if can_fork() or dist.is_initialized() or not self._forked(job):
+            # To ask for a GPU is enough that no fork of this process can use it.
+            must_start = can_fork() or dist.is_initialized() or torch.cuda.is_available()
+            if must_start or not self._forked(job):
                 self._started(job)
             ready = self._answers(START)
             wrong = [reply.raised for reply in ready if reply.raised is not None]
