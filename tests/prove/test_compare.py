@@ -52,6 +52,15 @@ def test_equal_cases_are_shown_without_provisos(hand, derived):
     assert provisos(hand, derived) == ()
 
 
+@pytest.mark.parametrize(
+    ("hand", "derived"),
+    [(s.log(X * X * X), 3 * s.log(X)), (s.log(X * X), 2 * s.log(X))],
+    ids=["odd power", "even power"],
+)
+def test_equality_of_logarithms_is_shown_where_they_are_defined(hand, derived):
+    assert isinstance(compare(hand, derived), ShownEqual)
+
+
 def test_difference_in_one_case_is_left_open():
     outcome = compare(case(X, -X, ZERO, X), case(X, -2 * X, ZERO, X))
 
