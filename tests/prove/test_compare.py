@@ -216,7 +216,7 @@ def test_no_time_is_told():
 
 
 def test_too_many_cases_are_told(monkeypatch):
-    monkeypatch.setattr(module, "MOST", 5)
+    monkeypatch.setattr(module, "MOST_REGIONS", 5)
     names = [variable(f"v{n}") for n in range(6)]
     many = s.sum_of([relu(v) for v in names])
 

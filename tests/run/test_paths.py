@@ -2,48 +2,41 @@
 
 import warnings
 
-import pytest
-
 from pullback.errors import UncompiledWarning, WrongCodeWarning
 from pullback.run.paths import BATCHED, LAYOUTS, Paths
+
+
+def warnings_of(*calls):
+    """The kinds of the warnings that calls give, in order."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for call, *args in calls:
+            call(*args)
+    return [one.category for one in seen]
 
 
 def test_uncompiled_call_warns_once_and_is_counted_each_time():
     paths = Paths("block")
 
-    with pytest.warns(UncompiledWarning, match="`block`") as seen:
-        for _ in range(3):
-            paths.uncompiled(LAYOUTS)
-
-    assert len(seen) == 1
+    assert warnings_of(*[(paths.uncompiled, LAYOUTS)] * 3) == [UncompiledWarning]
     assert list(paths.lines()) == [f"  3 calls uncompiled: {LAYOUTS.what}"]
 
 
 def test_each_reason_has_its_own_warning():
-    paths = Paths("block")
+    uncompiled = Paths("block").uncompiled
 
-    with pytest.warns(UncompiledWarning) as seen:
-        paths.uncompiled(LAYOUTS)
-        paths.uncompiled(BATCHED)
-
-    assert len(seen) == 2
+    assert len(warnings_of((uncompiled, LAYOUTS), (uncompiled, BATCHED))) == 2
 
 
 def test_composition_without_compiled_code_is_silent():
     paths = Paths("block", warns=False)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        paths.uncompiled(LAYOUTS)
-
+    assert warnings_of((paths.uncompiled, LAYOUTS)) == []
     assert list(paths.lines()) == []
 
 
 def test_wrong_code_warns_once_for_each_place():
-    paths = Paths("block", warns=False)
+    differs = Paths("block", warns=False).differs
+    calls = [(differs, "native", call, "output 0: 1 instead of 2") for call in "xxy"]
 
-    with pytest.warns(WrongCodeWarning, match="output 0") as seen:
-        for call in ("f(x)", "f(x)", "f(y)"):
-            paths.differs("native", call, "output 0: 1 instead of 2")
-
-    assert len(seen) == 2
+    assert warnings_of(*calls) == [WrongCodeWarning] * 2

@@ -35,7 +35,7 @@ from pullback.graph.simplify.sizes import read_numbers
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
 
-WIDTH = 88
+DOC_WIDTH = 88
 LARGEST_CONSTANT = 64
 
 
@@ -212,14 +212,14 @@ def _doc(
     rows += [(name, "the input itself, to be differentiated again") for name in extra]
     width = max((len(name) for name, _ in rows), default=0)
     table = [f"    {name:<{width}}  {why}" for name, why in rows] or ["    nothing"]
-    text = [*textwrap.wrap(said, WIDTH - 4), "", "Saved for backward:", *table]
+    text = [*textwrap.wrap(said, DOC_WIDTH - 4), "", "Saved for backward:", *table]
     plain = _plain_values(captured, program)
-    text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", WIDTH - 4)] if plain else []
+    text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", DOC_WIDTH - 4)] if plain else []
     if checks:
         sizes = f"Written for sizes with {', '.join(check.condition for check in checks)}."
-        text += ["", *textwrap.wrap(sizes, WIDTH - 4)]
+        text += ["", *textwrap.wrap(sizes, DOC_WIDTH - 4)]
     form = returned_form(captured)
-    text += ["", *textwrap.wrap(f"Returns {form}.", WIDTH - 4)] if form else []
+    text += ["", *textwrap.wrap(f"Returns {form}.", DOC_WIDTH - 4)] if form else []
     return _indented(['"""' + text[0], *text[1:], '"""'], 1)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from pullback.derive.recipe import Parts
 from pullback.derive.source import require_flat
+from pullback.emit.cpp.body import CPP_WIDTH
 from pullback.emit.cpp.defaults import with_defaults
 from pullback.emit.cpp.function import returned_by, write_function
 from pullback.emit.cpp.library import library_text
@@ -24,8 +25,6 @@ from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError
 from pullback.run.toolchain import absence, has_headers, language_standard
-
-WIDTH = 92
 
 
 def emit_cpp(
@@ -45,7 +44,7 @@ def emit_cpp(
             missing = "there were no inputs on which the program could be run"
         note = f"Not compared with the program when it was written: {missing}." if missing else ""
     if note:
-        text = library_text([*head, "", *textwrap.wrap(note, WIDTH)], [function])
+        text = library_text([*head, "", *textwrap.wrap(note, CPP_WIDTH)], [function])
     return {
         f"{function.op}.cpp": text,
         "CMakeLists.txt": cmake_text(function, language_standard()),
@@ -100,7 +99,7 @@ def _head(subject: EmitSubject, function: CppFunction) -> list[str]:
     call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(passed)})"
     said = f"{subject.name}, written by pullback from {came}: yours to keep."
     return [
-        *textwrap.wrap(said, WIDTH),
+        *textwrap.wrap(said, CPP_WIDTH),
         "",
         f'Python:  torch.ops.load_library("lib{function.op}.so"); {call}',
         f"C++:     {NAMESPACE}::{function.name}::apply({', '.join(function.parameters)})",

@@ -29,7 +29,7 @@ from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError, EmitMismatchError
 
-LONGEST = 600.0
+RUN_SECONDS = 600.0
 """Seconds after which the process that runs the op is given up."""
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
@@ -175,11 +175,11 @@ def _run(cases: Sequence[_Case], library: Path, folder: Path) -> list[Observed]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=LONGEST,
+            timeout=RUN_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise mismatch(name, f"the op did not end in {LONGEST:g} s") from None
+        raise mismatch(name, f"the op did not end in {RUN_SECONDS:g} s") from None
     if done.returncode or not (folder / RESULTS).exists():
         last = done.stderr.strip().splitlines()[-1:] or ["no word"]
         raise mismatch(name, f"its process ended with {done.returncode}: {last[0]}")
