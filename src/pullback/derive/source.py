@@ -24,7 +24,7 @@ from pullback.derive.forward_lines import (
     reads_memory,
     taken_apart,
 )
-from pullback.derive.observed import TOGETHER, Call
+from pullback.derive.observed import Call
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
 from pullback.derive.tensor_specs import TensorSpec
@@ -92,28 +92,11 @@ def function_source(
 
 def differing_text(name: str, found: TextDifference | None) -> DifferingTextError:
     """The error for a text that does not compute what the program `name` computes."""
-    facts = {}
-    if found is not None:
-        at = f" at {found.at}" if found.at else ""
-        got = f"{found.name}: {found.got}" if found.kind == "the call" else found.got
-        facts = {
-            "at": f"{_place(found)}, for {found.row}",
-            "expected": f"{found.expected}{at}, from `{name}`",
-            "got": f"{got}{at}, from its text",
-        }
     return DifferingTextError(
         f"the text of `{name}` must compute what `{name}` computes",
-        **facts,
+        **(found.facts(f"`{name}`", "its text") if found is not None else {}),
         fix=f"use `pb.derive({name}, ...)` itself, which does not run this text, and report this",
     )
-
-
-def _place(found: TextDifference) -> str:
-    """What differs, for a message."""
-    if found.kind == "gradient":
-        by = found.by if found.by == TOGETHER else f"{found.by} alone"
-        return f"the gradient of `{found.name}` by {by}"
-    return f"output {found.place}" if found.kind == "output" else found.kind
 
 
 def _written(

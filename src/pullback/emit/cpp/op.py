@@ -20,7 +20,7 @@ from pullback.emit.cpp.project import cmake_text, main_text
 from pullback.emit.cpp.reach import is_twice, reach_of
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.variants import variants_of
-from pullback.emit.cpp.verify import graphs_differ, mismatch, require_same
+from pullback.emit.cpp.verify import differing_cpp, graphs_differ, require_same
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError
@@ -87,7 +87,7 @@ def _chosen(subject: EmitSubject) -> Parts:
         return subject.parts
     differs = graphs_differ(subject, subject.exact)
     if differs:
-        raise mismatch(subject.name, differs)
+        raise differing_cpp(subject.name, differs)
     return subject.exact
 
 
