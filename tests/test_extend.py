@@ -1,4 +1,4 @@
-"""A stranger's check is found by entry point, runs and is explained; a broken one is skipped."""
+"""A third-party check is found by entry point, runs and is explained; a broken one is skipped."""
 
 import ast
 import json
@@ -85,7 +85,7 @@ def package(tmp_path):
     return tmp_path
 
 
-def test_stranger_check_reports_and_broken_ones_skip(package, run_python):
+def test_third_party_check_reports_and_broken_ones_skip(package, run_python):
     example = ["--example", "torch.tensor([-1.0, 2.0])"]
     select = ["--select", "acme", "--select", "broken", "--select", "wrong-factor"]
 
@@ -126,7 +126,7 @@ EXPLAINS = (Cause(frozenset({"gradient-not-finite"}), "acme knows why"),)
 """
 
 
-def test_stranger_check_brings_repros_and_causes(package, run_python):
+def test_third_party_check_brings_repros_and_causes(package, run_python):
     (package / "acme_checks" / "knowing.py").write_text(KNOWING, encoding="utf-8")
     with (package / "acme_checks-1.0.dist-info" / "entry_points.txt").open("a") as points:
         points.write("\nknowing = acme_checks.knowing\n")
@@ -142,7 +142,7 @@ def test_stranger_check_brings_repros_and_causes(package, run_python):
     assert finding["repro"].endswith("out = Softplus.apply(x)\nassert not out.numel()")
 
 
-def test_page_of_stranger_check_is_explained(package, run_python):
+def test_page_of_third_party_check_is_explained(package, run_python):
     run = run_python("-m", "pullback", "explain", "acme1", folder=package)
 
     assert run.stdout.startswith("ACME1 gradient-not-finite (wrong, group acme, from profile ")

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pullback.check.finding import Rule
-from pullback.check.registered import KNOWN, Registered, registered
+from pullback.check import registered as module_of
+from pullback.check.finding import PROFILES, Rule
+from pullback.check.registered import KNOWN, Registered, registered, third_party
 from pullback.check.rules import all_rules
 
 ONE, TWO = Rule("X101", "first-one", "tests"), Rule("X102", "second-one", "tests")
@@ -47,3 +48,23 @@ def test_rules_of_one_file_are_found_one_by_one():
 
     assert files.count("wrong_at_values") == 10
     assert len(set(files)) < len(files)
+
+
+class Missing:
+    """An entry point of a package that is not there."""
+
+    name, value = "acme-rule", "acme.rule"
+
+    def load(self):
+        raise ModuleNotFoundError("No module named 'acme'")
+
+
+def test_rule_that_cannot_be_used_says_so_in_every_profile(monkeypatch):
+    monkeypatch.setattr(module_of, "entry_points", lambda group: [Missing()])
+
+    (found,) = third_party(all_rules())
+    (skip,) = found.check(None)
+
+    assert found.rule.profile == PROFILES[0]
+    assert skip.is_refusal
+    assert "No module named 'acme'" in skip.reason

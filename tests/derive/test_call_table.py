@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pullback as pb
 from pullback.capture.environment import Environment
 from pullback.derive.call_table import MISS, CallEntry, CallTable, Unlisted, call_key
-from pullback.derive.recipes import KINDS
+from pullback.derive.recipes import MOST_KINDS
 from pullback.derive.returned import record_of
 
 call_table = import_module("pullback.derive.call_table")
@@ -137,7 +137,7 @@ def test_equal_surroundings_keep_the_table(monkeypatch):
 
 
 def test_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(call_table, "CALLS", 4)
+    monkeypatch.setattr(call_table, "MOST_ENTRIES", 4)
     call, made, _ = counting()
     for size in range(1, 11):
         call(torch.ones(size))
@@ -303,7 +303,7 @@ def test_many_kinds_of_calls_are_not_kept_for_ever():
     D = pb.derive(lambda x, factor: x * factor, a, 1.0)
     first = weakref.ref(record_of(D).recipes.find((a, 2.0))[0])
     D.apply(a, 2.0)
-    for number in range(KINDS + 2):
+    for number in range(MOST_KINDS + 2):
         D.apply(a, 3.0 + number)
     gc.collect()
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from pullback.derive import recipes as module
 from pullback.derive.backward import derive_function
-from pullback.derive.recipes import KINDS, Recipes
+from pullback.derive.recipes import MOST_KINDS, Recipes
 from pullback.errors import CaptureError, DifferingCaptureError
 from tests.derive.functions import (
     CASES,
@@ -258,11 +258,11 @@ def test_oldest_recipe_goes_when_there_are_many(captures):
     x = normal(2)
     first, _ = recipes.find((x, 0.5))
     captures.clear()
-    for number in range(KINDS):
+    for number in range(MOST_KINDS):
         recipes._kinds[number] = []
     recipes.find((x, 1.5))
 
-    assert len(recipes._kinds) <= KINDS
+    assert len(recipes._kinds) <= MOST_KINDS
     assert recipes.find((normal(7), 0.5))[0] is not first
 
 

@@ -9,7 +9,7 @@ import torch
 
 from pullback.derive.backward import derive_function
 from pullback.derive.tensor_specs import (
-    FEW,
+    KEPT_ELEMENTS,
     drawn_like,
     tensor_spec_of,
     tensor_spec_of_leaf,
@@ -41,7 +41,7 @@ def test_drawn_tensor_is_like_the_first(tensor):
 
 
 def test_few_values_are_kept_as_they_are():
-    tensor = torch.randn(FEW)
+    tensor = torch.randn(KEPT_ELEMENTS)
 
     assert torch.equal(drawn_like(tensor_spec_of(tensor)), tensor)
 
@@ -83,7 +83,7 @@ def test_integers_of_an_empty_example_are_zeros_elsewhere(shape):
 
 
 def test_seed_decides_what_is_drawn():
-    like = tensor_spec_of(torch.linspace(0, 1, FEW + 1))
+    like = tensor_spec_of(torch.linspace(0, 1, KEPT_ELEMENTS + 1))
 
     assert torch.equal(drawn_like(like, 1), drawn_like(like, 1))
     assert not torch.equal(drawn_like(like, 1), drawn_like(like, 2))
@@ -121,3 +121,10 @@ def test_derived_class_lets_examples_go():
 
     assert ref() is None
     assert derived._pb_derived.specs[0].shape == (1000,)
+
+
+def test_large_example_is_remembered_by_a_corner():
+    tensor = torch.arange(40_000.0).reshape(4, 10_000)
+    sample = tensor_spec_of(tensor).sample
+
+    assert torch.equal(sample, tensor[:, :2500])

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from pullback.graph.values import Maker, Value, named_value, outcome_of, same, same_sizes
+from pullback.graph.values import (
+    Maker,
+    Value,
+    is_smooth,
+    named_value,
+    outcome_of,
+    same,
+    same_sizes,
+)
 from tests.graph.graphs import assert_same_bits, graph_of, randn, run
 
 X, Y = randn(3, 4), randn(3, 4, seed=1)
@@ -122,3 +130,13 @@ def test_fake_runs_add_no_guard():
     outcome_of(torch.ops.aten.view.default, (x, [12]), {})
 
     assert len(x.fake_mode.shape_env.guards) == guards
+
+
+def test_smooth_is_what_can_carry_a_gradient():
+    graph = graph_of(lambda x, z, i: (x * 2, z * 2, i * 2), X, torch.complex(X, Y), INDEX)
+    floats, complexes, integers = graph.find_nodes(op="placeholder")
+
+    assert is_smooth(floats)
+    assert is_smooth(complexes)
+    assert not is_smooth(integers)
+    assert not is_smooth(2.0)

@@ -52,6 +52,15 @@ def test_equal_cases_are_shown_without_provisos(hand, derived):
     assert provisos(hand, derived) == ()
 
 
+@pytest.mark.parametrize(
+    ("hand", "derived"),
+    [(s.log(X * X * X), 3 * s.log(X)), (s.log(X * X), 2 * s.log(X))],
+    ids=["odd power", "even power"],
+)
+def test_equality_of_logarithms_is_shown_where_they_are_defined(hand, derived):
+    assert isinstance(compare(hand, derived), ShownEqual)
+
+
 def test_difference_in_one_case_is_left_open():
     outcome = compare(case(X, -X, ZERO, X), case(X, -2 * X, ZERO, X))
 
@@ -207,7 +216,7 @@ def test_no_time_is_told():
 
 
 def test_too_many_cases_are_told(monkeypatch):
-    monkeypatch.setattr(module, "MOST", 5)
+    monkeypatch.setattr(module, "MOST_REGIONS", 5)
     names = [variable(f"v{n}") for n in range(6)]
     many = s.sum_of([relu(v) for v in names])
 

@@ -16,8 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pullback.capture.closeness import HalfTheDigits, unequal, value_difference, value_text
-from pullback.capture.equality import equal_tensors
+from pullback.capture.closeness import (
+    HalfTheDigits,
+    equal_tensors,
+    unequal,
+    value_difference,
+    value_text,
+)
 from pullback.capture.fake import numbers_of, with_other_sizes
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture

@@ -84,14 +84,14 @@ def third_party(known: Sequence[Registered]) -> list[Registered]:
         try:
             module = point.load()
             fault = _fault(module, [*known, *found])
-        except Exception as error:  # whatever a stranger's module does when it is imported
+        except Exception as error:  # whatever a third-party module raises when it is imported
             fault = f"it cannot be loaded: {describe(error)}"
         found += [_broken(point, fault)] if fault else registered(module)
     return found
 
 
 def _fault(module: Any, known: Sequence[Registered]) -> str:
-    """What keeps a stranger's module from being a rule; empty where it is one."""
+    """What keeps a third-party module from being a rule; empty where it is one."""
     rule = getattr(module, "RULE", None)
     if not isinstance(rule, Rule):
         return "it has no `RULE` that is a `pullback.extend.Rule`"

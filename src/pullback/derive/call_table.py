@@ -29,7 +29,7 @@ from pullback.capture.patch import is_watched
 from pullback.capture.trees import is_row, tensor_leaves
 from pullback.function.slots import has_autocast, is_ordinary_moment
 
-CALLS = 1024  # how many are kept in the table
+MOST_ENTRIES = 1024  # how many are kept in the table
 
 MISS: Final = object()
 """What an entry that checks its calls returns for one that does not fit; it has done nothing."""
@@ -193,7 +193,7 @@ class CallTable:
             found = table.get(key)
             if found is None:
                 found = self.make(args)
-                if len(table) >= CALLS:
+                if len(table) >= MOST_ENTRIES:
                     table.clear()
                 table[key] = found
             is_checking = getattr(found.run, "checks_calls", False)

@@ -51,6 +51,25 @@ class TextDifference:
     by: str = ""
     is_filled: bool = False
 
+    def facts(self, program: str, other: str) -> dict[str, str]:
+        """The facts of an error about it: where, what `program` gives, and what `other` gives."""
+        at = f" at {self.at}" if self.at else ""
+        got = f"{self.name}: {self.got}" if self.kind == "the call" else self.got
+        return {
+            "at": f"{self._what()}, for {self.row}",
+            "expected": f"{self.expected}{at}, from {program}",
+            "got": f"{got}{at}, from {other}",
+        }
+
+    def _what(self) -> str:
+        if self.kind == "gradient":
+            by = self.by if self.by == TOGETHER else f"{self.by} alone"
+            return f"the gradient of `{self.name}` by {by}"
+        if self.kind == "alone":
+            return f"the outputs that require grad where input {self.place} alone does"
+        is_counted = self.kind in ("output", "second derivative")
+        return f"{self.kind} {self.place}" if is_counted else self.kind
+
 
 def first_difference(
     expected: Observed, found: Observed, row: TrialRow, names: Sequence[str]

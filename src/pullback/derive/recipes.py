@@ -31,7 +31,7 @@ from pullback.errors import CaptureError
 from pullback.function.isolation import isolated, keeping_random_state
 
 _UNDIFFERENTIABLE = "is not differentiable with respect to argument"  # as PyTorch says it
-KINDS = 64  # how many kinds of calls are kept
+MOST_KINDS = 64  # how many kinds of calls are kept
 _FIXED = (bool, int, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
 
@@ -65,7 +65,7 @@ class Recipes:
         """
         kind, layouts, tensors = self.key(args, keywords)
         recipe = _serving(self._kinds.get(kind, ()), tensors, layouts)
-        if recipe is None or len(self._kinds) > KINDS // 2:
+        if recipe is None or len(self._kinds) > MOST_KINDS // 2:
             with self._lock:
                 known = self._keep(kind)
                 recipe = _serving(known, tensors, layouts)
@@ -148,7 +148,7 @@ class Recipes:
         """The recipes of a kind, the youngest now; the oldest go."""
         known = self._kinds.setdefault(kind, [])
         self._kinds.move_to_end(kind)
-        while len(self._kinds) > KINDS:
+        while len(self._kinds) > MOST_KINDS:
             self._kinds.popitem(last=False)
             self._forgot()
         return known

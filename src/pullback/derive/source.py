@@ -24,7 +24,7 @@ from pullback.derive.forward_lines import (
     reads_memory,
     taken_apart,
 )
-from pullback.derive.observed import TOGETHER, Call
+from pullback.derive.observed import Call
 from pullback.derive.recipe import Parts, parts_of
 from pullback.derive.size_checks import SizeCheck, fixed_sizes, gathered, needed_sizes
 from pullback.derive.tensor_specs import TensorSpec
@@ -36,7 +36,7 @@ from pullback.graph.spelling.expressions import python_literal
 from pullback.graph.text import graph_text
 from pullback.graph.text_lines import NAME
 
-WIDTH = 88
+DOC_WIDTH = 88
 LARGEST_CONSTANT = 64
 
 
@@ -93,7 +93,6 @@ def function_source(
 
 def differing_text(name: str, found: TextDifference | None) -> DifferingTextError:
     """The error for a text that does not compute what the program `name` computes."""
-    facts = {}
     fix = f"use `pb.derive({name}, ...)` itself, which does not run this text, and report this"
     if found is not None and found.is_filled:
         fix = (
@@ -101,27 +100,11 @@ def differing_text(name: str, found: TextDifference | None) -> DifferingTextErro
             f"`pb.derive({name}, ...)` itself: PyTorch hands a Function zeros for the outputs that "
             "are not used, and zero times an infinite slope is NaN"
         )
-    if found is not None:
-        at = f" at {found.at}" if found.at else ""
-        got = f"{found.name}: {found.got}" if found.kind == "the call" else found.got
-        facts = {
-            "at": f"{_place(found)}, for {found.row}",
-            "expected": f"{found.expected}{at}, from `{name}`",
-            "got": f"{got}{at}, from its text",
-        }
     return DifferingTextError(
         f"the text of `{name}` must compute what `{name}` computes",
-        **facts,
+        **(found.facts(f"`{name}`", "its text") if found is not None else {}),
         fix=fix,
     )
-
-
-def _place(found: TextDifference) -> str:
-    """What differs, for a message."""
-    if found.kind == "gradient":
-        by = found.by if found.by == TOGETHER else f"{found.by} alone"
-        return f"the gradient of `{found.name}` by {by}"
-    return f"output {found.place}" if found.kind == "output" else found.kind
 
 
 def _written(
@@ -220,14 +203,14 @@ def _doc(
     rows += [(name, "the input itself, to be differentiated again") for name in extra]
     width = max((len(name) for name, _ in rows), default=0)
     table = [f"    {name:<{width}}  {why}" for name, why in rows] or ["    nothing"]
-    text = [*textwrap.wrap(said, WIDTH - 4), "", "Saved for backward:", *table]
+    text = [*textwrap.wrap(said, DOC_WIDTH - 4), "", "Saved for backward:", *table]
     plain = _plain_values(captured, program)
-    text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", WIDTH - 4)] if plain else []
+    text += ["", *textwrap.wrap(f"Written for {', '.join(plain)}.", DOC_WIDTH - 4)] if plain else []
     if checks:
         sizes = f"Written for sizes with {', '.join(check.condition for check in checks)}."
-        text += ["", *textwrap.wrap(sizes, WIDTH - 4)]
+        text += ["", *textwrap.wrap(sizes, DOC_WIDTH - 4)]
     form = returned_form(captured)
-    text += ["", *textwrap.wrap(f"Returns {form}.", WIDTH - 4)] if form else []
+    text += ["", *textwrap.wrap(f"Returns {form}.", DOC_WIDTH - 4)] if form else []
     return _indented(['"""' + text[0], *text[1:], '"""'], 1)
 
 

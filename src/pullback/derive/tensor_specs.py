@@ -20,7 +20,7 @@ from pullback.capture.fake import is_fake
 from pullback.capture.seeds import uniform_like
 from pullback.capture.trees import tensor_leaves
 
-FEW = 64
+KEPT_ELEMENTS = 64
 """Up to so many elements, the values themselves are remembered."""
 
 SAMPLED = 1 << 14
@@ -64,7 +64,7 @@ def tensor_spec_of(tensor: Tensor) -> TensorSpec:
     try:
         with torch.no_grad():
             real = tensor.detach()
-            values = real.tolist() if real.numel() <= FEW else None
+            values = real.tolist() if real.numel() <= KEPT_ELEMENTS else None
             flat = _comparable(real)
             if not flat.numel():
                 return replace(unread, values=values, sample=_corner(real))

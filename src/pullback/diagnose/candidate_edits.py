@@ -259,7 +259,7 @@ class _Maker:
             for known in reach:
                 is_like = _stands_for(known.values[0], _first(self.scope, site.old), site)
                 # Returning a long expression instead would not be an edit of the user's backward.
-                is_edit = known.size <= SMALL or not site.is_returned
+                is_edit = known.size <= SMALL_EDIT or not site.is_returned
                 if is_like and is_edit and known is not self.scope.named.get(site.old):
                     yield self._replaced(site, known)
 
@@ -327,7 +327,7 @@ def _changed(uses: Iterable[Use], operand: Any) -> tuple[tuple[Use, Any], ...]:
 
 # ---- tables ----
 
-SMALL = 2
+SMALL_EDIT = 2
 """How many ops a value may have that is returned instead of a gradient."""
 
 SITES, VALUES, NUMBERS = 120, 200, 12

@@ -29,7 +29,7 @@ from pullback.graph.values import Maker
 
 Clock = Callable[[], float]
 
-NEAR = 0.6
+NEAR_COST = 0.6
 """How much more an edit may cost than the smallest, if it repairs more gradients."""
 
 
@@ -78,7 +78,7 @@ class EditSearch:
     def _find(self, place: int) -> CandidateEdit | None:
         best, most = None, 0
         for candidate in candidate_edits(self.scope, place, self.in_time):
-            if best is not None and candidate.cost > best.cost + NEAR:
+            if best is not None and candidate.cost > best.cost + NEAR_COST:
                 break
             if not self.in_time():
                 break

@@ -22,7 +22,7 @@ from pullback.judge.tolerances import (
     largest_entry,
 )
 
-LARGE = 4096
+LARGE_INPUTS = 4096
 """More numbers than these in the inputs of a trial are too many to try hundreds of edits on."""
 
 
@@ -61,7 +61,7 @@ class GradientTrial:
     @property
     def is_large(self) -> bool:
         """Whether there are too many numbers to try hundreds of edits on."""
-        return sum(tensor.numel() for tensor in self.tensors) > LARGE
+        return sum(tensor.numel() for tensor in self.tensors) > LARGE_INPUTS
 
     @property
     def misfits(self) -> set[int]:

@@ -26,7 +26,7 @@ from pullback.graph.spelling.expressions import ATOM, SIGN, Expression, PythonWr
 from pullback.graph.values import aten, tensor_of
 from pullback.judge.tolerances import VALUE, are_near
 
-LONGEST = 160
+LONGEST_EXPRESSION = 160
 """The longest expression; a longer one gets a made-up name."""
 
 INPUT, COTANGENT, OUTPUT, SAVED, BACKWARD_VALUE, DERIVED, REDUCED, NUMBER, SIZE = (
@@ -208,7 +208,7 @@ def _spelled(writer: PythonWriter, node: fx.Node) -> Expression | None:
         expression = spell(writer, node)
     except UnsupportedOpError:
         return None
-    return expression if len(expression.text) <= LONGEST else None
+    return expression if len(expression.text) <= LONGEST_EXPRESSION else None
 
 
 def _inline(writer: PythonWriter, node: fx.Node, unclear: set[fx.Node], *, made_up: int) -> None:

@@ -43,7 +43,7 @@ from pullback.judge.verdict import Case
 HELD_OUT = 50
 """The number of the first trial that no edit is searched with."""
 
-STEEP = 90
+STEEP_TRIAL = 90
 """The number of the one among them that has large cotangents."""
 
 BACKWARD = 1000
@@ -201,7 +201,7 @@ class Trials:
             trial = None if row is None else self._tried(row, number)
             found += [] if trial is None else [trial]
         if found:
-            trial = self._tried(found[0].tensors, STEEP)
+            trial = self._tried(found[0].tensors, STEEP_TRIAL)
             found += [] if trial is None else [trial]
         return found
 
@@ -233,7 +233,7 @@ class Trials:
         used = [i for i, out in enumerate(outputs) if is_tensor(out) and out.requires_grad]
         self.used = self.used or tuple(used)
         self._outputs = tuple(i for i, out in enumerate(outputs) if is_tensor(out))
-        scale = 64 if number == STEEP else 1
+        scale = 64 if number == STEEP_TRIAL else 1
         return [scale * normal(outputs[i], 100 * number + i) for i in used]
 
     def derived(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from pullback.capture.equality import equal_tensors
+from pullback.capture.closeness import equal_tensors
 from pullback.diagnose.scope import (
     COTANGENT,
     INPUT,
@@ -27,7 +27,7 @@ from pullback.graph.values import aten
 if TYPE_CHECKING:
     from pullback.diagnose.candidate_edits import NewCall, Site
 
-LONGEST = 90
+LONGEST_PLACE = 90
 """The longest expression that shows where an edit is made."""
 
 NOUNS = {
@@ -197,7 +197,7 @@ class Wording:
             return f" {site.extent}"
         (user,) = users
         where = "" if user.op == "output" else f" in {self.scope.written(user)}"
-        return where if len(where) <= LONGEST else ""
+        return where if len(where) <= LONGEST_PLACE else ""
 
     def described(self, known: NamedValue, *, is_saved: bool = False) -> str:
         """A value with what it is: the input `x`, the saved sine `s`."""

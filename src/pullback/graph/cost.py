@@ -7,12 +7,12 @@ graph was captured on, and add no guard.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.utils.flop_counter import flop_registry
 
 from pullback.errors import InternalError
 from pullback.function.slots import op_schema
@@ -163,9 +163,12 @@ def flops_of(node: fx.Node) -> int:
     if node.op != "call_function" or op_of(node) is None or is_view(node):
         return 0
     name = op_name(node)
-    formula = _formula(name)
-    if formula is not None:
-        return formula(node)
+    if name.startswith("_scaled_dot_product_"):
+        return _attention(node)
+    formula = flop_registry.get(op_of(node).overloadpacket)
+    if formula is not None:  # a product, a convolution
+        args, kwargs, made = fx.map_arg((node.args, node.kwargs, node), _shape_of)
+        return int(formula(*args, **kwargs, out_val=made))
     weight = _WEIGHTS.get(name.removesuffix("_backward").removesuffix("_forward"), 1)
     inputs = [_numel(tensor_of(arg)) for arg in node.all_input_nodes]
     return weight * max(_numel(held_value(node)), *inputs, 0)
@@ -182,6 +185,7 @@ _WEIGHTS = {
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 4),
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm"), 8),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), 4),
+    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), 2),
     # These move numbers.
     **dict.fromkeys(("clone", "_to_copy", "copy", "cat", "stack", "flip", "roll", "repeat"), 0),
     **dict.fromkeys(("index", "gather", "scatter", "embedding", "constant_pad_nd"), 0),
@@ -193,57 +197,22 @@ _WEIGHTS = {
 }
 
 
-def _shape(node: fx.Node, position: int) -> Sequence[int]:
-    value = tensor_of(node.args[position])
-    return [hint_of(size) for size in value.shape] if value is not None else []
+def _shape_of(node: fx.Node) -> Any:
+    """The sizes of a value, as PyTorch's formulas of operations take them."""
+    value = held_value(node)
+    if isinstance(value, torch.Tensor):
+        return [hint_of(size) for size in value.shape]
+    return hint_of(value) if isinstance(value, torch.SymInt) else value
 
 
-def _product(first: int) -> Callable[[fx.Node], int]:
-    """The operations of a matrix product whose left factor is argument `first`."""
+def _attention(node: fx.Node) -> int:
+    """Two products forward; PyTorch's own formula knows no grouped heads before 2.13.
 
-    def flops(node: fx.Node) -> int:
-        inner = _shape(node, first)[-1]
-        return 2 * inner * _numel(held_value(node))
-
-    return flops
-
-
-def _convolution(node: fx.Node) -> int:
-    weight, is_transposed = _shape(node, 1), node.args[6]
-    spots = _numel(tensor_of(node.args[0]) if is_transposed else held_value(node))
-    return 2 * spots * math.prod(weight[1:])
-
-
-def _convolution_backward(node: fx.Node) -> int:
-    weight, is_transposed, mask = _shape(node, 2), node.args[7], node.args[10]
-    spots = _numel(tensor_of(node.args[1 if is_transposed else 0]))
-    once = 2 * spots * math.prod(weight[1:])
-    return once * sum(map(bool, mask[:2]))  # type: ignore[index, arg-type]
-
-
-def _attention(times: int, query: int) -> Callable[[fx.Node], int]:
-    """`times` products of the kinds query by key and weight by value."""
-
-    def flops(node: fx.Node) -> int:
-        q, k, v = (_shape(node, query + offset) for offset in range(3))
-        return times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])  # a product is 2nmk
-
-    return flops
-
-
-_DENSE: dict[str, Callable[[fx.Node], int]] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "matmul", "linear"), _product(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product(1)),
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-}
-
-
-def _formula(name: str) -> Callable[[fx.Node], int] | None:
-    if name.startswith("_scaled_dot_product_"):
-        # Two products forward. Backward has five, as it computes the weights again.
-        return _attention(5, 1) if name.endswith("_backward") else _attention(2, 0)
-    return _DENSE.get(name)
+    Backward has five, as it computes the weights again.
+    """
+    q, k, v = (_shape_of(argument_of(node, name)) for name in ("query", "key", "value"))
+    times = 5 if op_name(node).endswith("_backward") else 2
+    return times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])  # a product is 2nmk
 
 
 def bytes_text(count: int | None) -> str:

@@ -219,7 +219,7 @@ def cotangent_of(output: Tensor, draw: int) -> Tensor | None:
     """The `draw`-th cotangent of one output: see `cotangents_of`."""
     if not can_differ(output):
         return None
-    draws = _drawn if output.numel() <= _FEW else _drawn.__wrapped__
+    draws = _drawn if output.numel() <= _SMALL_OUTPUT else _drawn.__wrapped__
     values = draws(tuple(output.shape), draw, output.is_complex())
     return values.to(device=output.device, dtype=output.dtype, copy=True)
 
@@ -244,7 +244,7 @@ def of_span(output: Tensor, cotangent: Tensor | None) -> Tensor | None:
     return cotangent - basis @ (turned - turned.mT) / 2
 
 
-_FEW = 10_000  # elements: the same few small cotangents are drawn again and again
+_SMALL_OUTPUT = 10_000  # elements: the same few small cotangents are drawn again and again
 
 
 @lru_cache(maxsize=64)

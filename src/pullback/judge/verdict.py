@@ -33,7 +33,9 @@ from pullback.judge.tolerances import (
 
 Part = Callable[[Tensor], Tensor]
 
-DOUBTS = 6  # so many elements are looked at before a gradient is given the benefit of the doubt
+DOUBTED_ELEMENTS = (
+    6  # so many elements are looked at before a gradient is given the benefit of the doubt
+)
 COORDINATES = 48
 TOGETHER = 2  # directions along which all inputs move
 
@@ -206,7 +208,7 @@ class Case(Slopes):
             return None
         if self.got is not None and self.got.shape != want.shape:
             return self.mismatch(want, 0, want.flatten()[0].item(), int((excess > 0).sum()))
-        for _ in range(DOUBTS):
+        for _ in range(DOUBTED_ELEMENTS):
             worst = int(excess.flatten().argmax())
             if not float(excess.flatten()[worst]) > 0:
                 return None

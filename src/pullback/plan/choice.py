@@ -18,7 +18,7 @@ from pullback.capture.trees import tensor_leaves
 from pullback.errors import PlanError
 from pullback.plan.measurements import AS_WRITTEN, COMBINED, HYBRID, NESTED, Measurement
 
-EQUAL = 1.02  # as good, within noise
+EQUAL_COST = 1.02  # as good, within noise
 ALIKE = 1.05  # as many bytes, or a median as high
 _SIMPLER = (NESTED, COMBINED, HYBRID)
 
@@ -54,7 +54,7 @@ def choose_measurement(rows: Sequence[Measurement], weight: float) -> Measuremen
     cost = scores(rows, weight)
     exact = [row for row in rows if not row.is_inexact] or list(rows)
     leader = min(exact, key=cost.__getitem__)
-    equal = [row for row in exact if cost[row] <= cost[leader] * EQUAL]
+    equal = [row for row in exact if cost[row] <= cost[leader] * EQUAL_COST]
     if weight < 1:  # noise of the program as written is in both costs, and not in the medians
         equal = [row for row in equal if row.seconds <= leader.seconds * ALIKE]
     least = min(row.saved or 0 for row in equal)

@@ -15,7 +15,7 @@ from pullback.capture.trees import map_leaves, tensor_leaves
 from pullback.plan.memory import peak_bytes, saved_bytes
 from pullback.plan.precision import Gradients, error_of
 
-SECONDS = 0.002  # about how long one candidate runs in one round
+ROUND_SECONDS = 0.002  # about how long one candidate runs in one round
 
 
 class Task:
@@ -109,9 +109,9 @@ class Meter:
         for _ in range(2):  # the first runs compile
             task()
         each = max(self._run(task, 1), 1e-7)
-        if each < SECONDS / 8:
+        if each < ROUND_SECONDS / 8:
             each = max(self._run(task, 4), 1e-7)
-        return max(1, int(SECONDS / each))
+        return max(1, int(ROUND_SECONDS / each))
 
     def _run(self, task: Task, count: int) -> float:
         self._wait()

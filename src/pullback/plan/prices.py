@@ -19,7 +19,7 @@ from pullback.plan.sized_program import SizedProgram
 from pullback.plan.timing import interleave, typical
 
 ROUNDS = 5
-AT_ONCE = 24  # tasks that share their rounds
+BATCH = 24  # tasks that share their rounds
 WRITTEN = "as written"
 
 
@@ -119,8 +119,8 @@ def _measure(
     floor = Task(lambda x: x.view_as(x), (leaf,), (leaf,))
     keys, costs = list(tasks), dict[Any, float]()
     of_second, of_byte = weights
-    for first in range(0, len(keys), AT_ONCE):
-        chunk = {key: tasks[key] for key in keys[first : first + AT_ONCE]}
+    for first in range(0, len(keys), BATCH):
+        chunk = {key: tasks[key] for key in keys[first : first + BATCH]}
         taken: dict[Any, list[float]] = {}
         interleave(meter.time, {None: floor, **chunk}, taken, rounds=ROUNDS)
         least = typical(taken.pop(None))

@@ -45,7 +45,7 @@ CLEAR = 0.03  # the width of an interval that is known well enough
 PROMISING = 1.5  # times the cost of the best combined program: groups of it are worth a look
 HOPELESS = 1.25  # times slower than the best: not measured any further
 EXPLORING = 0.75  # the part of the budget until groups must be measured
-AT_ONCE = 0.4  # the part of it for groupings that need no compiler, before anything is compiled
+EAGER_SHARE = 0.4  # the part of it for groupings that need no compiler, before anything is compiled
 
 EAGER = "  eager: "  # begins a line of `explain()` on what a backend could not compile
 
@@ -208,7 +208,7 @@ class PlanSearch:
         nodes = [tuple(group for group in row if len(group) > 1) for _, row in every]
         nodes = [groups for groups in nodes if groups and groups != (space.everything,)]
         found = [PlanCandidate(HYBRID, groups, *pair) for groups in nodes]
-        until = self.meter.now() + AT_ONCE * self.budget / len(self.cases)
+        until = self.meter.now() + EAGER_SHARE * self.budget / len(self.cases)
         self._settle(case, [AS_WRITTEN, *found], until, rounds=FIRST, is_last=False)
         return found
 

@@ -11,7 +11,7 @@ from pullback.plan.evidence import PlanEvidence, Sized
 from pullback.plan.measurements import AS_WRITTEN, COMBINED, NESTED, Measurement, PlanCandidate
 
 HEADS = ("grouping", "backend", "save", "time", "speed-up", "saved", "peak", "error", "nodes")
-LEFT = 3  # columns that begin at the left
+LEFT_COLUMNS = 3  # columns that begin at the left
 LABEL = 72  # characters of a grouping that are shown in the table
 
 # ---- numbers ----
@@ -57,7 +57,7 @@ def _table(evidence: PlanEvidence, sized: Sized) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         parts = [
-            cell.ljust(width) if place <= LEFT else cell.rjust(width)
+            cell.ljust(width) if place <= LEFT_COLUMNS else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(parts).rstrip()

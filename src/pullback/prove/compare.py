@@ -22,7 +22,7 @@ from pullback.prove.signs import Expr
 from pullback.prove.zero_sets import is_thin
 from pullback.prove.zero_test import vanishes
 
-MOST = 400  # regions
+MOST_REGIONS = 400  # regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _Comparison:
     def _examine(self, region: Region, *, is_tied: bool) -> None:
         """Compare both in `region`; raises `_Failed` unless they are shown to be equal there."""
         self.count += 1
-        if self.count > MOST:
+        if self.count > MOST_REGIONS:
             raise _Failed("too many cases")
         try:
             self._require_equal(region)

@@ -13,11 +13,11 @@ from pullback.prove.numerics import Point, Undefined, Values, draw
 from pullback.prove.programs import Key, View
 from pullback.prove.scalars import Scalar, variables_of
 
-DIGITS = 50
-EQUAL = 1e-30  # relative difference of two equal values with fifty digits
+WORKING_DIGITS = 50
+NO_DIFFERENCE = 1e-30  # relative difference of two equal values with fifty digits
 DIFFERENT = 1e-6  # relative difference of a witness, large enough for float64
 MODERATE = 4  # inputs up to this size must give the same in float64 as the expressions
-LOOKS = 8  # points at which that is checked
+FLOAT_CHECKS = 8  # points at which that is checked
 SIMPLE = (1, 2, 4, 16, 256)  # denominators to try for a witness that reads well
 
 
@@ -91,7 +91,7 @@ class CounterexampleSearch:
         self.seen = dict.fromkeys(pairs, 0)
         self.nearest = dict.fromkeys(pairs, 0.0)
         self.misread: set[Key] = set()
-        self.looks = LOOKS
+        self.looks = FLOAT_CHECKS
 
     def run(self, rounds: int, deadline: float) -> None:
         """Try the points that are drawn in so many rounds, while there is time."""
@@ -202,7 +202,7 @@ class _Both:
 
     def __init__(self, point: Point) -> None:
         self.point = point
-        self.values = Values(point, DIGITS)
+        self.values = Values(point, WORKING_DIGITS)
         self.precise: Values | None = None
 
     @property
@@ -228,18 +228,18 @@ class _Both:
             is_wrong = why_not is not None and why_not.is_outside
             return _Element(left, right, math.inf if is_wrong else 0.0)
         difference, size = abs(left - right), max(abs(left), abs(right))
-        if difference <= EQUAL * size or self._is_noise(hand, derived, difference):
+        if difference <= NO_DIFFERENCE * size or self._is_noise(hand, derived, difference):
             return _Element(left, right, 0.0)
         return _Element(left, right, float(difference / size))
 
     def _is_noise(self, hand: Scalar, derived: Scalar, difference: Any) -> bool:
         """Whether a difference goes away with more digits."""
         if self.precise is None:
-            self.precise = Values(self.point, 2 * DIGITS)
+            self.precise = Values(self.point, 2 * WORKING_DIGITS)
         (left, _), (right, _) = _value(self.precise, hand), _value(self.precise, derived)
         if left is None or right is None:
             return True
-        return bool(abs(left - right) < difference * EQUAL)
+        return bool(abs(left - right) < difference * NO_DIFFERENCE)
 
 
 def _value(values: Values, scalar: Scalar) -> tuple[Any, Undefined | None]:

@@ -66,9 +66,6 @@ class Grid:
         """`function` of each element and those of `others`, which are broadcast against it."""
         return together(self.table, function, [self, *others])
 
-    def __add__(self, other: Grid) -> Grid:
-        return self.map(lambda a, b: a + b, other)
-
     def __sub__(self, other: Grid) -> Grid:
         return self.map(lambda a, b: a - b, other)
 

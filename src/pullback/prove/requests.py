@@ -21,7 +21,7 @@ from pullback.prove.programs import (
 )
 from pullback.prove.scalars import known_number, replaced
 
-FEW = 3  # inputs or outputs: up to so many, every subset is tried; of more, each one alone
+FEW_PLACES = 3  # inputs or outputs: up to so many, every subset is tried; of more, each one alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def partial_requests(programs: ProgramPair) -> Iterator[Request]:
 
 
 def _choices(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    largest = len(places) - 1 if len(places) <= FEW else 1
+    largest = len(places) - 1 if len(places) <= FEW_PLACES else 1
     for count in range(1, largest + 1):
         yield from itertools.combinations(places, count)
 

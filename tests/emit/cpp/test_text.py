@@ -152,3 +152,7 @@ def test_refusal_writes_nothing(tmp_path):
         pb.emit(lambda x: (x, 3), "cpp", examples=(row(3),), path=tmp_path / "out")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_several_results_is_taken_by_its_place():
+    assert "std::get<1>(" in text_of(lambda x: torch.var_mean(x, 0)[1] * 2, row(3, 2))

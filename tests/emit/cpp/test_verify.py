@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.derive.observed import Observed
+from pullback.derive.observed import TOGETHER, Observed
 from pullback.emit.cpp import op as cpp
 from pullback.emit.cpp.op import emit_cpp
-from pullback.emit.cpp.verify import described, graphs_differ
+from pullback.emit.cpp.verify import graphs_differ
 from pullback.emit.subject import subject_of
 from pullback.errors import EmitMismatchError
 
@@ -45,7 +45,8 @@ def test_graphs_that_both_differ_are_refused():
     assert str(caught.value).startswith(
         "E604 emit-mismatch: the C++ of `Sine` must do what the program does: nothing is handed out"
     )
-    assert caught.value.facts["got"].startswith("inputs like the examples: output 0: ")
+    assert caught.value.facts["at"] == "output 0, for inputs like the examples"
+    assert caught.value.facts["got"].endswith(", from the C++")
 
 
 def relu(x):
@@ -60,8 +61,9 @@ def test_graph_that_differs_at_ties_alone_is_seen():
     """At zero alone, where one has the gradient 1 and the other 0."""
     subject, other = (subject_of(f, (row(5),)) for f in (relu, shifted))
 
-    assert graphs_differ(subject, subject.parts) == ""
-    assert graphs_differ(subject, other.parts).startswith("zeros: gradient 0 of all outputs: ")
+    assert graphs_differ(subject, subject.parts) is None
+    found = graphs_differ(subject, other.parts)
+    assert (found.row, found.kind, found.name, found.by) == ("zeros", "gradient", "x", TOGETHER)
 
 
 def test_program_that_is_not_repeatable_is_not_blamed():
@@ -69,7 +71,7 @@ def test_program_that_is_not_repeatable_is_not_blamed():
     subject = subject_of(relu, (row(4),))
     counting = replace(subject, program=lambda x: x * next(state))
 
-    assert graphs_differ(counting, subject.parts) == ""
+    assert graphs_differ(counting, subject.parts) is None
 
 
 def steep(x):
@@ -80,7 +82,7 @@ def steep(x):
 def test_infinite_slope_of_another_output_is_not_blamed():
     subject = subject_of(steep, (row(4),))
 
-    assert graphs_differ(subject, subject.parts) == ""
+    assert graphs_differ(subject, subject.parts) is None
 
 
 def cancelling(x, w):
@@ -92,7 +94,7 @@ def test_rounding_of_what_cancels_is_not_blamed():
     examples = tuple(torch.randn(shape, requires_grad=True) for shape in ((5, 8), (8, 6)))
     subject = subject_of(cancelling, examples)
 
-    assert graphs_differ(subject, subject.parts) == ""
+    assert graphs_differ(subject, subject.parts) is None
 
 
 # ---- with a compiler ----
@@ -111,9 +113,9 @@ def spoiled(monkeypatch, old, new):
 
 
 SPOILED = {
-    "gradient": ("grad_x = ", "grad_x = 1.001 * ", "gradient 0 of"),
-    "history": ("silent.push_back(out1)", "(void)out1", "where input 0 alone requires grad"),
-    "number": ("number(factor, x)", "number(0.5, x)", "other numbers in the arguments: output 0"),
+    "gradient": ("grad_x = ", "grad_x = 1.001 * ", "the gradient of `x` by"),
+    "history": ("silent.push_back(out1)", "(void)out1", "where input 0 alone does"),
+    "number": ("number(factor, x)", "number(0.5, x)", "output 0, for other numbers"),
     "syntax": ("struct Verified ", "strict Verified ", "error"),
 }
 
@@ -126,7 +128,7 @@ def test_cpp_that_differs_is_not_handed_out(kind, monkeypatch, tmp_path):
     with pytest.raises(EmitMismatchError) as caught:
         pb.emit(verified, "cpp", examples=(row(3), row(3)), path=tmp_path / "spoiled")
 
-    assert said in caught.value.facts["got"]
+    assert said in " ".join(caught.value.facts.values())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -149,7 +151,7 @@ def test_comparison_can_be_left_out(monkeypatch):
     assert NOTE not in text
 
 
-# ---- in words ----
+# ---- the facts of an error ----
 
 
 def two(x, y):
@@ -161,10 +163,10 @@ def test_difference_names_the_gradient():
     first = comparison.rows[0]
     right, wrong = (comparison.observe(lambda given: two(*given), first) for _ in range(2))
     wrong.first["output 1"][1][2] += 1
-    said = described(comparison.apart(right, wrong, first))
+    said = comparison.apart(right, wrong, first).facts("`two`", "the C++")
 
     assert comparison.apart(right, right, first) is None
-    assert said.startswith("the example: gradient 1 of output 1: ")
-    assert " at [2], expected " in said
-    failed = comparison.apart(right, Observed(error="no"), first)
-    assert described(failed) == "the example: it raises: no"
+    assert said["at"] == "the gradient of `y` by output 1 alone, for the example"
+    assert said["expected"].endswith(" at [2], from `two`")
+    failed = comparison.apart(right, Observed(error="no", error_type="ValueError"), first)
+    assert failed.facts("it", "the C++")["got"] == "ValueError: no, from the C++"

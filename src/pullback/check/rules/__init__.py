@@ -5,7 +5,7 @@ A file may also have `REPROS` and `RAISING`, the forms in which its findings are
 their code stand in one file, `rules/<group>/<what they share>.py`, with a `RULES` in which each has
 its page.
 
-A rule is found because its file is there; a stranger's package adds rules through the entry point
+A rule is found because its file is there; another package adds rules through the entry point
 `pullback.checks`, each entry a module of the same form.
 """
 

@@ -24,7 +24,7 @@ from pullback.graph.names import Names, unused
 from pullback.graph.spelling.expressions import Expression
 from pullback.graph.text import unpacking_users, uses_of
 
-WIDTH = 92
+CPP_WIDTH = 92
 """The longest statement, with room for its indentation."""
 
 LONGEST, LARGEST = 56, 4
@@ -262,7 +262,7 @@ def _declared(node: fx.Node) -> str:
 
 def wrapped_statement(line: str, indent: str) -> Iterator[str]:
     """A statement over as many lines as it takes: broken after commas, never inside a string."""
-    limit = WIDTH - len(indent)
+    limit = CPP_WIDTH - len(indent)
     first = True
     while len(line) > limit:
         cut = _break(line, limit if first else limit - 4)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from pullback.derive.recipe import Parts
 from pullback.derive.source import require_flat
+from pullback.emit.cpp.body import CPP_WIDTH
 from pullback.emit.cpp.defaults import with_defaults
 from pullback.emit.cpp.function import returned_by, write_function
 from pullback.emit.cpp.library import library_text
@@ -19,13 +20,11 @@ from pullback.emit.cpp.project import cmake_text, main_text
 from pullback.emit.cpp.reach import is_twice, reach_of
 from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.cpp.variants import variants_of
-from pullback.emit.cpp.verify import graphs_differ, mismatch, require_same
+from pullback.emit.cpp.verify import differing_cpp, graphs_differ, require_same
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError
 from pullback.run.toolchain import absence, has_headers, language_standard
-
-WIDTH = 92
 
 
 def emit_cpp(
@@ -45,7 +44,7 @@ def emit_cpp(
             missing = "there were no inputs on which the program could be run"
         note = f"Not compared with the program when it was written: {missing}." if missing else ""
     if note:
-        text = library_text([*head, "", *textwrap.wrap(note, WIDTH)], [function])
+        text = library_text([*head, "", *textwrap.wrap(note, CPP_WIDTH)], [function])
     return {
         f"{function.op}.cpp": text,
         "CMakeLists.txt": cmake_text(function, language_standard()),
@@ -88,7 +87,7 @@ def _chosen(subject: EmitSubject) -> Parts:
         return subject.parts
     differs = graphs_differ(subject, subject.exact)
     if differs:
-        raise mismatch(subject.name, differs)
+        raise differing_cpp(subject.name, differs)
     return subject.exact
 
 
@@ -100,7 +99,7 @@ def _head(subject: EmitSubject, function: CppFunction) -> list[str]:
     call = f"torch.ops.{NAMESPACE}.{function.op}({', '.join(passed)})"
     said = f"{subject.name}, written by pullback from {came}: yours to keep."
     return [
-        *textwrap.wrap(said, WIDTH),
+        *textwrap.wrap(said, CPP_WIDTH),
         "",
         f'Python:  torch.ops.load_library("lib{function.op}.so"); {call}',
         f"C++:     {NAMESPACE}::{function.name}::apply({', '.join(function.parameters)})",

@@ -47,7 +47,7 @@ target_link_libraries({op}_main PRIVATE "-Wl,--no-as-needed" {op} ${{TORCH_LIBRA
 set_target_properties({op}_main PROPERTIES CXX_STANDARD {standard} CXX_STANDARD_REQUIRED ON)
 """
 
-STEP = 0.6180339887498949
+GOLDEN_STEP = 0.6180339887498949
 """Multiples of this, without their whole parts, lie evenly between 0 and 1."""
 
 SPREAD = """\
@@ -235,7 +235,7 @@ def _sums(tensor: Tensor) -> Sums:
 
 
 def _spread(shape: torch.Size | tuple[int, ...], low: float, high: float) -> Tensor:
-    steps = torch.arange(math.prod(shape), dtype=torch.float64) * STEP
+    steps = torch.arange(math.prod(shape), dtype=torch.float64) * GOLDEN_STEP
     return ((steps - steps.floor()) * (high - low) + low).reshape(shape)
 
 

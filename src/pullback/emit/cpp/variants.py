@@ -16,7 +16,7 @@ from torch import Tensor
 from pullback.emit.cpp.defaults import captured_with, parameters_of
 from pullback.emit.subject import EmitSubject
 
-MOST = 2
+MOST_OPTIONAL = 2
 """How many optional tensors are followed: each doubles the number of Functions."""
 
 
@@ -26,7 +26,7 @@ def variants_of(subject: EmitSubject) -> Iterator[tuple[frozenset[str], EmitSubj
     A parameter without which the program cannot be captured is none.
     """
     arguments = subject.captured.fill(subject.tensors())
-    optional = _optional(subject, arguments)[:MOST]
+    optional = _optional(subject, arguments)[:MOST_OPTIONAL]
     working: set[str] = set()
     for count in range(1, len(optional) + 1):
         for absent in itertools.combinations(optional, count):

@@ -29,7 +29,7 @@ from pullback.emit.cpp.signature import NAMESPACE, CppFunction
 from pullback.emit.subject import EmitSubject
 from pullback.errors import BuildError, EmitMismatchError
 
-LONGEST = 600.0
+RUN_SECONDS = 600.0
 """Seconds after which the process that runs the op is given up."""
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
@@ -38,11 +38,11 @@ _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 # ---- the graphs, without a compiler ----
 
 
-def graphs_differ(subject: EmitSubject, parts: Parts) -> str:
-    """Where the graphs `parts` do other things than the program; nothing where they do not."""
+def graphs_differ(subject: EmitSubject, parts: Parts) -> TextDifference | None:
+    """The first thing in which the graphs `parts` differ from the program, or None."""
     captured, comparison = subject.captured, subject.comparison
     if captured.mutated:
-        return ""  # a Function of Python's would need the copies that only the C++ makes
+        return None  # a Function of Python's would need the copies that only the C++ makes
     shadow = shadow_of(captured, parts)
     has_branches = any(True for _ in decided(captured))
     for row in op_rows(captured, subject.specs, is_double=False, numbers={}):
@@ -56,8 +56,8 @@ def graphs_differ(subject: EmitSubject, parts: Parts) -> str:
             continue  # the op raises an error that says so
         differs = comparison.apart(expected, found, row)
         if differs:
-            return described(differs)
-    return ""
+            return differs
+    return None
 
 
 # ---- the op ----
@@ -82,7 +82,7 @@ def require_same(functions: Sequence[CppFunction], text: str, file: str) -> bool
             continue
         differs = case.called.subject.comparison.apart(case.expected, seen, case.row)
         if differs:
-            raise mismatch(case.function.name, described(differs))
+            raise differing_cpp(case.function.name, differs)
     return True
 
 
@@ -97,31 +97,18 @@ def _built(name: str, source: Path) -> Path:
         ) from None
 
 
-def described(found: TextDifference) -> str:
-    """What differs, for a message."""
-    at = f" at {found.at}" if found.at else ""
-    sides = f"{found.got}{at}, expected {found.expected}"
-    if found.kind == "the call":
-        said = f"it raises: {found.got}"
-    elif found.kind == "what is returned":
-        said = f"{found.got}, where the program has {found.expected}"
-    elif found.kind == "alone":
-        sources = f"so do {found.got}, and not {found.expected}"
-        said = f"where input {found.place} alone requires grad, {sources}"
-    elif found.kind == "gradient":
-        said = f"gradient {found.place} of {found.by}: {sides}"
-    else:
-        said = f"{found.kind} {found.place}: {sides}"
-    return f"{found.row}: {said}"
-
-
-def mismatch(name: str, differs: str) -> EmitMismatchError:
+def mismatch(name: str, **facts: str) -> EmitMismatchError:
     """The error for text that does other things than the program."""
     return EmitMismatchError(
         f"the C++ of `{name}` must do what the program does: nothing is handed out",
-        got=differs,
+        **facts,
         fix="this is a defect of pullback: please report it with the program",
     )
+
+
+def differing_cpp(name: str, found: TextDifference) -> EmitMismatchError:
+    """The error for C++ that differs from the program in what was found."""
+    return mismatch(name, **found.facts("the program", "the C++"))
 
 
 @dataclass(frozen=True)
@@ -175,14 +162,14 @@ def _run(cases: Sequence[_Case], library: Path, folder: Path) -> list[Observed]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=LONGEST,
+            timeout=RUN_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise mismatch(name, f"the op did not end in {LONGEST:g} s") from None
+        raise mismatch(name, got=f"an op that did not end in {RUN_SECONDS:g} s") from None
     if done.returncode or not (folder / RESULTS).exists():
         last = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        raise mismatch(name, f"its process ended with {done.returncode}: {last[0]}")
+        raise mismatch(name, got=f"a process that ended with {done.returncode}: {last[0]}")
     return [Observed(**found) for found in torch.load(folder / RESULTS, weights_only=False)]
 
 

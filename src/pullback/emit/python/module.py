@@ -20,7 +20,7 @@ from pullback.capture.names import identifier
 from pullback.derive.comparison import Comparison
 from pullback.derive.difference import TextDifference
 from pullback.derive.plain import forward_of
-from pullback.derive.source import differing_text, function_source, loaded
+from pullback.derive.source import DOC_WIDTH, differing_text, function_source, loaded
 from pullback.emit.python.own_source import OwnSource
 from pullback.emit.python.own_text import own_text
 from pullback.emit.python.self_test import SelfTest
@@ -39,8 +39,6 @@ RESERVED = frozenset(
     }
 )
 """The names that the module itself needs."""
-
-WIDTH = 88
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +119,13 @@ def _docstring(subject: EmitSubject, test: SelfTest) -> str:
     said = subject.doc.replace("\\", "\\\\").replace('"""', "'''")
     first = f"`{subject.name}`: {said}" if said else f"`{subject.name}`."
     came = f"`{subject.captured.name.removesuffix('.apply')}`"
-    lines = textwrap.wrap(first, WIDTH - 3)
+    lines = textwrap.wrap(first, DOC_WIDTH - 3)
     lines += ["", f"Written by pullback from {came}, and yours: it needs torch and nothing else."]
     against = "`reference`" if test.recorded is None else f"what {came} gave"
     lines += [f"Run it to test it: outputs against {against}, gradients against differences."]
     for why in dict.fromkeys(why for _, why in test.silent):
         left = ", ".join(f"`{name}`" for name, reason in test.silent if reason == why)
-        lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", WIDTH)
+        lines += textwrap.wrap(f"Not compared, because {why}: the gradients of {left}.", DOC_WIDTH)
     return '"""' + "\n".join(lines) + '\n"""'
 
 

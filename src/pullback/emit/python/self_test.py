@@ -13,7 +13,7 @@ from torch import Tensor
 from pullback.derive.tensor_specs import TensorSpec
 from pullback.graph.text_lines import WIDTH, wrapped_call
 
-FEW = 24
+FEW_ELEMENTS = 24
 """Up to so many elements of all inputs, every derivative is compared; else random directions."""
 
 LISTED, SUMS = 16, 8
@@ -215,7 +215,7 @@ class SelfTest:
     @property
     def options(self) -> dict[str, Any]:
         """How `gradcheck` is asked."""
-        many = sum(like.numel for like in self.specs) > FEW
+        many = sum(like.numel for like in self.specs) > FEW_ELEMENTS
         options: dict[str, Any] = {"fast_mode": True} if many else {}
         if not self.is_double:
             options |= {"eps": 1e-2, "atol": 2e-2, "rtol": 2e-2}

@@ -7,7 +7,7 @@ from torch.autograd import Function
 
 from pullback.check.rules.context.wrong_in_threads import check
 from tests.check.functions import Dropout, Product, Square
-from tests.check.subjects import normal, rule_tests
+from tests.check.subjects import findings, normal, rule_tests
 
 
 class Locked(Function):
@@ -94,3 +94,9 @@ def test_one_thread_alone_shows_nothing():
     a, b = normal(4), normal(4, seed=1)
 
     assert torch.autograd.gradcheck(Racy.apply, (a, b))
+
+
+def test_repro_of_a_moved_backward_runs_in_a_thread():
+    (finding,) = findings(check, Local, normal(4))
+
+    assert "thread = Thread(target=" in finding.repro

@@ -33,6 +33,13 @@ class AsksTheOther(Asks):
         return g * b, g * a if ctx.needs_input_grad[0] else None
 
 
+class HalfAlone(Asks):
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b, g * a if ctx.needs_input_grad[0] else g * a / 2
+
+
 class FailsWhenFrozen(Asks):
     @staticmethod
     def forward(ctx, a, b):
@@ -65,6 +72,7 @@ SOUND = {"asks": (Asks, (A, B)), "gives all": (made(lambda a: a * 2, lambda g, a
 
 PLANTED = {
     "asks about another": (AsksTheOther, (A, B), "gradient of `b`"),
+    "half when alone": (HalfAlone, (A, B), "gradient of `b`"),
     "fails when frozen": (FailsWhenFrozen, (A, B), "backward when only `a`"),
     "other without grad": (OtherWithoutGrad, (A, B), "output 0"),
     "fails without grad": (FailsWithoutGrad, (A, B), "forward when no input requires grad"),
@@ -96,3 +104,10 @@ def test_one_error_is_told_once():
     found = findings(check, Unprepared, A, B)
 
     assert [finding.at for finding in found] == ["forward when no input requires grad"]
+
+
+def test_worst_numbers_are_shown():
+    (finding,) = findings(check, HalfAlone, A, B)
+
+    assert float(finding.got) == pytest.approx(float(finding.expected) / 2, rel=1e-3)
+    assert "index" in finding.at or "[" in finding.at
