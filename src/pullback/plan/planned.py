@@ -130,12 +130,7 @@ def _units(
 
 
 def load_program_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan[Any]:
-    """The plan in the file `path`, for the program that it was measured with.
-
-    Nothing is measured again. The program is recorded once, to see that it is the same: on
-    `examples`, or on tensors like those of the plan's smallest size. Raises `PlanFileError` for a
-    program that was written anew, and for a file that is no plan.
-    """
+    """As `pullback.load_plan`, which says what it does."""
     program, path = callable_of(program), Path(path)
     evidence = store.read(path)
     args = examples or store.guarded(path, lambda: arguments_from(evidence.signature))
