@@ -55,6 +55,9 @@ theme:
       primary: indigo
       toggle: {icon: material/weather-sunny, name: Light}
 plugins: [search, offline]
+extra:
+  generator: false
+  polyfills: [libraries/iframe-worker.js]  # what searches without a server, bundled
 markdown_extensions:
   - tables
   - admonition
