@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from docs.api import api_page
+from docs.pictures import pictures
 from docs.site import site_text
 from pullback import errors
 from pullback.check.rules import Registered, explained
@@ -131,19 +133,22 @@ def rules_index() -> str:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated page and its text."""
+    yield HERE / "api.md", api_page()
     yield HERE / "errors.md", errors_page()
     yield HERE / "torch-failures.md", torch_failures_page()
     yield HERE / "check-schema.json", json.dumps(SCHEMA, indent=2) + "\n"
     yield HERE / "rules" / "README.md", rules_index()
     for registered in own_rules():
         yield HERE / "rules" / f"{registered.rule.name}.md", rule_page(registered)
+    yield from pictures()
     named = [(registered.rule.name, registered.rule.group) for registered in own_rules()]
     yield HERE.parent / "mkdocs.yml", site_text(named)
 
 
 def main() -> None:
     """Write every page, and remove those of rules that are gone."""
-    (HERE / "rules").mkdir(exist_ok=True)
+    for folder in ("rules", "pictures"):
+        (HERE / folder).mkdir(exist_ok=True)
     current = dict(pages())
     for old in (HERE / "rules").glob("*.md"):
         if old not in current:

@@ -22,5 +22,7 @@ from pullback.function.unwritten import derived as derived
 from pullback.plan import load_plan as load_plan
 from pullback.plan import plan as plan
 from pullback.prove import prove as prove
+from pullback.report import draw as draw
+from pullback.report import load_ipython_extension as load_ipython_extension
 
 __version__ = "0.1.0"

@@ -10,7 +10,8 @@ LIMIT = 0.1  # seconds on top of `import torch`
 HEAVY = (
     "pullback.plan.planning",
     "pullback.plan.search",
-    "pullback.report",
+    "pullback.report.graphs",
+    "pullback.report.html",
     "pullback.cli",
     "triton",
     "matplotlib",

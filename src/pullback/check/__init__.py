@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pullback.check.recorded import Recording
@@ -16,22 +16,57 @@ if TYPE_CHECKING:
 
 
 def check(
-    target: Any,
-    inputs: Any = None,
+    target: object,
+    inputs: object = None,
     *,
     select: Sequence[str] = (),
     allow: Sequence[str] = (),
     profile: str = "standard",
-    declares: Mapping[str, Any] | None = None,
-    reference: Callable[..., Any] | None = None,
-    domain: Any = None,
+    declares: Mapping[str, object] | None = None,
+    reference: Callable[..., object] | None = None,
+    domain: object = None,
     isolate: bool = True,
     seconds: float | None = None,
     ranks: int | None = None,
-    placements: Mapping[str, Any] | None = None,
+    placements: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """A `Report` on `target` at `inputs`: see `check.runner`."""
+    """What is wrong or fragile about a custom function: each defect once, with a reason and a fix.
+
+    Arguments:
+        target: a Function class, a callable, a custom op, a module, or the name of one:
+            "package.module:Name". Of a module, its parameters are checked, and every Function
+            inside.
+        inputs: a tuple of arguments, a list of such tuples, or a function without arguments that
+            gives one of these; left out, `target.examples` is asked.
+        select: only these rules: names, codes or groups, as `pullback explain` lists them.
+        allow: not these rules.
+        profile: how much to try: "quick", "standard" or "deep".
+        declares: what is meant, as the attribute of that name says on a class:
+            `{"surrogate": "x"}` for a gradient that is not forward's on purpose.
+        reference: a plain function of the same arguments, whose outputs and gradients are right.
+        domain: what the arguments may be, such as `{"a": "symmetric", "x": {"min_value": 0}}`.
+        isolate: whether the rules run in processes of their own, so that a crash is a finding.
+        seconds: after this long no other rule is begun, and the report names those not tried.
+        ranks: how many processes to check a Function across that communicates.
+        placements: what the values of the ranks are to each other.
+        progress: called with the name of each rule, its number and how many there are.
+
+    >>> import torch
+    >>> class Square(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x * x
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, gradient):
+    ...         (x,) = ctx.saved_tensors
+    ...         return 3 * x * gradient
+    >>> report = check(Square, (torch.ones(3),), select=["gradient"])
+    >>> [finding.rule.name for finding in report.findings]
+    ['wrong-factor']
+    """
     from pullback.check.runner import check as run  # heavy
 
     return run(
@@ -52,20 +87,26 @@ def check(
 
 
 def assert_sound(
-    target: Any,
-    inputs: Any = None,
+    target: object,
+    inputs: object = None,
     *,
     select: Sequence[str] = (),
     allow: Sequence[str] = (),
     profile: str = "standard",
-    declares: Mapping[str, Any] | None = None,
-    reference: Callable[..., Any] | None = None,
-    domain: Any = None,
+    declares: Mapping[str, object] | None = None,
+    reference: Callable[..., object] | None = None,
+    domain: object = None,
     isolate: bool = True,
     ranks: int | None = None,
-    placements: Mapping[str, Any] | None = None,
+    placements: Mapping[str, object] | None = None,
 ) -> None:
-    """Raise with every finding about `target`, if there is any: see `check.runner`."""
+    """Raise `UnsoundError` with every finding about `target`, if there is any: for tests.
+
+    The arguments are those of `check`.
+
+    >>> import torch
+    >>> assert_sound(torch.sin, (torch.ones(3),), profile="quick")
+    """
     __tracebackhide__ = True  # pytest then shows the line of the test
     from pullback.check.runner import assert_sound as run  # heavy
 
@@ -85,7 +126,26 @@ def assert_sound(
 
 
 def recording(**options: int) -> AbstractContextManager[Recording]:
-    """A context that records the Functions called in it: see `check.recorded`."""
+    """A context that records the Functions and custom ops which this thread calls in it.
+
+    Arguments:
+        kinds: how many calls of one class to keep, of different shapes, dtypes or plain arguments.
+        limit: how many bytes of tensors to keep in all.
+
+    >>> import torch
+    >>> class Twice(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         return 2 * x
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, gradient):
+    ...         return 2 * gradient
+    >>> with recording() as recorded:
+    ...     y = Twice.apply(torch.ones(3, requires_grad=True))
+    >>> recorded.check(profile="quick").ok
+    True
+    """
     from pullback.check.recorded import recording as record  # it imports the checker
 
     return record(**options)

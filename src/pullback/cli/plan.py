@@ -15,6 +15,7 @@ from pullback.cli.mistakes import require_call
 from pullback.cli.target import examples_of, load, value_of
 from pullback.errors import TargetError
 from pullback.plan import figure, plan, store
+from pullback.report.graphs.page import plan_page
 
 
 @click.command("plan")
@@ -64,6 +65,12 @@ from pullback.plan import figure, plan, store
     metavar="FILE.svg",
     help="Write a figure of time against saved bytes here.",
 )
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a page here: every candidate, and the graph with the groups that were chosen.",
+)
 def command(
     target: str,
     sizes: str | None,
@@ -73,6 +80,7 @@ def command(
     budget: float,
     output: Path | None,
     figure_path: Path | None,
+    html: Path | None,
 ) -> None:
     """Print how fast MODULE:PROGRAM runs nested, combined and in groups, and which one is best.
 
@@ -83,11 +91,11 @@ def command(
 
     \b
     Examples:
-      pullback plan my_ops:block --sizes 1000,1000000 -o plan.json --figure plan.svg
+      pullback plan my_ops:block --sizes 1000,1000000 -o plan.json --html plan.html
       pullback plan my_ops.py:block --example "torch.randn(64, 128, requires_grad=True)"
       pullback plan my_ops:scale --sizes 1e3,1e6 --example "torch.randn(size, requires_grad=True)"
     """
-    for path in filter(None, (output, figure_path)):
+    for path in filter(None, (output, figure_path, html)):
         store.require_folder(path)
     if figure_path:
         figure.require_svg(figure_path)
@@ -109,6 +117,9 @@ def command(
     if figure_path:
         planned.plot(figure_path)
         click.echo(f"figure: {figure_path}")
+    if html:
+        plan_page(planned, *arguments[-1]).save(html)
+        click.echo(f"page: {html}")
 
 
 def _number(objective: str) -> str | float:

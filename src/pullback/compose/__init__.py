@@ -56,9 +56,35 @@ def combine(
     name: str | None = None,
     verify: bool = True,
 ) -> DerivedFunction[..., Any] | nn.Module:
-    """A `Function` that computes `program` in one node: see `compose.combined`.
+    """A `Function` that computes `program` in one node with one backward; of a module, a module.
 
-    Of a module, a module that does so: see `compose.modules`.
+    Arguments:
+        program: takes tensors and plain values, also in lists, tuples and dicts, and returns such.
+        examples: arguments to capture it with; calls of other kinds are captured when they come.
+        backend: what runs the node: "eager" (Python that calls torch's ops), "inductor" (fused
+            code), "native" (fused code called from C++), or "auto": the fastest of those at hand,
+            by measurement at the first call of each size.
+        save: what forward keeps for backward, as in `derive`. By default "auto" where a backend
+            fuses what is computed again, and "everything", as the program as written, for "eager".
+        name: what the Function is called, as in `derive`.
+        verify: whether compiled code is compared with the program at its first call: outputs, and
+            the gradients of each cotangent alone and of all together. What differs is not used.
+
+    What cannot be captured runs as written, and `explain()` says why: the whole program if its
+    examples cannot, otherwise the calls that cannot.
+
+    Guarantee: the same outputs and the same gradients, first and second order, as the program as
+    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
+    gets wrong; here it is right, as if it were a `pb.Function`.
+
+    >>> import torch
+    >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
+    >>> x = torch.tensor([0.5], requires_grad=True)
+    >>> F(x).backward()
+    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
+    True
+    >>> print(F.explain())
+    combined: one node of 2 units, backend "eager"
     """
     if isinstance(program, nn.Module):
         from pullback.compose.modules import combine_module  # heavy
@@ -79,7 +105,23 @@ def nest(program: type[TorchFunction], *, name: str | None = ...) -> DerivedFunc
 @overload
 def nest(program: Callable[P, R], *, name: str | None = ...) -> DerivedFunction[P, R]: ...
 def nest(program: Callable[..., Any], *, name: str | None = None) -> DerivedFunction[..., Any]:
-    """A `Function` that runs `program` as it is written: see `compose.nested`."""
+    """A `Function` whose `apply` runs `program` as it is written, node by node.
+
+    It takes no examples and captures nothing, so it serves every program. To whoever records or
+    captures a program that calls it, it is transparent: its units are units of that program. It is
+    called after the program, or `name`.
+
+    Guarantee: `apply` is `program`: the same outputs, gradients and errors, first and second order.
+
+    >>> import torch
+    >>> F = nest(lambda x: x.sin() ** 2)
+    >>> x = torch.tensor([0.5], requires_grad=True)
+    >>> F(x).backward()
+    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
+    True
+    >>> print(F.explain())
+    nested: as written
+    """
     from pullback.compose.nested import nest as make
 
     return make(program, name=name)  # type: ignore[no-any-return]
@@ -114,7 +156,36 @@ def hybrid(
     name: str | None = None,
     verify: bool = True,
 ) -> DerivedFunction[..., Any]:
-    """A `Function` that runs `program` with some of its units combined: see `compose.grouped`."""
+    """A `Function` that runs `program` with each of `groups` as one node.
+
+    Arguments:
+        program: as for `combine`.
+        examples: arguments to record it with.
+        groups: for each node, the numbers of its units, as `explain()` prints them: any partition
+            whose groups can run one after the other. A unit that is in no group runs as written.
+        backend: as for `combine`.
+        save: as for `combine`, for each node.
+        name: what the Function is called, as in `derive`.
+        verify: as for `combine`.
+
+    What cannot be recorded or captured runs as written, and `explain()` says why: the whole
+    program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
+    gradient recording and inside a capture the program itself runs.
+
+    Guarantee: the same outputs and the same gradients, first and second order, as the program as
+    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
+    gets wrong; inside a node it is right, as if it were a `pb.Function`.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> F = hybrid(lambda x: x.sin().exp() * 2, x, groups=[(0, 1)], backend="eager")
+    >>> F(x).grad_fn.next_functions[0][0].name()
+    'SinExpBackward'
+    >>> print(F.explain())
+    hybrid: 1 node and 1 unit as written, backend "eager"
+      one node: 0 sin, 1 exp
+      as written: 2 mul
+    """
     from pullback.compose.grouped import hybrid as make  # heavy
 
     return make(  # type: ignore[no-any-return]

@@ -33,36 +33,7 @@ def combine(
     name: str | None = None,
     verify: bool = True,
 ) -> Any:
-    """A `Function` that computes `program` in one node with one backward.
-
-    Arguments:
-        program: takes tensors and plain values, also in lists, tuples and dicts, and returns such.
-        examples: arguments to capture it with; calls of other kinds are captured when they come.
-        backend: what runs the node: "eager" (Python that calls torch's ops), "inductor" (fused
-            code), "native" (fused code called from C++), or "auto": the fastest of those at hand,
-            by measurement at the first call of each size.
-        save: what forward keeps for backward, as in `derive`. By default "auto" where a backend
-            fuses what is computed again, and "everything", as the program as written, for "eager".
-        name: what the Function is called, as in `derive`.
-        verify: whether compiled code is compared with the program at its first call: outputs, and
-            the gradients of each cotangent alone and of all together. What differs is not used.
-
-    What cannot be captured runs as written, and `explain()` says why: the whole program if its
-    examples cannot, otherwise the calls that cannot.
-
-    Guarantee: the same outputs and the same gradients, first and second order, as the program as
-    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
-    gets wrong; here it is right, as if it were a `pb.Function`.
-
-    >>> import torch
-    >>> F = combine(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True), backend="eager")
-    >>> x = torch.tensor([0.5], requires_grad=True)
-    >>> F(x).backward()
-    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
-    True
-    >>> print(F.explain())
-    combined: one node of 2 units, backend "eager"
-    """
+    """As `pullback.combine`, which says what it does."""
     program = callable_of(program)
     save = policy_of(save, backend)
     require_examples(program, examples)

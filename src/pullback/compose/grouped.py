@@ -46,36 +46,7 @@ def hybrid(
     name: str | None = None,
     verify: bool = True,
 ) -> Any:
-    """A `Function` that runs `program` with each of `groups` as one node.
-
-    Arguments:
-        program: as for `combine`.
-        examples: arguments to record it with.
-        groups: for each node, the numbers of its units, as `explain()` prints them: any partition
-            whose groups can run one after the other. A unit that is in no group runs as written.
-        backend: as for `combine`.
-        save: as for `combine`, for each node.
-        name: what the Function is called, as in `derive`.
-        verify: as for `combine`.
-
-    What cannot be recorded or captured runs as written, and `explain()` says why: the whole
-    program, a group of it, or the calls that cannot. Under `torch.func`, in forward mode, without
-    gradient recording and inside a capture the program itself runs.
-
-    Guarantee: the same outputs and the same gradients, first and second order, as the program as
-    written. A Function of PyTorch's that saves an intermediate has a second derivative that PyTorch
-    gets wrong; inside a node it is right, as if it were a `pb.Function`.
-
-    >>> import torch
-    >>> x = torch.ones(3, requires_grad=True)
-    >>> F = hybrid(lambda x: x.sin().exp() * 2, x, groups=[(0, 1)], backend="eager")
-    >>> F(x).grad_fn.next_functions[0][0].name()
-    'SinExpBackward'
-    >>> print(F.explain())
-    hybrid: 1 node and 1 unit as written, backend "eager"
-      one node: 0 sin, 1 exp
-      as written: 2 mul
-    """
+    """As `pullback.hybrid`, which says what it does."""
     program = callable_of(program)
     save = policy_of(save, backend)
     require_examples(program, examples)

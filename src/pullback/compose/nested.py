@@ -17,23 +17,7 @@ from pullback.function.slots import new_class
 
 
 def nest(program: Callable[..., Any], *, name: str | None = None) -> Any:
-    """A `Function` whose `apply` runs `program` as it is written, node by node.
-
-    It takes no examples and captures nothing, so it serves every program. To whoever records or
-    captures a program that calls it, it is transparent: its units are units of that program. It is
-    called after the program, or `name`.
-
-    Guarantee: `apply` is `program`: the same outputs, gradients and errors, first and second order.
-
-    >>> import torch
-    >>> F = nest(lambda x: x.sin() ** 2)
-    >>> x = torch.tensor([0.5], requires_grad=True)
-    >>> F(x).backward()
-    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
-    True
-    >>> print(F.explain())
-    nested: as written
-    """
+    """As `pullback.nest`, which says what it does."""
     return as_written(program, "", name)
 
 

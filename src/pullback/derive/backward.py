@@ -64,29 +64,7 @@ def derive_function(
     save: str | int = "auto",
     name: str | None = None,
 ) -> Any:
-    """A `Function` that computes `program`, with a derived backward.
-
-    Arguments:
-        program: takes tensors and plain values, also inside lists, tuples and dicts, and returns
-            such. It leaves its inputs as they are. Of a Function class it is the forward.
-        examples: arguments to capture it with; calls of other kinds are captured when they come.
-        save: what forward keeps for backward: "auto", "factors", "inputs", "everything", or how
-            many bytes.
-        name: what the Function is called: "gate" gives the class `Gate`, the node `GateBackward`
-            and the op `gate`. By default after the program.
-
-    Returns a subclass of `Function` that is called like the program, with `source()`, the text of a
-    module that needs only torch, and `frontier(*args)`, what other amounts of saved bytes would
-    cost. Guarantee: `apply` gives what `program` gives, and every derivative that autograd gives
-    through it.
-
-    >>> import torch
-    >>> D = derive_function(lambda x: x.sin() ** 2, torch.zeros(3, requires_grad=True))
-    >>> x = torch.tensor([0.5], requires_grad=True)
-    >>> D(x).backward()
-    >>> bool(torch.allclose(x.grad, (2 * x).sin()))
-    True
-    """
+    """As `pullback.derive`, which says what it does."""
     return make_derived(program, examples, save, name=name)
 
 

@@ -16,17 +16,7 @@ from pullback.errors import BatchError
 def vmap_of(
     target: Any, *, in_dims: int | Sequence[int | None] = 0, out_dims: int = 0
 ) -> Callable[..., Any]:
-    """`target` over a batch: each tensor argument has one more dimension, and so have the outputs.
-
-    `target` is a Function class or any callable on tensors. Its own batching rules are used where
-    it has them; otherwise the samples are run one after the other and stacked. Guarantee: equal to
-    a loop over the samples, derivatives included.
-
-    Arguments:
-        in_dims: where the batch dimension of each argument is; None for one that all samples share.
-            A number holds for every tensor argument.
-        out_dims: where the batch dimension of each output goes.
-    """
+    """As `pullback.vmap_of`, which says what it does."""
     is_class = isinstance(target, type) and issubclass(target, TorchFunction)
     program: Callable[..., Any] = target.apply if is_class else target
 

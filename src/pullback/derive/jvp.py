@@ -16,15 +16,7 @@ Push = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]]
 
 
 def jvp_of(target: Any) -> Push:
-    """A function that pushes tangents forward: `(primals, tangents) -> (outputs, tangents)`.
-
-    `target` is a Function class or any callable on tensors. Its own forward-mode rules are used
-    where it has them; otherwise the rule is derived from its backward, by transposing it twice.
-    Guarantee: `outputs` is what `target(*primals)` gives, and the tangents are linear in those
-    given.
-
-    A tangent is a tensor like its primal, or None for a primal that does not move.
-    """
+    """As `pullback.jvp_of`, which says what it does."""
     is_class = isinstance(target, type) and issubclass(target, TorchFunction)
     program: Callable[..., Any] = target.apply if is_class else target
 

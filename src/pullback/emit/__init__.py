@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from pullback.errors import EmitTargetError
 
 TARGETS = ("python", "cpp")
 
 
+class LoadedOp(Protocol):
+    """An op that was loaded, which is called, or a namespace of ops, which are its attributes."""
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """What the op gives: it is not known before it is loaded."""
+
+    def __getattr__(self, name: str) -> LoadedOp:
+        """An op of a namespace, or an overload of an op."""
+
+
 def emit(
-    x: Any,
+    x: object,
     target: str = "python",
     *,
-    examples: Any = None,
+    examples: object = None,
     path: str | os.PathLike[str] | None = None,
     force: bool = False,
     verify: bool = True,
@@ -86,8 +96,25 @@ def build(
     *,
     flags: Sequence[str] = (),
     cache: str | os.PathLike[str] | None = None,
-) -> Any:
-    """Compile an emitted C++ file and load its op: see `emit.compiled`."""
+) -> LoadedOp:
+    """Compile a C++ file that registers ops, unless that was done before, and load it.
+
+    Arguments:
+        path: a C++ file with `TORCH_LIBRARY` or `TORCH_LIBRARY_FRAGMENT`, such as `emit` writes; or
+            a folder with one of them.
+        flags: more options for the compiler.
+        cache: the folder to keep libraries in; by default one in `$PULLBACK_CACHE_DIR`, else in
+            this user's caches.
+
+    Returns the op, `torch.ops.<ns>.<name>`; of a file with several, the namespace `torch.ops.<ns>`;
+    `torch.ops` if they are in several. The compiler is `$CXX` if that is set.
+
+    >>> import torch
+    >>> from pullback.emit import emit
+    >>> _ = emit(torch.sin, "cpp", examples=(torch.ones(2),), path="sine.cpp")  # doctest: +SKIP
+    >>> build("sine.cpp")(torch.zeros(2))  # doctest: +SKIP
+    tensor([0., 0.])
+    """
     from pullback.emit.compiled import build_file as make
 
-    return make(path, flags=flags, cache=cache)
+    return make(path, flags=flags, cache=cache)  # type: ignore[no-any-return]

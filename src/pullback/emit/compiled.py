@@ -31,18 +31,7 @@ def build_file(
     flags: Sequence[str] = (),
     cache: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Compile a C++ file that registers ops, unless that was done before, and load it.
-
-    Arguments:
-        path: a C++ file with `TORCH_LIBRARY` or `TORCH_LIBRARY_FRAGMENT`, such as `emit` writes; or
-            a folder with one of them.
-        flags: more options for the compiler.
-        cache: the folder to keep libraries in; by default one in `$PULLBACK_CACHE_DIR`, else in
-            this user's caches.
-
-    Returns the op, `torch.ops.<ns>.<name>`; of a file with several, the namespace `torch.ops.<ns>`;
-    `torch.ops` if they are in several. The compiler is `$CXX` if that is set.
-    """
+    """As `pullback.build`, which says what it does."""
     file = _source(Path(path))
     text = file.read_text(encoding="utf-8")
     names = _registered(file, text)

@@ -47,9 +47,31 @@ def plan(
     budget: float = 60.0,
     progress: bool | Callable[[int, int, str], None] | None = None,
 ) -> Plan[Any]:
-    """A `Plan`: the best way to run `program`, with the evidence for it: see `plan.planning`.
+    """The best way to run `program`, and the evidence for it.
 
-    Of a module, `best` is a module: see `plan.modules`.
+    Every grouping of its units is considered, with every backend and policy of saving: by what its
+    groups cost, each measured by itself. The best few are then measured side by side with the
+    program as written and combined, and that decides.
+
+    Arguments:
+        program: as for `combine`.
+        examples: arguments of the size to plan for.
+        sizes: further arguments, a tuple for each further size; the plan then follows the size.
+        objective: "time", "memory" (bytes kept for backward), or a number between: 0 is time, 1 is
+            memory.
+        backends: the names of those to try; all that are available unless it is given.
+        budget: seconds, more or less. The program as written, and combined with the last backend
+            and each policy of saving, is always measured.
+        progress: whether to show a bar, or a function of the steps done, the steps known of, and a
+            text. Unless it is given, there is a bar on a terminal.
+
+    Of a module, `best` is a module. Ctrl-C ends the search: the plan is then made of what is known.
+
+    >>> import torch
+    >>> x = torch.ones(8, requires_grad=True)
+    >>> p = plan(lambda x: x.sin().exp(), x, budget=0, backends=["eager"])
+    >>> bool(p.best(x).equal(x.sin().exp()))
+    True
     """
     make: Any
     if isinstance(program, nn.Module):
@@ -75,7 +97,23 @@ def load_plan(
 @overload
 def load_plan(path: str | Path, program: C, *examples: object) -> Plan[C]: ...
 def load_plan(path: str | Path, program: Callable[..., Any], *examples: object) -> Plan[Any]:
-    """The `Plan` that was saved in `path`, for the same program: see `plan.planned`."""
+    """The plan in the file `path`, for the program that it was measured with.
+
+    Nothing is measured again. The program is recorded once, to see that it is the same: on
+    `examples`, or on tensors like those of the plan's smallest size. Raises `PlanFileError` for a
+    program that was written anew, and for a file that is no plan.
+
+    >>> import tempfile, torch
+    >>> from pullback.plan import plan
+    >>> def program(x):
+    ...     return x.sin().exp()
+    >>> x = torch.ones(8, requires_grad=True)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plan(program, x, budget=0, backends=["eager"]).save(f"{folder}/plan.json")
+    ...     loaded = load_plan(f"{folder}/plan.json", program)
+    >>> bool(loaded.best(x).equal(program(x)))
+    True
+    """
     load: Any
     if isinstance(program, nn.Module):
         from pullback.plan.modules import load_module_plan as load  # heavy

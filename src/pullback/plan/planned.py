@@ -81,6 +81,20 @@ class Plan(Generic[C]):
         """Write the plan as JSON; `pb.load_plan` reads it."""
         store.write_plan(self.evidence, Path(path))
 
+    def to_html(self, *examples: Any) -> str:
+        """The plan as a page that needs no network; with examples, also the graph of the program.
+
+        The graph is coloured by the groups that were chosen at the largest size.
+        """
+        from pullback.report.graphs.page import plan_page  # jinja2; an import upwards
+
+        return plan_page(self, *examples).html
+
+    def _repr_html_(self) -> str:
+        from pullback.report.graphs.page import plan_page
+
+        return plan_page(self)._repr_html_()
+
     def __repr__(self) -> str:
         return f"<Plan of {self.evidence.program}: {text.chosen_text(self.evidence)}>"
 
@@ -116,12 +130,7 @@ def _units(
 
 
 def load_program_plan(path: str | Path, program: Callable[..., Any], *examples: Any) -> Plan[Any]:
-    """The plan in the file `path`, for the program that it was measured with.
-
-    Nothing is measured again. The program is recorded once, to see that it is the same: on
-    `examples`, or on tensors like those of the plan's smallest size. Raises `PlanFileError` for a
-    program that was written anew, and for a file that is no plan.
-    """
+    """As `pullback.load_plan`, which says what it does."""
     program, path = callable_of(program), Path(path)
     evidence = store.read(path)
     args = examples or store.guarded(path, lambda: arguments_from(evidence.signature))

@@ -40,30 +40,8 @@ def plan_program(
 ) -> Plan[Any]:
     """The best way to run `program`, and the evidence for it.
 
-    Every grouping of its units is considered, with every backend and policy of saving: by what its
-    groups cost, each measured by itself. The best few are then measured side by side with the
-    program as written and combined, and that decides.
-
-    Arguments:
-        program: as for `combine`.
-        examples: arguments of the size to plan for.
-        sizes: further arguments, a tuple for each further size; the plan then follows the size.
-        objective: "time", "memory" (bytes kept for backward), or a number between: 0 is time, 1 is
-            memory.
-        backends: the names of those to try; all that are available unless it is given.
-        budget: seconds, more or less. The program as written, and combined with the last backend
-            and each policy of saving, is always measured.
-        progress: whether to show a bar, or a function of the steps done, the steps known of, and a
-            text. Unless it is given, there is a bar on a terminal.
-        held: how many of the first arguments belong to the program, and do not count for the size.
-
-    Ctrl-C ends the search: the plan is then made of what is known.
-
-    >>> import torch
-    >>> x = torch.ones(8, requires_grad=True)
-    >>> p = plan_program(lambda x: x.sin().exp(), x, budget=0, backends=["eager"])
-    >>> bool(p.best(x).equal(x.sin().exp()))
-    True
+    As `pullback.plan`; `held` is how many of the first arguments belong to the program, and do not
+    count for the size.
     """
     program = callable_of(program)
     rows = _examples(program, examples, sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def drawn_graph(
     if not examples:
         raise CaptureError(
             f"`{name}` must come with examples of its arguments to be drawn",
-            expected="pb.graph(target, *examples)",
+            expected="pb.draw(target, *examples)",
             got="no example",
             fix="pass tensors like those it will be called with",
         )
@@ -70,7 +71,25 @@ def drawn_graph(
     made = make_derived(program, args, "auto" if save is None else save)
     recipe = record_of(made).recipes.fresh(args)
     policy = "auto" if save is None else save
-    return _drawn(name, recipe, policy, groups, tensor_leaves(args), is_timed)
+    drawn = _drawn(name, recipe, policy, groups, tensor_leaves(args), is_timed)
+    return _with_paths(drawn, target) if isinstance(target, nn.Module) else drawn
+
+
+def _with_paths(drawn: DrawnGraph, module: nn.Module) -> DrawnGraph:
+    """The graph of a module, its parameters and buffers called as the module calls them."""
+    names = ModuleLayout(plain_of(module)).names
+    written = [node.name for node in drawn.nodes if node.kind == INPUT][: len(names)]
+    of = dict(zip(written, names, strict=True))
+    of |= {f"gradient of {old}": f"gradient of {new}" for old, new in of.items()}
+    nodes = [
+        replace(
+            node,
+            name=of.get(node.name, node.name),
+            returns=tuple(of.get(word, word) for word in node.returns),
+        )
+        for node in drawn.nodes
+    ]
+    return replace(drawn, nodes=tuple(nodes))
 
 
 def _program(target: Any, examples: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -186,7 +205,7 @@ def _readers(node: fx.Node, parts: Parts) -> list[fx.Node]:
         seen.add(user)
         if phase_of(user) == IN_BACKWARD:
             found.append(user)
-        elif user in parts.cut.recomputed or user not in parts.cut.saved:
+        elif user in parts.cut.recomputed:
             waiting += [u for u in user.users if u not in seen]
     return found
 
@@ -201,9 +220,7 @@ def _facts(
         ("ops", f"{kinds.count(FORWARD)} forward, {kinds.count(BACKWARD)} backward"),
         ("calls", str(len(recipe.captured.units))),
         ("save", str(policy)),
-        (
-            "kept",
-            f"{len(cut.saved)} values, {bytes_text(cut.charged_bytes)} that nothing else holds",
-        ),
-        ("computed again", f"{len(cut.recomputed)} ops, {cut.flops:,} operations"),
+        ("kept", f"{len(cut.saved)} value{'s' * (len(cut.saved) != 1)}"),
+        ("held by nothing else", bytes_text(cut.charged_bytes)),
+        ("computed again", f"{len(cut.recomputed)} op{'s' * (len(cut.recomputed) != 1)}, {cut.flops:,} operations"),
     ]

@@ -10,11 +10,14 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
+from pullback.errors import PullbackError
 from pullback.plan.figure import svg
 from pullback.plan.planned import Plan
+from pullback.report.graphs.drawn import drawn_graph
 from pullback.report.graphs.picture import DrawnGraph
 from pullback.report.html import environment, in_frame
 
@@ -28,7 +31,7 @@ class GraphPage:
     """A graph as a page: `save` writes it, and a notebook shows it."""
 
     graph: DrawnGraph
-    plan: Plan | None = None  # type: ignore[type-arg]
+    plan: Plan[Any] | None = None
 
     @property
     def html(self) -> str:
@@ -47,7 +50,25 @@ class GraphPage:
         return f"<GraphPage of {self.graph.name}: {count} nodes; .save(path) writes it>"
 
 
-def render(graph: DrawnGraph, plan: Plan | None = None) -> str:  # type: ignore[type-arg]
+def graph_page(
+    target: Any, *examples: Any, save: str | int | None = None, is_timed: bool = True
+) -> GraphPage:
+    """The page of a target: see `pullback.draw`."""
+    drawn = drawn_graph(target, *examples, save=save, is_timed=is_timed)
+    return GraphPage(drawn, target if isinstance(target, Plan) else None)
+
+
+def plan_page(plan: Plan[Any], *examples: Any) -> GraphPage:
+    """A plan: its candidates, and the graph of its program where that can be captured."""
+    name = plan.evidence.program
+    try:
+        drawn = drawn_graph(plan, *examples, is_timed=bool(examples))
+    except PullbackError as error:
+        drawn = DrawnGraph(name, (), (), facts={"no graph": error.rule})
+    return GraphPage(drawn, plan)
+
+
+def render(graph: DrawnGraph, plan: Plan[Any] | None = None) -> str:
     """The page."""
     page: str = (
         environment()
