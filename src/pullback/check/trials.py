@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from cmath import isfinite
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pullback.check.behaved import is_behaved
 from pullback.check.facts import at_worst
@@ -168,6 +169,8 @@ def reported(
         for mismatch in trial.mismatches:
             if not is_behaved(subject, trial.example, mismatch):
                 continue
+            if own_number(subject, trial.example, mismatch.name):
+                continue  # the caller says how exact the gradient is
             if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
                 facts = _proviso(subject, trial.example, mismatch)
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why, **facts)
@@ -181,10 +184,6 @@ def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str
     """
     if subject.target.intent.is_surrogate(mismatch.name):
         return {"expected": "a finite number"}
-    own = _own_number(subject, example, mismatch)
-    if own:
-        at = at_worst(mismatch).then(f": `{own}` is for backward alone")
-        return {"severity": Severity.FRAGILE, "at": at}
     x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
     is_remote = largest_entry(x) > REMOTE * max(largest_entry(usual), 1.0)
     if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
@@ -193,14 +192,17 @@ def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str
     return {"severity": Severity.FRAGILE, "at": at}
 
 
-def _own_number(subject: Subject, example: Example, mismatch: Mismatch) -> str:
-    """The name of a number that changes this gradient, and nothing that forward gives."""
+def own_number(subject: Subject, example: Example, name: str, *, times: float = 1.0) -> str:
+    """The name of a number that changes this gradient, and nothing that forward gives.
+
+    `times` are the cotangents as large as usual.
+    """
     for i, arg in enumerate(example.args):
         if not isinstance(arg, float) or not arg:
             continue
         try:
             runs = [subject.run(e) for e in (example, example.put(i, arg / 2, example.label))]
-            one, two = (run.pull(subject.cotangents(run))[mismatch.name] for run in runs)
+            one, two = (run.pull(_scaled(subject.cotangents(run), times))[name] for run in runs)
         except CallError:
             continue
         outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
@@ -208,6 +210,10 @@ def _own_number(subject: Subject, example: Example, mismatch: Mismatch) -> str:
         if is_same and not is_close(one, two):
             return subject.names[i]
     return ""
+
+
+def _scaled(cotangents: Sequence[Tensor | None], times: float) -> list[Tensor | None]:
+    return [None if c is None else times * c for c in cotangents]
 
 
 def report_trials(
