@@ -116,7 +116,7 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
         return Trial(example, failure=failure.raised)
-    return Trial(example, tuple(subject.mismatches(called, cotangents, grads)))
+    return Trial(example, tuple(subject.mismatches(called, cotangents, grads, at_once=True)))
 
 
 def is_finite(called: Run) -> bool:
