@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import time
 from cmath import isfinite
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pullback.check.behaved import is_behaved
-from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
+from pullback.check.own import own_argument
 from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.run import (
     BackwardFailedError,
-    CallError,
     ForwardRefusedError,
     Raised,
     Run,
     copies_of,
 )
-from pullback.judge.tolerances import is_close, largest_entry
+from pullback.judge.tolerances import largest_entry
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
 SLOW = 0.1  # seconds
@@ -169,51 +167,29 @@ def reported(
         for mismatch in trial.mismatches:
             if not is_behaved(subject, trial.example, mismatch):
                 continue
-            if own_number(subject, trial.example, mismatch.name):
-                continue  # the caller says how exact the gradient is
+            if _is_beyond(subject, trial.example, mismatch):
+                continue
+            if own_argument(subject, trial.example, mismatch.name):
+                continue  # the caller says what the gradient is
             if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
-                facts = _proviso(subject, trial.example, mismatch)
+                facts = _proviso(subject, mismatch)
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why, **facts)
 
 
-def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str, Any]:
-    """What is said differently of a surrogate, and of a forward that no longer moves far out.
+def _proviso(subject: Subject, mismatch: Mismatch) -> dict[str, Any]:
+    """What is said differently of a surrogate."""
+    is_surrogate = subject.target.intent.is_surrogate(mismatch.name)
+    return {"expected": "a finite number"} if is_surrogate else {}
 
-    What such a forward does there may be the end of what it serves: a root that is out of its
-    bracket, a table that is read beyond its end.
+
+def _is_beyond(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
+    """Whether forward no longer moves, far out: that may be the end of what it serves.
+
+    Such as a root that is out of its bracket, or a table that is read beyond its end.
     """
-    if subject.target.intent.is_surrogate(mismatch.name):
-        return {"expected": "a finite number"}
     x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
     is_remote = largest_entry(x) > REMOTE * max(largest_entry(usual), 1.0)
-    if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
-        return {}
-    at = at_worst(mismatch).then(", if inputs may be as large as this")
-    return {"severity": Severity.FRAGILE, "at": at}
-
-
-def own_number(subject: Subject, example: Example, name: str, *, times: float = 1.0) -> str:
-    """The name of a number that changes this gradient, and nothing that forward gives.
-
-    `times` are the cotangents as large as usual.
-    """
-    for i, arg in enumerate(example.args):
-        if not isinstance(arg, float) or not arg:
-            continue
-        try:
-            runs = [subject.run(e) for e in (example, example.put(i, arg / 2, example.label))]
-            one, two = (run.pull(_scaled(subject.cotangents(run), times))[name] for run in runs)
-        except CallError:
-            continue
-        outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
-        is_same = all(torch.equal(a.detach(), b.detach()) for a, b in outputs)
-        if is_same and not is_close(one, two):
-            return subject.names[i]
-    return ""
-
-
-def _scaled(cotangents: Sequence[Tensor | None], times: float) -> list[Tensor | None]:
-    return [None if c is None else times * c for c in cotangents]
+    return is_remote and mismatch.expected == 0 and isfinite(mismatch.got or 0.0)
 
 
 def report_trials(

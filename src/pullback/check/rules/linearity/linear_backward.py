@@ -11,10 +11,10 @@ from torch import Tensor
 from pullback.check.conditions import RUNS, STEADY, needs
 from pullback.check.explaining import PATTERNS, Cause
 from pullback.check.facts import At, Gradient, Number
+from pullback.check.own import own_argument
 from pullback.check.registered import Registered
 from pullback.check.repro.context import Form, Repro, ReproContext, text_of
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, worst_of
-from pullback.check.trials import own_number
 from pullback.judge.example import wide_of
 from pullback.judge.mismatch import index_of
 from pullback.judge.run import Run, copies_of
@@ -133,7 +133,7 @@ def zero_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
         worst = _worst(got.detach(), like.detach())
         if worst is None:
             continue
-        if own_number(subject, subject.base, name, times=0.0):
+        if own_argument(subject, subject.base, name, times=0.0):
             continue  # an argument says what is added to the gradient
         subject.blamed.add((ZERO_COTANGENT.group, name))
         yield subject.finding(
