@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pullback.check.subject import Subject
 from pullback.judge.example import Example, can_differ
-from pullback.judge.run import CallError
+from pullback.judge.run import CallError, Run, run
 from pullback.judge.tolerances import is_close
 
 
@@ -24,9 +24,9 @@ def own_argument(subject: Subject, example: Example, name: str, *, times: float 
 
     Cotangents are `times` as large as usual.
     """
-    for i, other in _others(example):
+    for i, other in _others(example, subject.names.index(name)):
         try:
-            runs = [subject.run(e) for e in (example, example.put(i, other, example.label))]
+            runs = [_run(subject, e) for e in (example, example.put(i, other, example.label))]
             one, two = (_pulled(subject, run, times)[name] for run in runs)
         except CallError:
             continue
@@ -37,15 +37,19 @@ def own_argument(subject: Subject, example: Example, name: str, *, times: float 
     return ""
 
 
-def _others(example: Example) -> Iterator[tuple[int, Any]]:
-    """Each number, and each tensor without a gradient, as half of it."""
+def _others(example: Example, place: int) -> Iterator[tuple[int, Any]]:
+    """Each number, and each tensor but the one at `place`, as half of it."""
     for i, arg in enumerate(example.args):
         is_number = isinstance(arg, float) and arg != 0
-        if is_number or (can_differ(arg) and i not in example.needs):
+        if is_number or (can_differ(arg) and i != place):
             yield i, arg / 2
 
 
-def _pulled(subject: Subject, run: Any, times: float) -> dict[str, Tensor | None]:
+def _run(subject: Subject, example: Example) -> Run:
+    """A run at inputs that need not be such as the examples are."""
+    return run(subject.target.call, example, subject.names, through_clone=subject.writes_inputs)
+
+
+def _pulled(subject: Subject, run: Run, times: float) -> dict[str, Tensor | None]:
     given = [None if c is None else times * c for c in subject.cotangents(run)]
-    found: dict[str, Tensor | None] = run.pull(given)
-    return found
+    return run.pull(given)

@@ -20,6 +20,7 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -59,13 +60,14 @@ class Surrogate:
     name: str
     shape: Shape | None
     inside: str = ""
+    is_drawn: bool = False  # whether it is an estimate by random numbers
 
 
 def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
     """The inputs whose gradient is not forward's at the examples, by its shape on purpose."""
     wrong = subject.base_mismatches
     if not wrong:
-        return ()
+        return tuple(_changed_identity(subject)) if subject.target.is_function else ()
     if not subject.target.is_function:
         return tuple(_inside(subject, wrong))
     try:
@@ -74,10 +76,27 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
         return ()
 
 
+def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
+    """An input that forward returns, whose gradient is another, right as far as inputs may move."""
+    try:
+        called = subject.run()
+        if not subject.tangents(called.example) or len(called.live) != 1:
+            return
+        sent = subject.cotangents(called)
+        grads = called.pull(copies_of(sent))
+        for i in sorted(called.example.needs):
+            found = grads.get(called.names[i])
+            is_other = found is not None and not torch.equal(found, sent[called.live[0]])
+            if is_other and _is_identity(subject, called, i):
+                yield Surrogate(called.names[i], Shape.IDENTITY)
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+
+
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    if any(s.shape is Shape.DRAWN for s in found):
-        intent = replace(intent, nondeterministic=intent.nondeterministic or 1.0)
+    if any(s.is_drawn for s in found):
+        intent = replace(intent, nondeterministic=math.inf)
     one_by_one = (Shape.BOUND, Shape.PASSED, Shape.SHAPED)
     if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)
@@ -94,7 +113,7 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
             continue  # a gradient that is missing is no other gradient
         shape = _shape(subject, called, mismatch)
         if shape is not None:
-            yield Surrogate(mismatch.name, shape)
+            yield Surrogate(mismatch.name, shape, is_drawn=shape is Shape.DRAWN)
 
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
@@ -263,17 +282,20 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
     with watching(note):
         subject.run()
     for cls, args in calls.items():
-        if _has_surrogate(cls, args):
+        known = _surrogates_in(cls, args)
+        if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
-            yield from (Surrogate(one.name, None, name) for one in wrong)
+            is_drawn = any(one.is_drawn for one in known)
+            yield from (Surrogate(one.name, None, name, is_drawn) for one in wrong)
             return
 
 
-def _has_surrogate(cls: Any, args: tuple[Any, ...]) -> bool:
+def _surrogates_in(cls: Any, args: tuple[Any, ...]) -> tuple[Surrogate, ...] | None:
+    """The surrogates of a Function, none of them known where it declares some; None without."""
     target = target_of(cls)
     if target.intent.has_surrogate:
-        return True
+        return ()
     try:
-        return bool(surrogates_of(Subject(target, [example_of(args)])))
+        return surrogates_of(Subject(target, [example_of(args)])) or None
     except (ForwardRefusedError, BackwardFailedError):
-        return False
+        return None
