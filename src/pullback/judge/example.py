@@ -236,7 +236,10 @@ def exact_copy(tensor: Tensor, seen: dict[int, Tensor] | None = None) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+    if type(tensor) is not Tensor:
+        copy = tensor.clone()
+        return copy if type(copy) is type(tensor) else tensor  # it may open up where it is copied
+    if tensor.layout != torch.strided:
         return tensor.clone()
     if tensor.is_conj():
         return _copied(tensor.conj()).conj()
