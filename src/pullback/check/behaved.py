@@ -25,9 +25,9 @@ from pullback.capture.seeds import uniform_like
 from pullback.check.subject import Subject
 from pullback.function.isolation import seeded
 from pullback.function.modes import DispatchMode
-from pullback.judge.example import Example, can_differ, wide_of
+from pullback.judge.example import Example, can_differ, tensors_in, wide_of
 from pullback.judge.mismatch import Mismatch
-from pullback.judge.run import CallError, copies_of
+from pullback.judge.run import CallError, copies_of, cotangents_of, of_span
 from pullback.judge.tolerances import CLOSED_FORM, SHARE, STABLE, largest_entry
 
 ROUNDS = 32  # of one op in a forward that iterates
@@ -107,6 +107,16 @@ def _is_elsewhere(have: Tensor, want: Tensor) -> bool:
     return bool(apart > SHARE * size)
 
 
+def _is_other_basis(subject: Subject, example: Example) -> bool:
+    """Whether an output is a basis, and sizes are others: not each size has as many vectors."""
+    shapes = [[t.shape for t in tensors_in(e.args)] for e in (subject.small, example)]
+    if shapes[0] == shapes[1]:
+        return False
+    outputs = subject.run(subject.small).outputs
+    drawn = zip(outputs, cotangents_of(outputs, 0), strict=True)
+    return any(of_span(o, c) is not c for o, c in drawn)
+
+
 def _is_steady(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
     """Whether outputs and a gradient hardly move where the inputs move by next to nothing."""
     moved = example
@@ -123,6 +133,8 @@ def _is_steady(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
         now = run.pull(subject.cotangents(before)).get(mismatch.name)
     except CallError:
         return True  # it keeps to a relation to the last digit
+    if _is_other_basis(subject, example):
+        return False
     pairs = zip(before.outputs, run.outputs, strict=True)
     if not all(STABLE.admits(b, a) for a, b in pairs if can_differ(a) and a.shape == b.shape):
         return False

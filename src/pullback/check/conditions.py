@@ -6,6 +6,7 @@ def check(subject): ...
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
@@ -49,6 +50,10 @@ REPEATABLE = Condition(
 )
 DETERMINISTIC = Condition(
     "declared to be nondeterministic", lambda subject: bool(subject.target.intent.nondeterministic)
+)
+NOT_DRAWN = Condition(
+    "its gradient is drawn at random",
+    lambda subject: subject.target.intent.nondeterministic == math.inf,
 )
 KEEPS_INPUTS = Condition("forward changes its inputs", lambda subject: subject.writes_inputs)
 KEEPS_MEMORY = Condition(

@@ -85,7 +85,7 @@ def _trial(
         return Trial(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):
         return None
-    judged = subject.mismatches(called, cotangents, grads) if values else []
+    judged = subject.mismatches(called, cotangents, grads, at_once=not ties) if values else []
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
     for more in not_finite(subject, called, cotangents, grads, steep, beside=values):
         found.setdefault(more.name, more)
@@ -301,10 +301,13 @@ def beyond_ties(subject: Subject, example: Example) -> Iterator[Mismatch]:
     want = subject.reference.gradients(example, wide, tuple(positions)) or {}
     # PyTorch differentiates an op by the very backward that is judged.
     is_own = bool(foreign_calls(subject.target.call, example.fresh(needs=frozenset())))
+    parts = subject.tangents(example)
     groups = [[i] for i in positions] if len(positions) == 1 else [list(positions)]
     groups += [[i] for i in positions] if len(positions) > 1 else []
     for group in groups:
         along = {i: torch.ones(called.args[i].shape, dtype=torch.float64) for i in group}
+        if any(bool((parts[i](a) - a).abs().max() > 0.5) for i, a in along.items() if i in parts):
+            continue  # a step that inputs such as the example's do not take
         have = math.fsum(float(wide_of(pulled[i]).sum()) for i in group)
         said = math.fsum(float(wide_of(g).sum()) for i in group if (g := want.get(i)) is not None)
         size = math.fsum(float(wide_of(pulled[i]).abs().sum()) for i in group)

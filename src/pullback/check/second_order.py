@@ -340,6 +340,8 @@ class Point:
             allowed = ALONG * (tolerance.relative * abs(estimate.value) + tolerance.floor) + ENTRY
             if not estimate.is_known or estimate.agrees(mine, allowed):
                 continue
+            if self.subject.target.intent.has_surrogate and not estimate.value:
+                continue  # a backward of steps, whose own derivative is a surrogate too
             if said is not None and not estimate.agrees(said, allowed + SHARE * abs(said - mine)):
                 continue
             return Defect(

@@ -246,12 +246,20 @@ class Subject:
         return self.mismatches(called, cotangents, called.pull(copies_of(cotangents)))
 
     def mismatches(
-        self, called: Run, cotangents: Sequence[Tensor | None], grads: dict[str, Tensor | None]
+        self,
+        called: Run,
+        cotangents: Sequence[Tensor | None],
+        grads: dict[str, Tensor | None],
+        *,
+        at_once: bool = False,
     ) -> list[Mismatch]:
-        """The gradients of a run that are wrong, beyond doubt; declared surrogates left out."""
+        """The gradients of a run that are wrong, beyond doubt; declared surrogates left out.
+
+        `at_once`: see `Judge.mismatches`.
+        """
         self.tried["judged"] += 1
         honest = {n: g for n, g in grads.items() if not self.target.intent.is_surrogate(n)}
-        return self.judge_of.mismatches(called, cotangents, honest)
+        return self.judge_of.mismatches(called, cotangents, honest, at_once=at_once)
 
     @cached_property
     def first_gradients(self) -> dict[str, Tensor | None]:

@@ -9,8 +9,9 @@ their shape:
   author differentiates some other, smooth forward, so no gradient of that Function is judged;
 - forward returns an input as it is, so that changing gradients is all that the Function does, be it
   to give them to another input;
-- forward returns the input or a bound, and backward lets everything through as it is, or what it
-  lets through depends on the sign of the cotangent;
+- forward returns the input or a bound, and what backward lets through depends on the sign of the
+  cotangent; or forward has bounds, and backward lets everything through as it is;
+- an argument changes the gradient, and nothing that forward gives: it is there to shape it;
 - forward draws no random numbers and backward does: it estimates a gradient.
 
 Where that holds, the gradient is not compared with forward's, as if it were declared
@@ -19,6 +20,7 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from pullback.capture.patch import watching
 from pullback.check.draws import draws, draws_in_backward
+from pullback.check.own import own_argument
 from pullback.check.subject import Subject
 from pullback.check.target import Intent, target_of
 from pullback.judge.example import Example, can_differ, example_of
@@ -45,7 +48,8 @@ class Shape(Enum):
     CONSTANT = "forward is piecewise constant"
     IDENTITY = "forward returns an input as it is"
     BOUND = "forward returns it or a bound, and backward asks for the sign of the cotangent"
-    PASSED = "forward returns it or a bound, and backward passes the cotangent on"
+    PASSED = "forward has bounds, and backward passes the cotangent on as it is"
+    SHAPED = "an argument is there for backward alone"
     DRAWN = "forward draws no random numbers, and backward does"
 
 
@@ -56,13 +60,14 @@ class Surrogate:
     name: str
     shape: Shape | None
     inside: str = ""
+    is_drawn: bool = False  # whether it is an estimate by random numbers
 
 
 def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
     """The inputs whose gradient is not forward's at the examples, by its shape on purpose."""
     wrong = subject.base_mismatches
     if not wrong:
-        return ()
+        return tuple(_changed_identity(subject)) if subject.target.is_function else ()
     if not subject.target.is_function:
         return tuple(_inside(subject, wrong))
     try:
@@ -71,11 +76,28 @@ def surrogates_of(subject: Subject) -> tuple[Surrogate, ...]:
         return ()
 
 
+def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
+    """An input that forward returns, whose gradient is another, right as far as inputs may move."""
+    try:
+        called = subject.run()
+        if not subject.tangents(called.example) or len(called.live) != 1:
+            return
+        sent = subject.cotangents(called)
+        grads = called.pull(copies_of(sent))
+        for i in sorted(called.example.needs):
+            found = grads.get(called.names[i])
+            is_other = found is not None and not torch.equal(found, sent[called.live[0]])
+            if is_other and _is_identity(subject, called, i):
+                yield Surrogate(called.names[i], Shape.IDENTITY)
+    except (ForwardRefusedError, BackwardFailedError):
+        return
+
+
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    if any(s.shape is Shape.DRAWN for s in found):
-        intent = replace(intent, nondeterministic=intent.nondeterministic or 1.0)
-    one_by_one = (Shape.BOUND, Shape.PASSED)
+    if any(s.is_drawn for s in found):
+        intent = replace(intent, nondeterministic=math.inf)
+    one_by_one = (Shape.BOUND, Shape.PASSED, Shape.SHAPED)
     if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)
     return replace(intent, surrogate=(intent.surrogate or frozenset()) | {s.name for s in found})
@@ -91,7 +113,7 @@ def _known(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
             continue  # a gradient that is missing is no other gradient
         shape = _shape(subject, called, mismatch)
         if shape is not None:
-            yield Surrogate(mismatch.name, shape)
+            yield Surrogate(mismatch.name, shape, is_drawn=shape is Shape.DRAWN)
 
 
 def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
@@ -101,11 +123,12 @@ def _shape(subject: Subject, called: Run, mismatch: Mismatch) -> Shape | None:
         return Shape.CONSTANT
     if any(_is_identity(subject, called, i) for i in called.example.differentiable):
         return Shape.IDENTITY
-    if _is_bound(subject, called, place):
-        if _asks_for_sign(subject, called, mismatch):
-            return Shape.BOUND
-        if _passes_on(subject, called, mismatch):
-            return Shape.PASSED
+    if _is_bound(subject, called, place) and _asks_for_sign(subject, called, mismatch):
+        return Shape.BOUND
+    if _passes_on(subject, called, mismatch) and _saturates(subject, called, place):
+        return Shape.PASSED
+    if own_argument(subject, called.example, mismatch.name):
+        return Shape.SHAPED
     return Shape.DRAWN if _is_drawn(subject) else None
 
 
@@ -164,9 +187,17 @@ def _is_bound(subject: Subject, called: Run, place: int) -> bool:
 
 def _passes_on(subject: Subject, called: Run, mismatch: Mismatch) -> bool:
     """Whether the gradient is the cotangent itself, beyond the bounds too."""
+    if len(called.live) != 1:
+        return False
     (live,) = called.live
     sent, found = subject.cotangents(called)[live], mismatch.have
     return sent is not None and found is not None and torch.equal(sent.cpu(), found.cpu())
+
+
+def _saturates(subject: Subject, called: Run, place: int) -> bool:
+    """Whether some numbers of the output stay where the input moves, and others do not."""
+    moved = _changed(subject, called, _moved(called.example, place))
+    return any(0 < share < 1 for share in moved.values())
 
 
 def _is_drawn(subject: Subject) -> bool:
@@ -251,17 +282,20 @@ def _inside(subject: Subject, wrong: Sequence[Mismatch]) -> Iterator[Surrogate]:
     with watching(note):
         subject.run()
     for cls, args in calls.items():
-        if _has_surrogate(cls, args):
+        known = _surrogates_in(cls, args)
+        if known is not None:
             name = cls.__qualname__.rsplit("<locals>.", 1)[-1]
-            yield from (Surrogate(one.name, None, name) for one in wrong)
+            is_drawn = any(one.is_drawn for one in known)
+            yield from (Surrogate(one.name, None, name, is_drawn) for one in wrong)
             return
 
 
-def _has_surrogate(cls: Any, args: tuple[Any, ...]) -> bool:
+def _surrogates_in(cls: Any, args: tuple[Any, ...]) -> tuple[Surrogate, ...] | None:
+    """The surrogates of a Function, none of them known where it declares some; None without."""
     target = target_of(cls)
     if target.intent.has_surrogate:
-        return True
+        return ()
     try:
-        return bool(surrogates_of(Subject(target, [example_of(args)])))
+        return surrogates_of(Subject(target, [example_of(args)])) or None
     except (ForwardRefusedError, BackwardFailedError):
-        return False
+        return None

@@ -16,21 +16,20 @@ from typing import Any
 import torch
 
 from pullback.check.behaved import is_behaved
-from pullback.check.facts import at_worst
 from pullback.check.finding import Finding, Rule, Severity
+from pullback.check.own import own_argument
 from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
 from pullback.judge.mismatch import Mismatch
 from pullback.judge.run import (
     BackwardFailedError,
-    CallError,
     ForwardRefusedError,
     Raised,
     Run,
     copies_of,
 )
-from pullback.judge.tolerances import is_close, largest_entry
+from pullback.judge.tolerances import largest_entry
 
 ENOUGH = 3  # so many variants with something wrong, or slow ones, and a family is left
 SLOW = 0.1  # seconds
@@ -115,7 +114,7 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
         return Trial(example, failure=failure.raised)
-    return Trial(example, tuple(subject.mismatches(called, cotangents, grads)))
+    return Trial(example, tuple(subject.mismatches(called, cotangents, grads, at_once=True)))
 
 
 def is_finite(called: Run) -> bool:
@@ -168,46 +167,29 @@ def reported(
         for mismatch in trial.mismatches:
             if not is_behaved(subject, trial.example, mismatch):
                 continue
+            if _is_beyond(subject, trial.example, mismatch):
+                continue
+            if own_argument(subject, trial.example, mismatch.name):
+                continue  # the caller says what the gradient is
             if is_new(subject, rule, mismatch.name, is_spoiled=_is_spoiled(subject, mismatch)):
-                facts = _proviso(subject, trial.example, mismatch)
+                facts = _proviso(subject, mismatch)
                 yield subject.mismatched(rule, mismatch, trial.example, fix=fix, why=why, **facts)
 
 
-def _proviso(subject: Subject, example: Example, mismatch: Mismatch) -> dict[str, Any]:
-    """What is said differently of a surrogate, and of a forward that no longer moves far out.
+def _proviso(subject: Subject, mismatch: Mismatch) -> dict[str, Any]:
+    """What is said differently of a surrogate."""
+    is_surrogate = subject.target.intent.is_surrogate(mismatch.name)
+    return {"expected": "a finite number"} if is_surrogate else {}
 
-    What such a forward does there may be the end of what it serves: a root that is out of its
-    bracket, a table that is read beyond its end.
+
+def _is_beyond(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
+    """Whether forward no longer moves, far out: that may be the end of what it serves.
+
+    Such as a root that is out of its bracket, or a table that is read beyond its end.
     """
-    if subject.target.intent.is_surrogate(mismatch.name):
-        return {"expected": "a finite number"}
-    own = _own_number(subject, example, mismatch)
-    if own:
-        at = at_worst(mismatch).then(f": `{own}` is for backward alone")
-        return {"severity": Severity.FRAGILE, "at": at}
     x, usual = example.args[mismatch.position], subject.small.args[mismatch.position]
     is_remote = largest_entry(x) > REMOTE * max(largest_entry(usual), 1.0)
-    if not is_remote or mismatch.expected != 0 or not isfinite(mismatch.got or 0.0):
-        return {}
-    at = at_worst(mismatch).then(", if inputs may be as large as this")
-    return {"severity": Severity.FRAGILE, "at": at}
-
-
-def _own_number(subject: Subject, example: Example, mismatch: Mismatch) -> str:
-    """The name of a number that changes this gradient, and nothing that forward gives."""
-    for i, arg in enumerate(example.args):
-        if not isinstance(arg, float) or not arg:
-            continue
-        try:
-            runs = [subject.run(e) for e in (example, example.put(i, arg / 2, example.label))]
-            one, two = (run.pull(subject.cotangents(run))[mismatch.name] for run in runs)
-        except CallError:
-            continue
-        outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
-        is_same = all(torch.equal(a.detach(), b.detach()) for a, b in outputs)
-        if is_same and not is_close(one, two):
-            return subject.names[i]
-    return ""
+    return is_remote and mismatch.expected == 0 and isfinite(mismatch.got or 0.0)
 
 
 def report_trials(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pullback.function.isolation import SEED
 
@@ -62,14 +63,22 @@ class Example:
         """How many elements the tensors have together."""
         return sum(self.args[i].numel() for i in self.tensors)
 
-    def fresh(self, *, needs: frozenset[int] | None = None) -> tuple[Any, ...]:
-        """New arguments: copies of the tensors with the same layout, grad required where asked."""
+    def fresh(
+        self, *, needs: frozenset[int] | None = None, owners: dict[int, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """New arguments: copies of the tensors with the same layout, grad required where asked.
+
+        With `owners`, the copies of modules are kept there and used again, for calls of which one
+        is over before the next begins.
+        """
         needs = self.needs if needs is None else needs
         seen: dict[int, Tensor] = {}
         args = tuple(mapped(arg, lambda t: exact_copy(t, seen)) for arg in self.args)
         for i in self.differentiable:
             args[i].requires_grad_(i in needs)
-        return _tied(args, self.ties) if self.ties else args
+        if not self.ties:
+            return args
+        return _tied(args, self.ties) if owners is None else _bound(args, self.ties, owners)
 
     def map(self, change: Callable[[Tensor], Tensor], label: str) -> Example:
         """The example with every tensor changed, also those in containers."""
@@ -153,6 +162,21 @@ def _tied(args: tuple[Any, ...], ties: tuple[Tie, ...]) -> tuple[Any, ...]:
     return tuple(made)
 
 
+def _bound(args: tuple[Any, ...], ties: tuple[Tie, ...], owners: dict[int, Any]) -> tuple[Any, ...]:
+    """The same with the copies in `owners`, which are made where they are missing."""
+    made = list(args)
+    for tie in ties:
+        if tie.module not in owners:
+            owners[tie.module] = deepcopy(args[tie.module])
+        made[tie.module] = owner = owners[tie.module]
+        *path, name = tie.name.split(".")
+        for step in path:
+            owner = owner[int(step)] if isinstance(owner, (list, tuple)) else getattr(owner, step)
+        held = owner._parameters if name in owner._parameters else owner._buffers
+        held[name] = args[tie.position]
+    return tuple(made)
+
+
 def can_differ(value: Any) -> bool:
     """Whether `value` is a tensor that can require grad."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
@@ -160,6 +184,8 @@ def can_differ(value: Any) -> bool:
 
 def cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` as `dtype` if it is floating, as the complex dtype of that width if complex."""
+    if type(tensor) not in (Tensor, Parameter):
+        return tensor  # a subclass may hold its numbers in a dtype of its own
     if tensor.is_complex():
         wide = torch.complex128 if dtype == torch.float64 else torch.complex64
         return tensor.detach().to(wide)
@@ -210,7 +236,10 @@ def exact_copy(tensor: Tensor, seen: dict[int, Tensor] | None = None) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+    if type(tensor) is not Tensor:
+        copy = tensor.clone()
+        return copy if type(copy) is type(tensor) else tensor  # it may open up where it is copied
+    if tensor.layout != torch.strided:
         return tensor.clone()
     if tensor.is_conj():
         return _copied(tensor.conj()).conj()

@@ -175,12 +175,13 @@ class Reference:
         """`t -> <cotangents, forward(x + t direction)>`, a real number."""
 
         steps = {i: along.to(example.args[i].detach()) for i, along in direction.items()}
+        owners: dict[int, Any] = {}
 
         def value(t: float) -> float:
             moved = list(example.args)
             for i, along in steps.items():
                 moved[i] = moved[i].detach() + t * along
-            args = replace(example, args=tuple(moved)).fresh(needs=frozenset())
+            args = replace(example, args=tuple(moved)).fresh(needs=frozenset(), owners=owners)
             progress.current.begin(example.size)
             with torch.no_grad(), warnings.catch_warnings(), seeded(example.seed):
                 warnings.simplefilter("ignore")

@@ -57,8 +57,14 @@ class Judge:
         run: Run,
         cotangents: Sequence[Tensor | None],
         grads: dict[str, Tensor | None],
+        *,
+        at_once: bool = False,
     ) -> list[Mismatch]:
-        """One mismatch for each gradient that is wrong."""
+        """One mismatch for each gradient that is wrong.
+
+        With `at_once`, where there are differences alone, inputs are looked at one by one only if
+        it is not clear that they are right together.
+        """
         mismatches = []
         positions = {name: i for i, name in enumerate(run.names) if name in grads}
         exact = run.example.double()
@@ -68,6 +74,11 @@ class Judge:
             wants = self.reference.gradients(run.example, wide, tuple(positions.values()))
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
+        if not known and at_once:
+            cases = {i: self._case(run, exact, wide, n, grads[n]) for n, i in positions.items()}
+            parts = {i: case.of_part() for i, case in cases.items()}
+            if all(self._along(parts, seed) for seed in range(TOGETHER)):
+                return []
         for name, position in positions.items():
             case = self._case(run, exact, wide, name, grads[name])
             want = wants.get(position) if wants is not None else None
@@ -102,19 +113,22 @@ class Judge:
             for i in run.example.differentiable
             if run.names[i] in grads
         }
-        if not cases or not any(self._contradicts(cases, seed) for seed in range(TOGETHER)):
+        if not cases or all(self._along(cases, s) is not False for s in range(TOGETHER)):
             return []
         found = [case.against_differences(case.tolerance()) for case in cases.values()]
         return [mismatch for mismatch in found if mismatch is not None]
 
-    def _contradicts(self, cases: dict[int, Case], seed: int) -> bool:
-        """Whether the slope of forward along one random direction is not the gradients' own."""
+    def _along(self, cases: dict[int, Case], seed: int) -> bool | None:
+        """Whether the slope of forward along one random direction is the gradients' own.
+
+        None where that is not known.
+        """
         along: dict[int, Tensor] = {}
         claimed = size = 0.0
         for i, case in cases.items():
             value = wide_of(case.exact.args[i]).cpu()
             if case.have.shape != value.shape or not value.numel():
-                return False
+                return None
             along[i] = normal(value, 300 + seed + 10 * i) * (largest_entry(value) or 1.0)
             along[i] = case.kept(along[i])
             claimed += float(real_inner_product(case.have, along[i]))
@@ -124,7 +138,7 @@ class Judge:
         estimate = self.reference.slope(first.exact, first.cotangents, along, step)
         tolerance = first.tolerance()
         slack = ALONG * tolerance.relative * (size + abs(estimate.value)) + tolerance.floor
-        return estimate.is_known and not estimate.agrees(claimed, slack)
+        return estimate.agrees(claimed, slack) if estimate.is_known else None
 
     def _case(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pullback.capture.indices import is_index
 from pullback.judge.example import Example, can_differ
@@ -91,7 +92,9 @@ def _shown(example: Example, few: bool) -> Iterator[Relation]:
 
 def _tells(tensor: Tensor) -> bool:
     """Whether it has several numbers, not all the same: others keep every relation by chance."""
-    if tensor.layout != torch.strided or tensor.is_complex() or tensor.numel() < LEAST:
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
+        return False  # numbers that are kept in some other way
+    if tensor.is_complex() or tensor.numel() < LEAST:
         return False
     if not can_differ(tensor):
         return is_index(tensor) and bool((tensor != tensor.flatten()[0]).any())

@@ -23,6 +23,7 @@ Cannot see
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,8 +36,11 @@ from pullback.judge.run import run
 
 RULE = Rule("C001", "cost-grows", "cost", Severity.WASTEFUL, "quick")
 
+Sizes = tuple[tuple[int, int], ...]
+
 PAIRS = ((12, 48), (8, 32), (6, 18))
 SCALES = ((2, 8), (1, 4), (1, 3))
+SLOW = 0.02  # seconds
 LIMIT = 60_000
 POWER = 0.5
 SCALE = 3.0  # the least ratio of two sizes above
@@ -59,7 +63,8 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield Skip(RULE, "what an op computes inside cannot be counted")
         return
     loops: list[Finding | None] = []
-    for small, large, words in each(_pairs(subject.small), subject):
+    pairs, scales = (PAIRS[-1:], SCALES[-1:]) if _is_slow(subject) else (PAIRS, SCALES)
+    for small, large, words in each(_pairs(subject.small, pairs, scales), subject):
         try:
             mine = [_of_backward(subject, example) for example in (small, large)]
             plain = [_of_plain(subject, example) for example in (small, large)]
@@ -75,17 +80,30 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
         yield loops[0]
 
 
-def _pairs(example: Example) -> Iterator[tuple[Example, Example, str]]:
+def _is_slow(subject: Subject) -> bool:
+    """Whether backward takes long at the smaller ones of the sizes already."""
+    for _, large, _ in _pairs(subject.small, PAIRS[-1:], ()):
+        start = time.process_time()
+        try:
+            subject.pull(large)
+        except CallError:
+            continue
+        if time.process_time() - start > SLOW:
+            return True
+    return False
+
+
+def _pairs(example: Example, pairs: Sizes, scales: Sizes) -> Iterator[tuple[Example, Example, str]]:
     """A small and a large example: each size alone, then all sizes together."""
     symbols = [size for size in symbols_of(example) if size > 1]
     for size in symbols:
-        for low, high in PAIRS:
+        for low, high in pairs:
             if fits(example, {size: high}, LIMIT):
                 one = resized(example, {size: low}, f"size {size} as {low}")
                 yield one, resized(example, {size: high}, f"size {size} as {high}"), f"size {size}"
                 break
     if len(symbols) > 1:
-        for low, high in SCALES:
+        for low, high in scales:
             sizes = {size: high * size for size in symbols}
             if fits(example, sizes, LIMIT):
                 one = resized(example, {s: low * s for s in symbols}, f"every size times {low}")

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from pullback.check.conditions import RUNS, needs
+from pullback.check.conditions import NOT_DRAWN, RUNS, needs
 from pullback.check.explaining import ANYTHING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Words, at_worst
 from pullback.check.others import other_values
@@ -105,7 +105,12 @@ def _is_ignored(subject: Subject, run: Run, output: int, grads: dict[str, Tensor
 
 
 def _weight(subject: Subject, run: Run, output: int) -> Severity:
-    """Wrong where the output moves with the inputs; a step in it may be meant to be a constant."""
+    """Wrong where the output moves with the inputs and has the shape of one, as a state has.
+
+    A step, or a number such as the scale of a sign, may be meant to be a constant.
+    """
+    if all(run.outputs[output].shape != leaf.shape for leaf in run.leaves.values()):
+        return Severity.FRAGILE
     near = subject.base.map(_nudged, "moved a little")
     try:
         moved = subject.run(near).outputs[output].detach()
@@ -142,7 +147,7 @@ def _one_entry(cotangent: Tensor) -> Tensor:
     return one
 
 
-@needs(WRONG_FOR_SUBSET, RUNS)
+@needs(WRONG_FOR_SUBSET, RUNS, NOT_DRAWN)
 def wrong_for_subset(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield at most one finding for forward and one per gradient."""
     needs = tuple(sorted(subject.base.needs))

@@ -11,6 +11,7 @@ from torch import Tensor
 from pullback.check.conditions import RUNS, STEADY, needs
 from pullback.check.explaining import PATTERNS, Cause
 from pullback.check.facts import At, Gradient, Number
+from pullback.check.own import own_argument
 from pullback.check.registered import Registered
 from pullback.check.repro.context import Form, Repro, ReproContext, text_of
 from pullback.check.subject import BackwardFailedError, Finding, Rule, Skip, Subject, worst_of
@@ -132,6 +133,8 @@ def zero_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
         worst = _worst(got.detach(), like.detach())
         if worst is None:
             continue
+        if own_argument(subject, subject.base, name, times=0.0):
+            continue  # an argument says what is added to the gradient
         subject.blamed.add((ZERO_COTANGENT.group, name))
         yield subject.finding(
             ZERO_COTANGENT,
