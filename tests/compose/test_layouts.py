@@ -361,3 +361,52 @@ def test_first_call_compiles_one_backward(backend, monkeypatch):
         counts.append(made.count("backward"))
 
     assert counts == [1, 2, 2]
+
+
+# ---- programs that ask how a tensor lies in its memory ----
+
+
+def scaled_by_stride(x):
+    return x * x.stride(0) * 1
+
+
+def scaled_by_beginning(x):
+    return x * (1 + x.storage_offset()) * 1
+
+
+def branched_by_gaps(x):
+    return x.sin() * 2 if x.is_contiguous() else x.cos() * 3
+
+
+def viewed_from_beginning(x):
+    return x.as_strided((2,), (1,), x.storage_offset() + 1).sin() * 1
+
+
+ASKING = (scaled_by_stride, scaled_by_beginning, branched_by_gaps, viewed_from_beginning)
+MEMORY = torch.linspace(-1, 1, 12, dtype=torch.float64)
+PLACES = (MEMORY[:3], MEMORY[:6:2], MEMORY[4:7], MEMORY[1:8:3], MEMORY[:1].expand(3))
+MAKERS = {
+    "derive": lambda program, x: pb.derive(program, x),
+    "combine": lambda program, x: pb.combine(program, x, backend="eager"),
+    "hybrid": lambda program, x: pb.hybrid(program, x, groups=[(0, 1)], backend="eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pullback.errors.UncompiledWarning")
+@pytest.mark.parametrize("first", range(2))
+@pytest.mark.parametrize("program", ASKING)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_program_that_asks_for_its_layout_gets_that_of_each_call(maker, program, first):
+    leaves = [place.detach().requires_grad_() for place in PLACES]
+    if program is viewed_from_beginning:
+        leaves = leaves[:3]
+    made = MAKERS[maker](program, leaves[first])
+
+    for x in leaves:
+        for got, expected in zip(results(made.apply, x), results(program, x), strict=True):
+            assert torch.equal(got, expected)
+
+
+def results(call, x):
+    y = call(x)
+    return y, torch.autograd.grad(y.sum(), x)[0]

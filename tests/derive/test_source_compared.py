@@ -228,7 +228,7 @@ def test_branch_by_size_is_checked():
 
     assert "Written for sizes with x.shape[0] > 4." in text
     assert_same(branching, function, leaf(9, 2))
-    with pytest.raises(ValueError, match=r"x\.shape\[0\] > 4 must hold, got 3"):
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] > 4 must hold, got x\.shape\[0\] = 3"):
         function.apply(leaf(3, 3))
 
 
@@ -248,7 +248,7 @@ def test_count_of_pieces_is_checked(program, served):
         if count in served:
             assert_same(program, function, leaf(count, 3))
         else:
-            with pytest.raises(ValueError, match=rf"x\.shape\[0\].* got {count}"):
+            with pytest.raises(ValueError, match=rf"x\.shape\[0\].* got .*{count}"):
                 function.apply(leaf(count, 3))
 
 

@@ -23,7 +23,7 @@ from pullback.capture.closeness import (
     value_difference,
     value_text,
 )
-from pullback.capture.fake import numbers_of, with_other_sizes
+from pullback.capture.fake import is_dense, numbers_of, with_other_sizes
 from pullback.capture.indices import is_index
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_off
@@ -186,7 +186,7 @@ class _Check:
         own = [strided_copy(tensor).requires_grad_(i.needs) for tensor, i in pairs]
         with torch.enable_grad():
             given = [
-                leaf if i.free or not i.needs else leaf.view_as(leaf) if i.offset else leaf.clone()
+                leaf if i.free or not i.needs else _no_leaf(leaf)
                 for leaf, (_, i) in zip(own, pairs, strict=True)
             ]
             return self.program(*self.captured.fill(given)), own, given
@@ -332,6 +332,12 @@ def _fewer(size: int, times: int) -> int:
 def _few_of_many(size: int) -> int:
     """A small size for a very large one: those of moderate size may be tied to each other."""
     return size if size < 1024 else _fewer(size, 3)
+
+
+def _no_leaf(leaf: Tensor) -> Tensor:
+    """`leaf` as a tensor that is none: a clone, or a view where that would lie otherwise."""
+    is_alike = is_dense(leaf) and not leaf.storage_offset()
+    return leaf.clone() if is_alike else leaf.view_as(leaf)
 
 
 @contextmanager

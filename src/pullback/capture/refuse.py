@@ -130,6 +130,16 @@ def unreadable(name: str, call: str, place: str) -> CaptureError:
     return _needs(name, place, got, fix)
 
 
+def asked_beginning(name: str, place: str) -> CaptureError:
+    """The error for a program in units that asks where a tensor begins in its memory."""
+    return CaptureError(
+        f"`{name}` must do the same work wherever its tensors begin in their memory",
+        at=place,
+        got="`storage_offset`",
+        fix=f"use `pb.combine({name}, ...)`, which follows it, or slice the tensor",
+    )
+
+
 def reads_values(call: str) -> bool:
     """Whether a call of this name takes values out of tensors."""
     return call in _READS

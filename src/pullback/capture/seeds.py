@@ -91,13 +91,37 @@ def in_order_of(like: Tensor, values: Tensor) -> Tensor:
     return empty.copy_(values.detach())
 
 
-def strided_copy(tensor: Tensor) -> Tensor:
-    """A copy in the order of the original, which repeats its numbers (`expand`) where that does."""
+def strided_copy(tensor: Tensor, *, is_leaf: bool = True) -> Tensor:
+    """A copy that lies in its memory as the original does, gaps and repeated numbers included.
+
+    Where other numbers than repeated ones (`expand`) share a place, only the order is the same.
+    One that is no leaf requires grad, and may be changed in place.
+    """
     once = tensor.detach()
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             once = once.narrow(dim, 0, 1)
-    return in_order_of(once, once).expand(tensor.shape)
+    reach = _reach(once)
+    if reach is None:
+        copy = in_order_of(once, once)
+        return (copy if is_leaf else copy.requires_grad_().clone()).expand(tensor.shape)
+    memory = once.new_zeros(once.storage_offset() + reach)
+    memory.as_strided(once.shape, once.stride(), once.storage_offset()).copy_(once)
+    memory = memory if is_leaf else memory.requires_grad_().clone()
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _reach(tensor: Tensor) -> int | None:
+    """How many elements of memory lie between the first and the last; None if any share a place."""
+    steps = sorted(
+        (step, n) for step, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
+    )
+    last = 0
+    for step, count in steps:
+        if step <= last:
+            return None
+        last += step * (count - 1)
+    return last + 1 if tensor.numel() else None
 
 
 def memory_order(strides: Sequence[int]) -> list[int]:

@@ -25,6 +25,7 @@ from pullback.capture.modes import Modes, modes_now
 from pullback.capture.names import argument_names, closure_names, late_bound, program_name
 from pullback.capture.places import call_user, frames_above
 from pullback.capture.refuse import (
+    asked_beginning,
     hidden_call,
     reads_values,
     refusing,
@@ -242,6 +243,8 @@ class _Recording:
                 self._add_unit(call, args, kwargs, given, result)
             elif given and reads_values(call.name):
                 raise unreadable(self.name, call.name, call.place)
+            elif call.name == "storage_offset":
+                raise asked_beginning(self.name, call.place)
         return result
 
     def _add_unit(

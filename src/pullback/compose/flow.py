@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.capture.fake import is_dense, is_odd
 from pullback.capture.names import identifier
+from pullback.capture.seeds import strided_copy
 from pullback.capture.trees import flatten, map_leaves, tensor_leaves, unflatten
 from pullback.capture.units import Part, Program, Ref, Unit, part_of, record
 from pullback.capture.watch import shielded
@@ -107,11 +109,14 @@ def recorded_units(program: Callable[..., Any], args: Sequence[Any]) -> Program:
 
 
 def changeable_copies(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments, with tensors of their own that may be changed in place."""
+    """The arguments, with tensors of their own, laid out alike, that may be changed in place."""
 
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
+        is_plain = type(leaf) is Tensor and not is_odd(leaf)
+        if is_plain and not (is_dense(leaf) and not leaf.storage_offset()):
+            return strided_copy(leaf, is_leaf=not leaf.requires_grad)
         copy = leaf.detach().clone()
         return copy.requires_grad_().clone() if leaf.requires_grad else copy
 

@@ -54,7 +54,7 @@ class SizeCheck:
         if _SAME.fullmatch(self.condition):
             return " and ".join(f"{{tuple({shape})}}" for shape in self.condition.split(" == "))
         sizes = list(dict.fromkeys(_SHAPE.findall(self.condition)))
-        if self._equal or len(sizes) == 1:
+        if self._equal or _LEAST.fullmatch(self.condition):
             return " and ".join(f"{{{size}}}" for size in sizes)
         return ", ".join(f"{size} = {{{size}}}" for size in sizes)
 
@@ -131,9 +131,10 @@ def _chosen(
             text: sum(1 if row.is_odd else 3 for row in right if not holds(row.tensors))
             for text, holds in tests.items()
         }
-        best = max(tests, key=lambda t: (len(kept_out[t]) - lost[t], -len(t)), default="")
-        if not kept_out.get(best):
+        useful = [text for text, rows in kept_out.items() if rows]
+        if not useful:
             break
+        best = max(useful, key=lambda t: (len(kept_out[t]) - lost[t], -len(t)))
         found.append(SizeCheck(best))
         wrong = [row for row in wrong if row not in kept_out[best]]
     return found, wrong

@@ -1,8 +1,11 @@
 """Parts that are put into zeros, joined to complex numbers, or split: what rules make of them."""
 
+import warnings
+
 import pytest
 import torch
 
+from pullback.derive.backward import derive_function
 from pullback.graph.parts import BACKWARD
 from pullback.graph.rewrite import rewrite
 from pullback.graph.simplify import pieces
@@ -170,3 +173,15 @@ def test_symbolic_halves_are_a_split():
     splits = [node for node in after.nodes if node.target == aten.split.Tensor]
     assert len(splits) >= 2
     assert not [node for node in after.nodes if node.target == aten.slice.Tensor]
+
+
+def test_count_of_pieces_that_is_a_number_leaves_their_sizes_open():
+    def pieces(x):
+        return torch.cat([part * i for i, part in enumerate(x.split(2, -1), 1)], -1)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch warns of a symbol that is no node of its graph
+        text = derive_function(pieces, x).source()
+
+    assert "g_part, g_part_1 = grad_out.split(2, -1)" in text

@@ -116,11 +116,13 @@ def slices_split(node: Value) -> Any:
     if order is None or len(order) < 2:
         return None
     lengths = [slots[slot][0].meta["val"].shape[dim] for slot in order]
-    if not all(isinstance(length, int) for length in lengths) and not _is_halved(lengths, size):
+    are_numbers = all(isinstance(length, int) for length in lengths)
+    if not are_numbers and not _is_halved(lengths, size):
         return None
     first: Any = order[0][1]
-    sizes = lengths if isinstance(first, int) else node.maker.wrap(first)
-    op = aten.split_with_sizes.default if isinstance(first, int) else aten.split.Tensor
+    first = first if isinstance(first, int) else node.maker.wrap(first)
+    op = aten.split_with_sizes.default if are_numbers else aten.split.Tensor
+    sizes = lengths if are_numbers else first
     parts = node.maker.wrap(source).made(op, sizes, dim)
     return node.maker.call(getitem, parts, order.index(tuple(node.node.args[2:4])))
 
