@@ -188,8 +188,10 @@ def with_parts(model: Llama, parts: Parts) -> Llama:
     return copy.deepcopy(model, memo)
 
 
-def liger_parts(size: Size) -> Parts:
+def liger_parts() -> Parts:
     """The parts of Liger-Kernel, as its own models use them."""
+    if not torch.cuda.is_available():
+        raise ImportError("Liger-Kernel needs a GPU")
     from liger_kernel.ops import fused_linear_cross_entropy as head
     from liger_kernel.ops import rms_norm as norm
     from liger_kernel.ops import rope as turn
@@ -213,10 +215,8 @@ def liger_parts(size: Size) -> Parts:
 
 
 def own_loss(example: tuple[Tensor, Tensor, Tensor]) -> Callable[..., Any]:
-    """The loss head that does not keep its logits."""
-    if hasattr(pb, "chunked"):
-        return pb.chunked(loss_head, *example)
-    return pb.combine(loss_head, *example)
+    """The loss head that never has all logits at once."""
+    return pb.chunked(loss_head, *example, over=("x", "labels"))
 
 
 def own_parts(size: Size, batch: Batch) -> Parts:
@@ -234,9 +234,7 @@ def own_parts(size: Size, batch: Batch) -> Parts:
         pb.combine(rms_norm, x, weight),
         pb.combine(rope, q, k, cos, sin),
         pb.combine(swiglu, gate, gate),
-        own_loss(
-            (x.flatten(0, 1), drawn(size.vocabulary, size.width), labels.flatten()),
-        ),
+        own_loss((x.flatten(0, 1), drawn(size.vocabulary, size.width), labels.flatten())),
     )
 
 
@@ -271,9 +269,7 @@ def _candidate(name: str, model: Llama, batch: Batch) -> Callable[..., Any]:
     if name == "eager":
         return model
     if name == "liger":
-        if batch[0].device.type != "cuda":
-            raise ImportError("Liger-Kernel needs a GPU")
-        return with_parts(model, liger_parts(model.size))
+        return with_parts(model, liger_parts())
     if name == "parts":
         return with_parts(model, own_parts(model.size, batch))
     if name == "blocks":
