@@ -5,7 +5,7 @@ the middle, a vocabulary of 128,256, bfloat16. A step is forward, loss and backw
 would add the same to all. The candidates:
 
     eager    as written
-    liger    its norm, rope, swiglu and loss head replaced by Liger-Kernel's, where that is installed
+    liger    norm, rope, swiglu and loss head replaced by Liger-Kernel's, where that is installed
     parts    the same four replaced by `pb.combine`, and `pb.chunked` for the loss head
     blocks   each block as one node, `pb.combine(block, ...)`, and the same loss head
     compile  `torch.compile` of the whole
@@ -481,7 +481,9 @@ def main() -> None:
     if args.batches:
         shapes = tuple(tuple(map(int, each.split("x"))) for each in args.batches.split(","))
     if args.losses:
-        curves = losses(replace(size, layers=2), shapes[-1], device, torch.float32, names, args.losses)
+        curves = losses(
+            replace(size, layers=2), shapes[-1], device, torch.float32, names, args.losses
+        )
         for name, curve in curves.items():
             far = max(abs(a - b) / abs(b) for a, b in zip(curve, curves["eager"], strict=True))
             print(f"{name}: loss {curve[0]:.5f} -> {curve[-1]:.5f}, at most {far:.1e} from eager")

@@ -221,7 +221,7 @@ class ChunkedRecord:
         ]
         for count in range(len(others) + 1):
             for more in itertools.combinations(others, count):
-                yield {place: dim for place in sorted((first, *more))}
+                yield dict.fromkeys(sorted((first, *more)), dim)
 
 
 def _dims_of(over: Rows) -> dict[int | str, int]:
@@ -320,9 +320,7 @@ class _Maker:
             parts[size] = _decomposed(self._captured(some), tensor_leaves(some))
         graph = _decomposed(whole, tensor_leaves(args))
         _keep_places(graph, whole.joint.graph)
-        made = ChunkedCall(
-            self.record.name, self.names, self.program, whole, rows, count, backend
-        )
+        made = ChunkedCall(self.record.name, self.names, self.program, whole, rows, count, backend)
         made.build(graph, parts, sizes)
         return made
 
@@ -337,34 +335,29 @@ class _Maker:
 
     def _compare(self, trial: ChunkedCall, args: tuple[Any, ...]) -> None:
         """Raise unless the loops compute what the program computes, on a few rows."""
-        tensors = tensor_leaves(args)
-        row = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-        got = tensor_leaves(trial.call(row))
-        again = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-        expected = tensor_leaves(self.program(*trial.captured.fill(again)))
-        pairs = [("output", a, b) for a, b in zip(got, expected, strict=True)]
-        live = [i for i, one in enumerate(expected) if one.requires_grad]
-        if live and trial.needs_gradients:
-            scale = [torch.full_like(expected[i], -1.75) for i in live]
-            for run, leaves in ((got, row), (expected, again)):
-                needing = [x for x in leaves if x.requires_grad]
-                outs = [run[i] for i in live]
-                found = torch.autograd.grad(outs, needing, scale, allow_unused=True)
-                pairs += [("gradient", a, None) for a in found]
-            count = (len(pairs) - len(got)) // 2
-            ours, theirs = pairs[len(got) : len(got) + count], pairs[len(got) + count :]
-            pairs = pairs[: len(got)] + [
-                (a[0], a[1], b[1]) for a, b in zip(ours, theirs, strict=True)
-            ]
+        expected = _pulled(lambda row: self.program(*trial.captured.fill(row)), args)
+        got = _pulled(trial.call, args)
         allowed = HalfTheDigits(eps=_coarsest(trial.captured.joint.graph))
-        for what, mine, known in pairs:
-            difference = value_difference(what, mine, known, allowed)
+        for number, (mine, known) in enumerate(zip(got, expected, strict=True)):
+            difference = value_difference(f"value {number}", mine, known, allowed)
             if difference is not None:
                 raise ChunkingError(
                     f"`{self.record.name}` must compute the same in chunks",
                     got=str(difference),
                     fix="report this program; until then, run it as it is",
                 )
+
+
+def _pulled(run: Callable[[list[Tensor]], Any], args: Sequence[Any]) -> list[Any]:
+    """Outputs, and gradients for a cotangent that is not one."""
+    row = [x.detach().requires_grad_(x.requires_grad) for x in tensor_leaves(args)]
+    outputs = tensor_leaves(run(row))
+    live = [one for one in outputs if one.requires_grad]
+    needing = [x for x in row if x.requires_grad]
+    if not live or not needing:
+        return outputs
+    given = [torch.full_like(one, -1.75) for one in live]
+    return [*outputs, *torch.autograd.grad(live, needing, given, allow_unused=True)]
 
 
 def _spread(x: Tensor, dim: int, rows: int) -> Tensor:
@@ -483,8 +476,7 @@ class ChunkedCall:
             }
             starts = itertools.accumulate(sizes, initial=0)
             chunks = [
-                Chunk(start, size, bodies[size])
-                for start, size in zip(starts, sizes, strict=False)
+                Chunk(start, size, bodies[size]) for start, size in zip(starts, sizes, strict=False)
             ]
             return RowLoops(program, self.rows, chunks)
 
