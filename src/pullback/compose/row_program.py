@@ -52,7 +52,7 @@ class PairedGraph:
 
 
 def pair(name: str, whole: fx.Graph, part: fx.Graph) -> PairedGraph:
-    """Two captures of the program called `name`; raises `ChunkingError` where they are not the same work."""
+    """Two captures of the program called `name`, which must be the same work."""
     ours, theirs = list(whole.nodes), list(part.nodes)
     same = len(ours) == len(theirs) and all(
         (a.op == b.op and a.target == b.target) or a.op in ("placeholder", "output")
@@ -246,7 +246,7 @@ class RowProgram:
         return loop
 
     def local_counts(self, node: fx.Node) -> list[fx.Node]:
-        """Those of a node's indices that say "of this row": in a chunk they count from its start."""
+        """Those of a node's indices that say "of this row": they count from the chunk's start."""
         if op_name(node) not in ("index", "_unsafe_index", "index_put", "_unsafe_index_put"):
             return []
         indices: Any = node.args[1]
