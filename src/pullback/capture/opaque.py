@@ -1,12 +1,12 @@
 """Functions that cannot be traced, as ops of a graph: their own forward and backward, as they are.
 
-A Function that reads values, calls NumPy, or hands memory to a kernel (Triton, CUDA, C++) cannot run
-on tensors without values. In a graph it is two ops: one calls the Function, the other its backward.
+A Function that reads values, calls NumPy, or hands memory to a kernel (Triton, CUDA, C++) cannot
+run on tensors without values. In a graph it is two ops: one calls the Function, the other its backward.
 What the Function saved goes from one to the other behind a *handle*, an empty tensor that carries
 the node that PyTorch made for the call. Inputs and outputs among what it saved are not held by it:
 the second op is given them anew, since compiled code may have written over the first ones.
 
-What the ops give is known from a run on real tensors (`probe`), and so it holds for sizes like those
+What the ops give is known from a run on real tensors (`probe`), and so it holds for their sizes
 alone. That run also sees what an op may not do: change an input, return one, draw random numbers.
 """
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,8 +116,7 @@ class OpaqueCall:
 
     def differs(self, got: str) -> CaptureError:
         """The error for a call that is not like the one that was seen."""
-        rule = f"`{self.cls.__name__}` must give tensors of one shape and layout to be a part of a node"
-        return CaptureError(rule, got=got, fix=_FIX)
+        return _refused(self.cls, "must give tensors of one shape and layout", got)
 
 
 class _Traced(TorchFunction):
@@ -296,7 +297,8 @@ def _registered(call: OpaqueCall) -> OpaqueCall:
     facts = [call.inputs, call.needs, call.outputs, call.live, call.pulled, call.gradients]
     plain = [x for x in (*call.leaves, *call.out_leaves) if not isinstance(x, _Slot)]
     is_plain = all(isinstance(x, (type(None), bool, int, float, str, torch.dtype)) for x in plain)
-    unique = "" if is_plain and "<" not in call.cls.__qualname__ else f"{next(_numbers)} {id(plain)}"
+    is_named = is_plain and "<" not in call.cls.__qualname__
+    unique = "" if is_named else f"{next(_numbers)} {os.getpid()} {time.time_ns()}"
     text = f"{call.cls.__module__}.{call.cls.__qualname__} {call.leaves} {facts} {unique}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     letters = "".join(c if c.isascii() and c.isalnum() else "_" for c in call.cls.__name__)
@@ -372,14 +374,11 @@ def probe(cls: Any, args: Sequence[Any]) -> OpaqueCall:
     out_leaves, out_spec = flatten(returned)
     numbers = itertools.count()
     out_slots = tuple(_Slot(next(numbers)) if isinstance(x, Tensor) else x for x in out_leaves)
-    facts: dict[str, Any] = {"outputs": tuple(map(_Kind.of, bare)), "out_leaves": out_slots}
-    facts |= {"out_spec": out_spec, "live": live}
-    if live:
-        facts |= _pulled(ran, given, bare, live, needs)
-    return _registered(OpaqueCall(cls, slots, spec, kinds, needs, **(_EMPTY | facts)))
-
-
-_EMPTY: dict[str, Any] = {"outputs": (), "out_leaves": (), "out_spec": None, "live": ()}
+    found = _pulled(ran, given, bare, live, needs) if live else {}
+    made = tuple(map(_Kind.of, bare))
+    return _registered(
+        OpaqueCall(cls, slots, spec, kinds, needs, made, out_slots, out_spec, live, **found)
+    )
 
 
 def _pulled(

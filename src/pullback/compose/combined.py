@@ -67,14 +67,12 @@ def combine(
     save = policy_of(save, backend)
     require_examples(program, examples)
     try:
-        derived = make_derived(
-            program, examples, save, name=name, keeps_inputs=True, opaque=True
-        )
+        derived = make_derived(program, examples, save, name=name, keeps_inputs=True, opaque=True)
     except Exception as error:
         if not is_refusal(error):
             raise
         reason = reason_text(error)
-        Paths(program_name(program), warns=True).warn(UncompiledReason(reason, AS_WRITTEN))
+        Paths(program_name(program)).as_written(UncompiledReason(reason, AS_WRITTEN))
         return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
