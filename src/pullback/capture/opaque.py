@@ -1,8 +1,8 @@
 """Functions that cannot be traced, as ops of a graph: their own forward and backward, as they are.
 
 A Function that reads values, calls NumPy, or hands memory to a kernel (Triton, CUDA, C++) cannot
-run on tensors without values. In a graph it is two ops: one calls the Function, the other its backward.
-What the Function saved goes from one to the other behind a *handle*, an empty tensor that carries
+run on tensors without values. In a graph it is two ops: one calls the Function, the other its
+backward. What it saved goes from one to the other behind a *handle*, an empty tensor that carries
 the node that PyTorch made for the call. Inputs and outputs among what it saved are not held by it:
 the second op is given them anew, since compiled code may have written over the first ones.
 
@@ -111,7 +111,7 @@ class OpaqueCall:
         found = tuple(_Kind.of(x) for x in tensors)
         if found != self.inputs or tuple(x.requires_grad for x in tensors) != self.needs:
             raise self.differs("other tensors when it is captured than when it runs")
-        made = _Traced.apply(self, *tensors)
+        made: Any = _Traced.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return self.given(made if isinstance(made, tuple) else (made,))
 
     def differs(self, got: str) -> CaptureError:
@@ -177,7 +177,7 @@ class _Ran:
         return len(self.saved) - 1
 
     def unpack(self, number: int) -> Tensor:
-        held = self.saved[number]
+        held: Tensor | tuple[int, Any, Any, int] = self.saved[number]
         if isinstance(held, Tensor):
             return held
         place, shape, stride, offset = held
@@ -195,7 +195,7 @@ class _Ran:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _run(call: OpaqueCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], _Ran, Any]:
@@ -204,7 +204,7 @@ def _run(call: OpaqueCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], _Ra
     with torch.enable_grad():
         token = torch.zeros((), requires_grad=True)
         entered = [
-            _Enter.apply(token, x) if need else x.detach()
+            _Enter.apply(token, x) if need else x.detach()  # type: ignore[no-untyped-call]
             for x, need in zip(tensors, call.needs, strict=True)
         ]
         with saved_tensors_hooks(ran.pack, ran.unpack):
