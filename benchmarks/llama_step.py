@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -192,24 +193,21 @@ def liger_parts() -> Parts:
     """The parts of Liger-Kernel, as its own models use them."""
     if not torch.cuda.is_available():
         raise ImportError("Liger-Kernel needs a GPU")
-    from liger_kernel.ops import fused_linear_cross_entropy as head
-    from liger_kernel.ops import rms_norm as norm
-    from liger_kernel.ops import rope as turn
-    from liger_kernel.ops import swiglu as gated
+    ops = import_module("liger_kernel.ops")  # optional, and so imported by name
 
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        return turn.LigerRopeFunction.apply(q, k, cos[None], sin[None])
+        return ops.LigerRopeFunction.apply(q, k, cos[None], sin[None])
 
     def loss(x: Tensor, weight: Tensor, labels: Tensor) -> Any:
-        made = head.LigerFusedLinearCrossEntropyFunction.apply(
+        made = ops.LigerFusedLinearCrossEntropyFunction.apply(
             x, weight, labels, None, None, IGNORED
         )
         return made[0] if isinstance(made, tuple) else made
 
     return Parts(
-        lambda x, w: norm.LigerRMSNormFunction.apply(x, w, 1e-5, 0.0, "llama"),
+        lambda x, w: ops.LigerRMSNormFunction.apply(x, w, 1e-5, 0.0, "llama"),
         turned,
-        gated.LigerSiLUMulFunction.apply,
+        ops.LigerSiLUMulFunction.apply,
         loss,
     )
 

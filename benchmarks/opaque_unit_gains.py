@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,16 @@ def numpy_between(x: Tensor, y: Tensor) -> Tensor:
 
 def norm_between(x: Tensor, weight: Tensor) -> Tensor:
     """Elementwise ops around Liger's RMS norm: a residual before, a gate after."""
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-    normed = LigerRMSNormFunction.apply(x + F.gelu(x), weight, 1e-6)
+    normed = import_module("liger_kernel.ops").LigerRMSNormFunction.apply(
+        x + F.gelu(x), weight, 1e-6
+    )
     return torch.sigmoid(normed) * normed.sin() * x
 
 
 def product_between(x: Tensor, y: Tensor) -> Tensor:
     """Elementwise ops around Liger's product of SiLU."""
-    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
-
-    return LigerSiLUMulFunction.apply(x * 0.5 + y, y.tanh() * 2).sin() * x
+    product = import_module("liger_kernel.ops").LigerSiLUMulFunction.apply
+    return product(x * 0.5 + y, y.tanh() * 2).sin() * x
 
 
 def step(run: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Tensor]:

@@ -26,7 +26,7 @@ from torch import Tensor, fx
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.closeness import HalfTheDigits, is_number, value_difference
-from pullback.capture.fake import is_odd
+from pullback.capture.fake import is_odd, keeps_graph
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.names import argument_names, program_name
@@ -41,7 +41,6 @@ from pullback.derive.second import pull_again
 from pullback.errors import CaptureError, ChunkingError, PullbackError
 from pullback.function.slots import (
     in_forward_mode,
-    keeps_graph,
     new_class,
     transforms_active,
 )
