@@ -5,7 +5,7 @@ the middle, a vocabulary of 128,256, bfloat16. A step is forward, loss and backw
 would add the same to all. The candidates:
 
     eager    as written
-    liger    its norm, rope, swiglu and loss head replaced by Liger-Kernel's, where that is installed
+    liger    norm, rope, swiglu and loss head replaced by Liger-Kernel's, where that is installed
     parts    the same four replaced by `pb.combine`, and `pb.chunked` for the loss head
     blocks   each block as one node, `pb.combine(block, ...)`, and the same loss head
     compile  `torch.compile` of the whole
@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -188,35 +189,32 @@ def with_parts(model: Llama, parts: Parts) -> Llama:
     return copy.deepcopy(model, memo)
 
 
-def liger_parts(size: Size) -> Parts:
+def liger_parts() -> Parts:
     """The parts of Liger-Kernel, as its own models use them."""
-    from liger_kernel.ops import fused_linear_cross_entropy as head
-    from liger_kernel.ops import rms_norm as norm
-    from liger_kernel.ops import rope as turn
-    from liger_kernel.ops import swiglu as gated
+    if not torch.cuda.is_available():
+        raise ImportError("Liger-Kernel needs a GPU")
+    ops = import_module("liger_kernel.ops")  # optional, and so imported by name
 
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        return turn.LigerRopeFunction.apply(q, k, cos[None], sin[None])
+        return ops.LigerRopeFunction.apply(q, k, cos[None], sin[None])
 
     def loss(x: Tensor, weight: Tensor, labels: Tensor) -> Any:
-        made = head.LigerFusedLinearCrossEntropyFunction.apply(
+        made = ops.LigerFusedLinearCrossEntropyFunction.apply(
             x, weight, labels, None, None, IGNORED
         )
         return made[0] if isinstance(made, tuple) else made
 
     return Parts(
-        lambda x, w: norm.LigerRMSNormFunction.apply(x, w, 1e-5, 0.0, "llama"),
+        lambda x, w: ops.LigerRMSNormFunction.apply(x, w, 1e-5, 0.0, "llama"),
         turned,
-        gated.LigerSiLUMulFunction.apply,
+        ops.LigerSiLUMulFunction.apply,
         loss,
     )
 
 
 def own_loss(example: tuple[Tensor, Tensor, Tensor]) -> Callable[..., Any]:
-    """The loss head that does not keep its logits."""
-    if hasattr(pb, "chunked"):
-        return pb.chunked(loss_head, *example)
-    return pb.combine(loss_head, *example)
+    """The loss head that never has all logits at once."""
+    return pb.chunked(loss_head, *example, over=("x", "labels"))
 
 
 def own_parts(size: Size, batch: Batch) -> Parts:
@@ -234,9 +232,7 @@ def own_parts(size: Size, batch: Batch) -> Parts:
         pb.combine(rms_norm, x, weight),
         pb.combine(rope, q, k, cos, sin),
         pb.combine(swiglu, gate, gate),
-        own_loss(
-            (x.flatten(0, 1), drawn(size.vocabulary, size.width), labels.flatten()),
-        ),
+        own_loss((x.flatten(0, 1), drawn(size.vocabulary, size.width), labels.flatten())),
     )
 
 
@@ -271,9 +267,7 @@ def _candidate(name: str, model: Llama, batch: Batch) -> Callable[..., Any]:
     if name == "eager":
         return model
     if name == "liger":
-        if batch[0].device.type != "cuda":
-            raise ImportError("Liger-Kernel needs a GPU")
-        return with_parts(model, liger_parts(model.size))
+        return with_parts(model, liger_parts())
     if name == "parts":
         return with_parts(model, own_parts(model.size, batch))
     if name == "blocks":
@@ -485,7 +479,9 @@ def main() -> None:
     if args.batches:
         shapes = tuple(tuple(map(int, each.split("x"))) for each in args.batches.split(","))
     if args.losses:
-        curves = losses(replace(size, layers=2), shapes[-1], device, torch.float32, names, args.losses)
+        curves = losses(
+            replace(size, layers=2), shapes[-1], device, torch.float32, names, args.losses
+        )
         for name, curve in curves.items():
             far = max(abs(a - b) / abs(b) for a, b in zip(curve, curves["eager"], strict=True))
             print(f"{name}: loss {curve[0]:.5f} -> {curve[-1]:.5f}, at most {far:.1e} from eager")

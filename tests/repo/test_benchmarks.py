@@ -15,7 +15,13 @@ def programs_of(folder):
 
 
 # They build C++, which takes more than half a minute each: `make test` only imports them.
-BUILDING = ("composed_is_fast", "emitted_cpp_is_fast")
+BUILDING = (
+    "chunked_saves_memory",
+    "composed_is_fast",
+    "emitted_cpp_is_fast",
+    "llama_step",
+    "opaque_unit_gains",
+)
 SLOW = (*BUILDING, "cut_saves_no_more_than_torch")
 
 

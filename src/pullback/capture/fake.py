@@ -355,3 +355,9 @@ def _hooks_off() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(outer):
             hooks._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward under way leaves what was saved for another one (`retain_graph`)."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or bool(ask())

@@ -18,6 +18,7 @@ from torch import Tensor
 from pullback.capture.fake import Stage, apart, joined_clauses
 from pullback.capture.modes import autocast_now
 from pullback.capture.offsets import counts_from_memory
+from pullback.capture.opaque import OpaqueCall, probed
 from pullback.capture.refuse import refusing, require_memory_apart
 from pullback.capture.tidy import tidy
 from pullback.capture.tracing import (
@@ -27,9 +28,11 @@ from pullback.capture.tracing import (
     TracedInput,
     TracedOutput,
     Tracing,
+    Untraceable,
     is_traced,
 )
-from pullback.capture.trees import Spec, literal_of, unflatten
+from pullback.capture.trees import Spec, flatten, literal_of, unflatten
+from pullback.function.isolation import isolated
 from pullback.function.modes import uncompiled
 from pullback.graph.parts import JointGraph
 
@@ -102,7 +105,7 @@ class Capture:
     took numbers out of their history (`detach`), which the graph does not show. `local_names` gives
     the user's name for what a node computes, by the name of the node. `conditions` is what was
     assumed of sizes and strides, `clauses` the same one by one. `autocast` and `default_dtype` are
-    those that it was captured under.
+    those that it was captured under. `opaque` names the Functions in it that were not traced.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Capture:
     clauses: tuple[str, ...] = ()
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     default_dtype: torch.dtype = torch.float32
+    opaque: tuple[str, ...] = ()
 
     @property
     def mutated(self) -> tuple[tuple[int, int], ...]:
@@ -193,6 +197,7 @@ def capture(
     needs: Sequence[bool] | None = None,
     used: Sequence[bool] | None = None,
     dynamic: bool = True,
+    opaque: bool = False,
 ) -> Capture:
     """Capture `program` as it runs on `examples`.
 
@@ -204,6 +209,8 @@ def capture(
             requires grad.
         used: for each differentiable output, whether it has a cotangent; by default all have.
         dynamic: whether sizes are symbols, so that one capture serves many shapes.
+        opaque: whether Functions that cannot be traced become ops of the graph (`opaque.py`), which
+            then serves the sizes of the examples alone.
 
     Raises `CaptureError` for what cannot be captured.
     """
@@ -212,14 +219,26 @@ def capture(
     def place() -> str:
         return tracings[-1].marks.now.place if tracings else ""
 
+    calls: list[OpaqueCall] = []
+
     def trace(stage: Stage) -> tuple[Traced, JointGraph]:
-        tracings.append(Tracing(program, tuple(examples), stage))
+        tracings.append(Tracing(program, tuple(examples), stage, calls if opaque else None))
         traced = tracings[-1].run(needs, used)
         return traced, tidy(stage, traced)
 
     with ONE_AT_A_TIME, _alone(program, place):
         stage = Stage(dynamic=dynamic)
-        traced, joint = trace(stage)
+        classes: list[Any] = []
+        while True:
+            try:
+                traced, joint = trace(stage)
+                break
+            except Untraceable as found:
+                if found.cls in classes:
+                    raise found.error from None
+                classes.append(found.cls)
+                calls[:] = _opaque_calls(program, examples, needs, classes)
+                dynamic, stage = False, Stage(dynamic=False)
         sees_offsets = traced.reads_offsets or counts_from_memory(joint)
         if sees_offsets and any(each.real.storage_offset() for each in traced.held):
             stage = Stage(dynamic=dynamic, keeps_offsets=True)
@@ -228,7 +247,25 @@ def capture(
         held = [(each.name, each.real) for each in traced.held]
         changed = [held[r.changes] for r in traced.results if r.changes is not None]
         require_memory_apart(traced.name, changed, held)
-        return _capture(stage, traced, joint, sees_offsets=sees_offsets)
+        names = tuple(cls.__name__ for cls in classes)
+        return _capture(stage, traced, joint, sees_offsets=sees_offsets, opaque=names)
+
+
+def _opaque_calls(
+    program: Callable[..., Any],
+    examples: Sequence[Any],
+    needs: Sequence[bool] | None,
+    classes: Sequence[Any],
+) -> list[OpaqueCall]:
+    """The calls of Functions that cannot be traced, by running the program on copies."""
+    leaves, spec = flatten(tuple(examples))
+    flags = iter(needs or [leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor)])
+    copies = [
+        leaf.detach().clone().requires_grad_(next(flags)) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+    ]
+    with isolated(examples, 0), torch.enable_grad():
+        return probed(lambda: program(*unflatten(copies, spec)), classes)
 
 
 @contextmanager
@@ -270,7 +307,14 @@ def _drop_idle(traced: Traced, joint: JointGraph) -> None:
     joint.graph.output_node().args = ((*joint.outputs, *left),)
 
 
-def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: bool) -> Capture:
+def _capture(
+    stage: Stage,
+    traced: Traced,
+    joint: JointGraph,
+    *,
+    sees_offsets: bool,
+    opaque: tuple[str, ...] = (),
+) -> Capture:
     inputs = tuple(
         _input(held, position, sees_offsets=sees_offsets)
         for position, held in enumerate(traced.held)
@@ -297,6 +341,7 @@ def _capture(stage: Stage, traced: Traced, joint: JointGraph, *, sees_offsets: b
         clauses=clauses,
         autocast=autocast_now(),
         default_dtype=torch.get_default_dtype(),
+        opaque=opaque,
     )
 
 

@@ -6,6 +6,7 @@ place, and each node marked. `tidy` brings it into the form of `graph/parts.py`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from pullback.capture.names import (
     program_name,
 )
 from pullback.capture.offsets import READS
+from pullback.capture.opaque import OpaqueCall
 from pullback.capture.places import call_user
 from pullback.capture.refuse import (
     require_backward_free,
@@ -102,6 +104,7 @@ class Tracing:
     program: Callable[..., Any]
     examples: tuple[Any, ...]
     stage: Stage
+    opaque: Sequence[OpaqueCall] | None = None
     held: list[TracedInput] = field(default_factory=list)
     results: list[TracedOutput] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
@@ -117,6 +120,8 @@ class Tracing:
         self._closure_names: dict[int, str] | None = None
         self.used: Sequence[bool] | None = None
         self.out_spec: Spec | None = None
+        self._opaque = iter(self.opaque or ())
+        self._opaque_classes = {call.cls for call in self.opaque or ()}
 
     def run(self, needs: Sequence[bool] | None, used: Sequence[bool] | None) -> Traced:
         """Trace the program; `needs` and `used` as in `capture`."""
@@ -220,7 +225,7 @@ class Tracing:
             touched = tensor_leaves((args, kwargs))
             before = versions_of(touched)
         try:
-            result = call.make(*args, **kwargs)
+            result = self._made(call, args, kwargs)
         finally:
             added = marks.mark_added(mark)
             marks.now = outer
@@ -236,6 +241,27 @@ class Tracing:
                 self.functions += [call.owner] if call.kind == FUNCTION else []
                 marks.own([*tensor_leaves(result), *touched], mark, is_op=call.kind == OP)
         return result
+
+    def _made(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call gives; where a Function cannot be traced, `Untraceable` says which."""
+        if call.kind != FUNCTION or call.inner or self.opaque is None:
+            return call.make(*args, **kwargs)
+        if call.owner in self._opaque_classes:
+            return next(self._opaque).apply(args)
+        try:
+            return call.make(*args, **kwargs)
+        except Exception as error:
+            raise Untraceable(call.owner, error) from error
+
+    def _untraceable(self, error: BaseException) -> type | None:
+        """The Function in whose backward an error was raised, if it may be called untraced."""
+        codes = {_backward_code(cls): cls for cls in self.functions}
+        entry = error.__traceback__ if self.opaque is not None else None
+        while entry is not None:
+            if entry.tb_frame.f_code in codes:
+                return codes[entry.tb_frame.f_code]
+            entry = entry.tb_next
+        return None
 
     def _replaced(self, call: WatchedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What `call` is made with: tensors from outside the program replaced."""
@@ -289,7 +315,13 @@ class Tracing:
         inputs = [held.leaf for held in wanted] + [held.real for held in hidden]
         # Backward runs outside autocast, whatever is on around the capture: the AMP guide asks so.
         with autocast_off(), self.marks.followed(outputs):
-            found = iter(call_user(run_backward, outputs, inputs, cotangents))
+            try:
+                found = iter(call_user(run_backward, outputs, inputs, cotangents))
+            except Exception as error:
+                cls = self._untraceable(error)
+                if cls is None:
+                    raise
+                raise Untraceable(cls, error) from error
         with no_torch_function(), torch.no_grad():
             self.marks.read_again()
             gradients = {id(held): next(found) for held in wanted}
@@ -323,6 +355,19 @@ class Tracing:
         """Make inputs of the real tensors that the history of `outputs` ends in."""
         for leaf in self.marks.leaves(outputs):
             self._ours(leaf)
+
+
+class Untraceable(Exception):
+    """A Function cannot run on tensors without values."""
+
+    def __init__(self, cls: Any, error: Exception) -> None:
+        super().__init__(str(error))
+        self.cls, self.error = cls, error
+
+
+def _backward_code(cls: Any) -> Any:
+    backward = inspect.unwrap(getattr(cls, "backward", None) or cls.vjp)
+    return getattr(backward, "__code__", None)
 
 
 def is_traced(value: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.function import Function as TorchFunction
 
 if TYPE_CHECKING:
-    from pullback.compose.chunked import Rows
+    from pullback.compose.chunks import Rows
     from pullback.derive.returned import DerivedFunction
 
 P = ParamSpec("P")
@@ -219,8 +219,8 @@ def chunked(
     backend: str = "auto",
     name: str | None = None,
 ) -> DerivedFunction[..., Any]:
-    """A `Function` that computes `program` a few rows at a time: see `compose.chunked`."""
-    from pullback.compose.chunked import chunked as make  # heavy
+    """A `Function` that computes `program` a few rows at a time: see `compose.chunks`."""
+    from pullback.compose.chunks import chunked as make  # heavy
 
     return make(  # type: ignore[no-any-return]
         program, *examples, over=over, chunks=chunks, backend=backend, name=name

@@ -38,14 +38,12 @@ def combine(
     save = policy_of(save, backend)
     require_examples(program, examples)
     try:
-        derived = make_derived(program, examples, save, name=name, keeps_inputs=True)
+        derived = make_derived(program, examples, save, name=name, keeps_inputs=True, opaque=True)
     except Exception as error:
         if not is_refusal(error):
             raise
         reason = reason_text(error)
-        Paths(program_name(program), warns=compiles(backend)).warn(
-            UncompiledReason(reason, AS_WRITTEN)
-        )
+        Paths(program_name(program)).as_written(UncompiledReason(reason, AS_WRITTEN))
         return as_written(program, reason, name)
     return _combined(program, derived, backend, verify=verify)
 
@@ -107,7 +105,8 @@ def _combined(program: Callable[..., Any], derived: Any, backend: str, *, verify
     def explain() -> str:
         count = len(known.general.captured.units)
         first = f"combined: one node of {count} units, {nodes.text()}"
-        return "\n".join([first, *nodes.lines(), *reasons.lines()])
+        opaque = [f"  as it is: `{one}`, not traced" for one in known.general.captured.opaque]
+        return "\n".join([first, *opaque, *nodes.lines(), *reasons.lines()])
 
     derived = traceable(derived, call)
     derived.composed = "combined"

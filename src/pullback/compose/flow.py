@@ -243,7 +243,7 @@ def node_of(
             name, numbers = _name(part.units), (part.inputs, part.outputs)
             program = units_function(name, part.units, *numbers, module=module)
             examples = [values[number] for number in part.inputs]
-            known = make_derived(program, examples, save, keeps_inputs=True)
+            known = make_derived(program, examples, save, keeps_inputs=True, opaque=True)
             general = partial(record_of(known).call, known)
             call, known.nodes = with_nodes(known, general, backend, verify=verify)
             known = traceable(known, call)

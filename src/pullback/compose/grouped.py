@@ -56,7 +56,7 @@ def hybrid(
     try:
         flows.begin(examples)
     except REFUSALS as error:
-        paths.warn(UncompiledReason(reason_text(error), AS_WRITTEN))
+        paths.as_written(UncompiledReason(reason_text(error), AS_WRITTEN))
         return as_written(program, reason_text(error), name)
     table = table_of(flows.kinds.environment, flows.entry, flows.run, paths)
     made = composition(program, "hybrid", table.make_call(), name)

@@ -95,9 +95,7 @@ class RowLoops:
         first = chunk.first * size // self.rows
         return first, (chunk.first + chunk.rows) * size // self.rows - first
 
-    def _add(
-        self, sums: dict[fx.Node, Tensor], node: fx.Node, part: Tensor, chunk: Chunk
-    ) -> None:
+    def _add(self, sums: dict[fx.Node, Tensor], node: fx.Node, part: Tensor, chunk: Chunk) -> None:
         if op_name(node) == "mean":
             part = part.float() if part.dtype in _HALF else part
             part = part * (chunk.rows / self.rows)
@@ -106,9 +104,7 @@ class RowLoops:
         else:
             sums[node] = part.to(torch.float32, copy=True) if part.dtype in _HALF else part.clone()
 
-    def _keep(
-        self, values: dict[fx.Node, Any], node: fx.Node, part: Tensor, chunk: Chunk
-    ) -> None:
+    def _keep(self, values: dict[fx.Node, Any], node: fx.Node, part: Tensor, chunk: Chunk) -> None:
         dim = self.program.row_dim(node)
         assert dim is not None
         if node not in values:

@@ -45,15 +45,17 @@ class PairedGraph:
             return None
         grown = [d for d, (a, b) in enumerate(zip(large.shape, small.shape, strict=True)) if a != b]
         if len(grown) > 1:
-            raise refusal(self.name, node, f"a tensor of shape {list(large.shape)}, each row with each other")
+            raise refusal(
+                self.name, node, f"a tensor of shape {list(large.shape)}, each row with each other"
+            )
         return grown[0] if grown else None
 
 
 def pair(name: str, whole: fx.Graph, part: fx.Graph) -> PairedGraph:
-    """Two captures of the program called `name`; raises `ChunkingError` where they are not the same work."""
+    """Two captures of the program called `name`, which must be the same work."""
     ours, theirs = list(whole.nodes), list(part.nodes)
     same = len(ours) == len(theirs) and all(
-        a.op == b.op and a.target == b.target or a.op in ("placeholder", "output")
+        (a.op == b.op and a.target == b.target) or a.op in ("placeholder", "output")
         for a, b in zip(ours, theirs, strict=True)
     )
     if not same:
@@ -106,7 +108,7 @@ class RowProgram:
         self.nodes = [node for node in calls(self.paired.whole) if node in needed]
         self.chunked: set[fx.Node] = set()
         self.sums: set[fx.Node] = set()
-        self.kept: set[fx.Node] = {one for one in wanted}
+        self.kept: set[fx.Node] = set(wanted)
         inputs = self.paired.whole.find_nodes(op="placeholder")
         with_rows = [node for node in inputs if self.row_dim(node) is not None]
         self.limit = max(map(bytes_of, with_rows), default=0)
@@ -179,7 +181,7 @@ class RowProgram:
         levels = self._levels()
         leaving = [node for node in self.nodes if node in self.sums or node in self.kept]
         last = max((levels[one] - (one in self.sums) for one in leaving), default=-1)
-        loop_of = {one: last for one in leaving}
+        loop_of = dict.fromkeys(leaving, last)
         loops = []
         for number in range(last, -1, -1):
             while True:
@@ -244,7 +246,7 @@ class RowProgram:
         return loop
 
     def local_counts(self, node: fx.Node) -> list[fx.Node]:
-        """Those of a node's indices that say "of this row", which in a chunk count from its start."""
+        """Those of a node's indices that say "of this row": they count from the chunk's start."""
         if op_name(node) not in ("index", "_unsafe_index", "index_put", "_unsafe_index_put"):
             return []
         indices: Any = node.args[1]
@@ -324,9 +326,7 @@ def _copied(
             return type(theirs)(chosen(a, b, in_list=True) for a, b in pairs)
         return theirs if in_list or op_name(whole) in COUNTS else ours
 
-    args = tuple(
-        chosen(a, b, in_list=False) for a, b in zip(whole.args, part.args, strict=True)
-    )
+    args = tuple(chosen(a, b, in_list=False) for a, b in zip(whole.args, part.args, strict=True))
     kwargs = {k: chosen(whole.kwargs[k], v, in_list=False) for k, v in part.kwargs.items()}
     node = graph.call_function(whole.target, args, kwargs)  # type: ignore[arg-type]
     node.meta.update(part.meta)

@@ -136,7 +136,8 @@ def _dims(node: fx.Node, name: str, rank: int) -> set[int]:
 
 def _mm(node: fx.Node, row_dim: RowDim, first: int = 0) -> RowKind:
     a, b = node.args[first : first + 2]
-    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    assert isinstance(a, fx.Node)
+    assert isinstance(b, fx.Node)
     found = row_dim(a), row_dim(b)
     if found in ((0, None), (None, 1)):
         return RowKind.EACH
@@ -149,7 +150,8 @@ def _addmm(node: fx.Node, row_dim: RowDim) -> RowKind:
 
 def _bmm(node: fx.Node, row_dim: RowDim) -> RowKind:
     a, b = node.args[:2]
-    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    assert isinstance(a, fx.Node)
+    assert isinstance(b, fx.Node)
     found = row_dim(a), row_dim(b)
     if found in ((0, 0), (1, None), (None, 2)):
         return RowKind.EACH
@@ -169,7 +171,8 @@ _PRODUCTS: dict[str, Callable[[fx.Node, RowDim], RowKind]] = {
 def _index(node: fx.Node, name: str, row_dim: RowDim) -> RowKind:
     """Rows of indices into a table, or rows that are indexed in their other dimensions."""
     source, indices = node.args[0], node.args[1]
-    assert isinstance(source, fx.Node) and isinstance(indices, (list, tuple))
+    assert isinstance(source, fx.Node)
+    assert isinstance(indices, (list, tuple))
     given = [one for one in indices if isinstance(one, fx.Node)]
     if any(held_value(one).dtype in (torch.bool, torch.uint8) for one in given):
         return RowKind.MIXED
@@ -191,5 +194,5 @@ def is_row_numbers(node: Any, row_dim: RowDim) -> bool:
     if not isinstance(node, fx.Node) or op_name(node) not in COUNTS or row_dim(node) is None:
         return False
     if op_name(node) == "iota":
-        return node.kwargs.get("start", 0) == 0 and node.kwargs.get("step", 1) == 1
-    return len(node.args) == 1 or (node.args[0] == 0 and (*node.args, 1)[2] == 1)
+        return bool(node.kwargs.get("start", 0) == 0 and node.kwargs.get("step", 1) == 1)
+    return bool(len(node.args) == 1 or (node.args[0] == 0 and (*node.args, 1)[2] == 1))

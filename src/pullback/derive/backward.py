@@ -76,6 +76,7 @@ def make_derived(
     name: str | None = None,
     is_strict: bool = False,
     keeps_inputs: bool = False,
+    opaque: bool = False,
 ) -> Any:
     """As `derive`, with more to choose.
 
@@ -83,6 +84,7 @@ def make_derived(
         is_strict: whether a program that reads what can change unseen is refused.
         keeps_inputs: whether the inputs are saved even where no gradient needs them, so that the
             program can always be run again: a second derivative is then never out of reach.
+        opaque: whether Functions that cannot be traced run as they are, inside the node.
     """
     require_policy(save)
     if isinstance(program, type) and issubclass(program, TorchFunction):
@@ -96,7 +98,7 @@ def make_derived(
             fix="pass tensors like those it will be called with, and its other arguments",
         )
     called = class_name(program, name)
-    recipes = Recipes(program, save, is_strict=is_strict)
+    recipes = Recipes(program, save, is_strict=is_strict, opaque=opaque)
     derived = DerivedRecord(program, examples, recipes, keeps_inputs=keeps_inputs)
     space: dict[str, Any] = {
         "forward": staticmethod(derived.make_forward()),
@@ -138,6 +140,11 @@ class DerivedRecord:
     def source(self, name: str) -> str:
         """The module of the Function, as text."""
         captured = self.general.captured
+        if captured.opaque:
+            raise CaptureError(
+                f"`{name}` must be made of what can be traced to be written as text",
+                got=f"`{captured.opaque[0]}`, which runs as it is",
+            )
         held = [tensor_spec_of(one.tensor) for one in captured.inputs if one.tensor is not None]
         specs = [*self.specs, *held]
         return module_source(captured, self.recipes.save, name, self.program, specs)

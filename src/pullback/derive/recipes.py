@@ -38,7 +38,8 @@ _FIXED = (bool, int, str, bytes, type(None), Enum, torch.dtype, torch.device)
 class Recipes:
     """The recipes of `program` under one policy of saving; safe to use from several threads.
 
-    Where `is_strict`, a program that reads what can change unseen is refused.
+    Where `is_strict`, a program that reads what can change unseen is refused; where `opaque`,
+    Functions in it that cannot be traced run as they are.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Recipes:
         save: str | int,
         *,
         is_strict: bool = False,
+        opaque: bool = False,
     ) -> None:
         self.program = program
         self.save = save
+        self.opaque = opaque
         self.is_strict = is_strict
         self.environment = Environment(program)
         self._kinds: OrderedDict[Any, list[Recipe]] = OrderedDict()
@@ -107,7 +110,7 @@ class Recipes:
     def _has_gradient(self, args: Sequence[Any], needs: Sequence[bool]) -> bool:
         try:
             with shielded():
-                capture(self.program, args, needs=needs)
+                capture(self.program, args, needs=needs, opaque=self.opaque)
         except CaptureError as error:
             return _UNDIFFERENTIABLE not in str(error)
         return True
@@ -167,7 +170,7 @@ class Recipes:
             _warm_up(program, args)
             before = self._state()
             self.require_seen(args)
-            captured = _captured(program, args, needs)
+            captured = _captured(program, args, needs, opaque=self.opaque)
             _require_unchanged(captured.name, _changed(captured))
             _require_nothing_kept(captured.name, before, self._state())
             verify(captured, program, args)
@@ -269,11 +272,15 @@ def _require_nothing_kept(name: str, before: State, after: State) -> None:
 
 
 def _captured(
-    program: Callable[..., Any], args: Sequence[Any], needs: Sequence[bool] | None
+    program: Callable[..., Any],
+    args: Sequence[Any],
+    needs: Sequence[bool] | None,
+    *,
+    opaque: bool,
 ) -> Capture:
     """The capture of a program; where it fails because the program does, what the program says."""
     try:
-        return capture(program, args, needs=needs)
+        return capture(program, args, needs=needs, opaque=opaque)
     except CaptureError as error:
         refusal = error
     _run_alone(program, args)  # not inside of the handler: its error is then shown alone

@@ -180,16 +180,6 @@ def has_autocast() -> bool:
     return _any_autocast()
 
 
-_keeps_graph: Callable[[], bool] = getattr(
-    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
-)
-
-
-def keeps_graph() -> bool:
-    """Whether the backward under way leaves what was saved for another one (`retain_graph`)."""
-    return _keeps_graph()
-
-
 def forward_is_over(ctx: Any) -> bool:
     """Whether the outputs of a context's forward are registered: forward is over."""
     return bool(ctx._input_metadata)

@@ -106,6 +106,11 @@ class Paths:
                 stacklevel=2,
             )
 
+    def as_written(self, reason: UncompiledReason) -> None:
+        """Warn that there is no node at all, whichever backend was asked for."""
+        rule = f"`{self.name}` must be captured to be one node"
+        warnings.warn(UncompiledWarning(rule, got=reason.what, fix=reason.fix), stacklevel=2)
+
     def differs(self, backend: str, call: str, difference: object) -> None:
         """Warn of code that computes something else, once for each place."""
         if self._is_new(f"{backend} {call} {difference}"):

@@ -185,7 +185,7 @@ def test_large_rows_that_depend_on_each_other_are_refused(program, op):
         pb.chunked(program, X, WEIGHT, classes_of(), over=("x", "labels"), chunks=3)
     text = str(caught.value)
     assert f"`{op}`, which takes large rows together" in text
-    assert "test_chunked.py:" in text
+    assert "test_chunks.py:" in text
 
 
 @pytest.mark.parametrize("program", [batch_norm, with_dropout])

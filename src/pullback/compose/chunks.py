@@ -26,20 +26,24 @@ from torch import Tensor, fx
 from torch.autograd.function import Function as TorchFunction
 
 from pullback.capture.closeness import HalfTheDigits, is_number, value_difference
-from pullback.capture.fake import is_odd
+from pullback.capture.fake import is_odd, keeps_graph
 from pullback.capture.joint import Capture, capture
 from pullback.capture.modes import autocast_as, autocast_off
 from pullback.capture.names import argument_names, program_name
 from pullback.capture.trees import flatten, map_leaves, tensor_leaves
 from pullback.compose.nested import callable_of, composition
 from pullback.compose.row_loops import Body, Chunk, RowLoops
-from pullback.compose.row_program import RowLoop, RowProgram, body_of, is_contracted, pair
+from pullback.compose.row_program import RowProgram, body_of, is_contracted, pair
 from pullback.derive.backward import placed_call
 from pullback.derive.call_table import signature_if_known
 from pullback.derive.recipes import Recipes
 from pullback.derive.second import pull_again
 from pullback.errors import CaptureError, ChunkingError, PullbackError
-from pullback.function.slots import in_forward_mode, keeps_graph, transforms_active
+from pullback.function.slots import (
+    in_forward_mode,
+    new_class,
+    transforms_active,
+)
 from pullback.graph.cost import bytes_of, op_name
 from pullback.graph.values import held_value
 from pullback.run import backend_of, backends_of
@@ -216,7 +220,7 @@ class ChunkedRecord:
         ]
         for count in range(len(others) + 1):
             for more in itertools.combinations(others, count):
-                yield {place: dim for place in sorted((first, *more))}
+                yield dict.fromkeys(sorted((first, *more)), dim)
 
 
 def _dims_of(over: Rows) -> dict[int | str, int]:
@@ -315,8 +319,8 @@ class _Maker:
             parts[size] = _decomposed(self._captured(some), tensor_leaves(some))
         graph = _decomposed(whole, tensor_leaves(args))
         _keep_places(graph, whole.joint.graph)
-        made = ChunkedCall(self, whole, rows, count, backend)
-        made.build(graph, parts, sizes, tensor_leaves(args))
+        made = ChunkedCall(self.record.name, self.names, self.program, whole, rows, count, backend)
+        made.build(graph, parts, sizes)
         return made
 
     def _with_of(self, args: Sequence[Any], size: int) -> tuple[Any, ...]:
@@ -330,34 +334,29 @@ class _Maker:
 
     def _compare(self, trial: ChunkedCall, args: tuple[Any, ...]) -> None:
         """Raise unless the loops compute what the program computes, on a few rows."""
-        tensors = tensor_leaves(args)
-        row = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-        got = tensor_leaves(trial.call(row))
-        again = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-        expected = tensor_leaves(self.program(*trial.captured.fill(again)))
-        pairs = [("output", a, b) for a, b in zip(got, expected, strict=True)]
-        live = [i for i, one in enumerate(expected) if one.requires_grad]
-        if live and trial.needs_gradients:
-            scale = [torch.full_like(expected[i], -1.75) for i in live]
-            for run, leaves in ((got, row), (expected, again)):
-                needing = [x for x in leaves if x.requires_grad]
-                outs = [run[i] for i in live]
-                found = torch.autograd.grad(outs, needing, scale, allow_unused=True)
-                pairs += [("gradient", a, None) for a in found]
-            count = (len(pairs) - len(got)) // 2
-            ours, theirs = pairs[len(got) : len(got) + count], pairs[len(got) + count :]
-            pairs = pairs[: len(got)] + [
-                (a[0], a[1], b[1]) for a, b in zip(ours, theirs, strict=True)
-            ]
+        expected = _pulled(lambda row: self.program(*trial.captured.fill(row)), args)
+        got = _pulled(trial.call, args)
         allowed = HalfTheDigits(eps=_coarsest(trial.captured.joint.graph))
-        for what, mine, known in pairs:
-            difference = value_difference(what, mine, known, allowed)
+        for number, (mine, known) in enumerate(zip(got, expected, strict=True)):
+            difference = value_difference(f"value {number}", mine, known, allowed)
             if difference is not None:
                 raise ChunkingError(
                     f"`{self.record.name}` must compute the same in chunks",
                     got=str(difference),
                     fix="report this program; until then, run it as it is",
                 )
+
+
+def _pulled(run: Callable[[list[Tensor]], Any], args: Sequence[Any]) -> list[Any]:
+    """Outputs, and gradients for a cotangent that is not one."""
+    row = [x.detach().requires_grad_(x.requires_grad) for x in tensor_leaves(args)]
+    outputs = tensor_leaves(run(row))
+    live = [one for one in outputs if one.requires_grad]
+    needing = [x for x in row if x.requires_grad]
+    if not live or not needing:
+        return outputs
+    given = [torch.full_like(one, -1.75) for one in live]
+    return [*outputs, *torch.autograd.grad(live, needing, given, allow_unused=True)]
 
 
 def _spread(x: Tensor, dim: int, rows: int) -> Tensor:
@@ -406,9 +405,11 @@ def _keep_places(graph: fx.Graph, captured: fx.Graph) -> None:
 
 @dataclass(eq=False)
 class ChunkedCall:
-    """How calls of one kind are run."""
+    """How calls of one kind are run; `over` names the arguments that have the rows."""
 
-    maker: Any
+    name: str
+    over: str
+    program: Callable[..., Any]
     captured: Capture
     rows: int
     count: int
@@ -423,9 +424,9 @@ class ChunkedCall:
         self.is_early = is_one and not self.captured.is_handwritten
         self.autocast = self.captured.autocast
         self.closures = [i.tensor for i in self.captured.closures if i.needs]
-        name = self.maker.record.name
-        self.node = type(name, (TorchFunction,), {"forward": _forward, "backward": _backward})
-        self.paths = Paths(name, warns=self.backend != "eager")
+        space = {"forward": staticmethod(_forward), "backward": staticmethod(_backward)}
+        self.node: Any = new_class(self.name, TorchFunction, space)
+        self.paths = Paths(self.name, warns=self.backend != "eager")
 
     def is_current(self) -> bool:
         """Whether tensors from outside the program need gradients as when it was captured."""
@@ -439,7 +440,7 @@ class ChunkedCall:
         sizes = math.ceil(self.rows / self.count)
         when = "forward" if self.is_early else "backward"
         made = f", gradients made in {when}" if self.needs_gradients else ""
-        rows = f"{sizes} chunks of {self.count} rows of {self.maker.names}"
+        rows = f"{sizes} chunks of {self.count} rows of {self.over}"
         return f'chunked: {rows}{made}, backend "{self.backend}"'
 
     def costs(self) -> tuple[int, int]:
@@ -458,27 +459,23 @@ class ChunkedCall:
         graph: fx.Graph,
         parts: Mapping[int, fx.Graph],
         sizes: Sequence[int],
-        tensors: Sequence[Tensor],
     ) -> None:
         """Make the loops: for outputs and gradients at once, or for each."""
         returned: Any = graph.output_node().args[0]
         count = self.captured.joint.output_count
         outputs, gradients = list(returned[:count]), list(returned[count:])
-        paired = {size: pair(self.maker.record.name, graph, part) for size, part in parts.items()}
+        paired = {size: pair(self.name, graph, part) for size, part in parts.items()}
         first = paired[self.count]
 
         def loops(wanted: Sequence[Any]) -> RowLoops:
             program = RowProgram(first, wanted)
             bodies = {
-                size: [
-                    self._body(program, loop, one.part, size, tensors) for loop in program.loops
-                ]
+                size: [self._body(body_of(program, loop, one.part)) for loop in program.loops]
                 for size, one in paired.items()
             }
             starts = itertools.accumulate(sizes, initial=0)
             chunks = [
-                Chunk(start, size, bodies[size])
-                for start, size in zip(starts, sizes, strict=False)
+                Chunk(start, size, bodies[size]) for start, size in zip(starts, sizes, strict=False)
             ]
             return RowLoops(program, self.rows, chunks)
 
@@ -489,20 +486,14 @@ class ChunkedCall:
         else:
             self.forward, self.all = loops(outputs), loops(gradients)
 
-    def _body(
-        self,
-        program: RowProgram,
-        loop: RowLoop,
-        part: dict[fx.Node, fx.Node],
-        size: int,
-        tensors: Sequence[Tensor],
-    ) -> Body:
-        graph = body_of(program, loop, part)
+    def _body(self, graph: fx.Graph) -> Body:
         module = fx.GraphModule({}, graph)
-        eager: Body = lambda given: module(*given)  # noqa: E731
-        if self.backend == "eager":
-            return eager
-        return _Compiled(self, graph, eager)
+
+        def eager(given: list[Any]) -> Sequence[Any]:
+            made: Sequence[Any] = module(*given)
+            return made
+
+        return eager if self.backend == "eager" else _Compiled(self.paths, graph, eager)
 
     # ---- a call ----
 
@@ -543,7 +534,7 @@ class ChunkedCall:
 
         def run(row: Sequence[Tensor]) -> Sequence[Any]:
             with autocast_as(self.autocast):
-                made = self.maker.program(*self.captured.fill(row[:count]))
+                made = self.program(*self.captured.fill(row[:count]))
             leaves, _ = flatten(made)
             return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
@@ -554,8 +545,8 @@ class ChunkedCall:
 class _Compiled:
     """A body that is compiled for the first chunk that it gets, and compared with its ops."""
 
-    def __init__(self, owner: ChunkedCall, graph: fx.Graph, eager: Body) -> None:
-        self.owner, self.graph, self.eager = owner, graph, eager
+    def __init__(self, paths: Paths, graph: fx.Graph, eager: Body) -> None:
+        self.paths, self.graph, self.eager = paths, graph, eager
         self.run: Body | None = None
         self.layouts: Any = None
         self.lock = threading.Lock()
@@ -577,13 +568,13 @@ class _Compiled:
             got = error.facts["got"]
             reason = " ".join((error.rule + (f": {got}" if got else "")).split())
             fix = 'use backend="eager" to say so'
-            self.owner.paths.warn(UncompiledReason(reason, fix))
+            self.paths.warn(UncompiledReason(reason, fix))
             return self.eager
         count = len(self.graph.output_node().args[0])  # type: ignore[arg-type]
         names = [f"value {number} of a chunk" for number in range(count)]
         found = graph_difference(run, self.eager, self.graph, given, names)
         if found is not None:
-            self.owner.paths.differs("inductor", "a chunk", found)
+            self.paths.differs("inductor", "a chunk", found)
             return self.eager
         return run
 
