@@ -132,9 +132,7 @@ def apart(subject: Subject, seconds: float) -> Checked:
     """Check one Function from a new process."""
     command = [sys.executable, "-m", "benchmarks.wild.gpu", "--one", subject.id]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return Checked(subject.id, error=f"did not end in {seconds:.0f} s")
     for line in done.stdout.splitlines():

@@ -85,6 +85,8 @@ def check(
     names = known.names_of(max(len(example.args) for example in examples))
     domain = known.intent.domain if domain is None else domain
     known = replace(known, domain=stated(domain, names, examples, known.name))
+    # What leaves its memory may end the process, or change what other rules see: it is told first.
+    rules = tuple(sorted(rules, key=lambda one: one.rule.group != "bounds"))
     job = Job(known, examples, rules, profile)
     start = time.monotonic()
     collected = _Collected(job, progress, seconds)
@@ -141,6 +143,7 @@ class _Collected:
         self.proved: Proved | None = None
         self.surrogates: tuple[Surrogate, ...] = ()
         self.relations: tuple[str, ...] = ()
+        self.lost: list[str] = []  # codes of rules that could not be tried
 
     def work_elsewhere(self) -> str:
         """The rules in workers; why that cannot be, where it cannot: nothing was done then."""
@@ -183,9 +186,11 @@ class _Collected:
                     lost = ENOUGH + 1  # every rule begins with the example that it died at
                 first = max(self.current + 1, first + 1)
             if lost > ENOUGH:
-                left = len(self.job.rules) - max(self.current + 1, 0)
+                left = self.job.rules[max(self.current + 1, 0) :]
                 if left:
-                    self.notes.append(f"{left} rules were not tried: too many workers were lost")
+                    reason = "rules were not tried: too many workers were lost"
+                    self.notes.append(f"{len(left)} {reason}")
+                    self.lost += [one.rule.code for one in left]
                 return
 
     def _can_be_sent(self) -> bool:
@@ -237,6 +242,8 @@ class _Collected:
             self.seconds = message.seconds
             self.inside = message.inside
             self.notes += _notes(self.job.target)
+        if message.kind == "noted" and message.reason not in self.notes:
+            self.notes.append(message.reason)
         if message.surrogates and not self.surrogates:
             self.surrogates = message.surrogates
             self.notes.append(_surrogate_note(self.job.target, message.surrogates))
@@ -291,24 +298,33 @@ class _Collected:
             reason = f"tensors without memory of their own cannot be read: {death.how}"
             self.results.append(Skip.refused(rule, reason))
             return
+        self.lost += [rule.code] if self.current >= 0 else []
         if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
             self.results.append(
                 Skip.refused(rule, f"the process was lost here as well: {death.how}")
             )
             return
-        is_known = death.is_hang or is_here or self.is_fresh
-        cause = Cause() if is_known else cause_of(self.job, self.current)
+        cause = self._cause(death, is_here=is_here)
         first = self.job.examples[0]
         found = Finding.made(
             CRASH,
             at=f"while `{rule.name}` was tried" if self.current >= 0 else "at the example itself",
             expected="a result or an exception",
             got=death.how,
+            facts={"kernel": cause.kernel} if cause.kernel else {},
             inputs=cause.inputs or first.words(target.names_of(len(first.args))),
             repro=cause.repro,
             fix="raise an exception where the arguments cannot be served",
         )
         self.results.append(found.of(target.name, target.place("backward", "vjp", "forward")))
+
+    def _cause(self, death: Died, *, is_here: bool) -> Cause:
+        """The call and the kernel by which a worker was lost, as far as that can be found."""
+        if is_here:
+            return Cause()
+        if self.is_fresh:
+            return fresh.cause_of_loss(self.job, self.current)
+        return Cause() if death.is_hang else cause_of(self.job, self.current)
 
     def report(self, start: float) -> Report:
         """The report of all that was said since `start`, each defect once."""
@@ -330,6 +346,7 @@ class _Collected:
             notes=tuple(self.notes),
             interrupted=self.interrupted,
             proved=self.proved,
+            lost=tuple(self.lost),
         )
 
 

@@ -194,7 +194,7 @@ def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
     """The exit code: `is_known` says that what was found is in the baseline from now on."""
     if outcome.fails and not is_known:
         return FOUND
-    is_cut = any(report.interrupted for report in outcome.reports)
+    is_cut = any(report.interrupted or report.lost for report in outcome.reports)
     return COULD_NOT_RUN if outcome.errors or is_cut or len(outcome.reports) < len(found) else 0
 
 
