@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.dispatch import Fill, is_view
+from pullback.check.dispatch import Fill, views_memory
 from pullback.check.registration import near
 from pullback.function.modes import DispatchMode
 from pullback.judge.example import mapped, tensors_in
@@ -113,7 +113,7 @@ class Guards(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if is_view(func) or any(out.alias_info is not None for out in func._schema.returns):
+        if views_memory(func) or any(out.alias_info is not None for out in func._schema.returns):
             return result
         name = func.overloadpacket.__name__
         given = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs or {}))}

@@ -103,9 +103,9 @@ def writes(subject: Subject) -> Iterator[Finding | Skip]:
     for example, found in _calls(subject):
         for phase, touched in (("forward", found.in_forward), ("backward", found.in_backward)):
             for one in touched:
-                yield subject.finding(
+                yield Finding.made(  # to write a program that shows it would be to do it again
                     WRITE,
-                    example=example,
+                    inputs=example.words(subject.names),
                     at=str(one),
                     expected="memory outside of a tensor left as it is",
                     got=f"{_short(one.number)} written there by {phase}",
@@ -134,9 +134,9 @@ def reads(subject: Subject) -> Iterator[Finding | Skip]:
         except CallError:
             continue
         at, expected, got = found
-        yield subject.finding(
+        yield Finding.made(
             READ,
-            example=example,
+            inputs=example.words(subject.names),
             at=At(at.thing, at.index, rest=f", with NaN around {which}"),
             expected="one number, whatever stands around a tensor in memory",
             got=got.then(f" where that is NaN, {expected} where it is near one"),
@@ -160,13 +160,10 @@ def _which(subject: Subject, example: Example, usual: Watched) -> str:
     return "the tensors"
 
 
-# A program that shows a finding of these would do what it must not: there are none.
 RULES = (
     Registered(
         WRITE,
         writes,
-        repros=(),
-        raising=(),
         explains=(Cause(COMPARING, "it writes outside of its tensors", rank=5),),
         page="""
 A function must not write outside of its tensors.
@@ -195,8 +192,6 @@ Cannot see
     Registered(
         READ,
         reads,
-        repros=(),
-        raising=(),
         explains=(Cause(COMPARING, "it reads outside of its tensors", rank=6),),
         page="""
 Results must not depend on what stands around a tensor in memory.
