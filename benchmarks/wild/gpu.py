@@ -77,7 +77,11 @@ class Checked:
             lines.append(f"      expected {one.expected} | got {one.got}")
         lines += [f"   note: {note}" for note in self.notes]
         lines.append(f"   slowest: {', '.join(self.slowest)}")
-        lines += [f"   not tried: {one}" for one in self.refused]
+        reasons: dict[str, list[str]] = {}
+        for one in self.refused:
+            code, _, reason = one.partition(": ")
+            reasons.setdefault(reason, []).append(code)
+        lines += [f"   not tried: {' '.join(codes)}: {why}" for why, codes in reasons.items()]
         return "\n".join(line[:330].replace("\n", " ") for line in lines)
 
 
@@ -106,7 +110,7 @@ def checked(subject: Subject, seconds: float) -> Checked:
         tuple(Found.of(finding, site) for finding in report.findings),
         report.notes,
         tuple(f"{s.rule.code}: {s.reason}" for s in report.skips if s.is_refusal),
-        len(getattr(report, "lost", ())),
+        len(report.lost) + sum("time of" in skip.reason for skip in report.skips),
         _survives(),
         tuple(_slowest(begun, start)),
     )
