@@ -22,10 +22,8 @@ def softmax_kernel(
     """One row: what is outside of it is `OTHER`, or read where `MASK` is false."""
     row = tl.program_id(0)
     at = tl.arange(0, B)
-    if MASK:
-        v = tl.load(x + row * n + at, mask=at < n, other=OTHER)
-    else:
-        v = tl.load(x + row * n + at)
+    inside = at < n if MASK else at >= 0
+    v = tl.load(x + row * n + at, mask=inside, other=OTHER)
     top = tl.max(v, 0) if SHIFT else 0.0
     e = tl.exp(v - top)
     tl.store(y + row * n + at, e / tl.sum(e, 0), mask=at < n)
@@ -106,18 +104,12 @@ def mean_kernel(
     """The mean of one row, in blocks."""
     row = tl.program_id(0)
     at = tl.arange(0, B)
-    if NARROW:
-        total = tl.zeros((B,), dtype=tl.bfloat16)
-    else:
-        total = tl.zeros((B,), dtype=tl.float32)
+    total = tl.zeros((B,), dtype=tl.bfloat16 if NARROW else tl.float32)
     end = n // B * B if DROPS else n
     for start in range(0, end, B):
         v = tl.load(x + row * n + start + at, mask=start + at < n, other=0.0)
         total += v.to(total.dtype)
-    if BY_BLOCK:
-        count = tl.cdiv(n, B) * B
-    else:
-        count = n
+    count = tl.cdiv(n, B) * B if BY_BLOCK else n
     tl.store(y + row, tl.sum(total.to(tl.float32), 0) / count)
 
 
