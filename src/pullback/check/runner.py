@@ -20,6 +20,7 @@ from pullback.check.fresh import CannotSendError
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
+from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.proving import Proved, proved_of
 from pullback.check.ranks.runner import check_ranks
 from pullback.check.report import Report
@@ -54,6 +55,7 @@ def check(
     seconds: float | None = None,
     ranks: int | None = None,
     placements: Mapping[str, Any] | None = None,
+    sanitize: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Try every rule on `target` at `inputs` and what can be generated from them.
@@ -66,7 +68,7 @@ def check(
     tried (see `inputs.stated`). After `seconds` no other rule is begun, and the report names those
     that were not tried. With `ranks`, the rules across ranks are tried, by so many processes;
     `placements` says what the values of the ranks are to each other, and `inputs` may be a function
-    of the rank.
+    of the rank. With `sanitize`, NVIDIA's compute-sanitizer is asked too, where it is installed.
     """
     known = with_options(target_of(target), declares, reference)
     if ranks is not None:
@@ -95,6 +97,8 @@ def check(
         if why_not:
             collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
+        if sanitize:
+            collected.sanitize()
         collected.prove()
         left = collected.seconds_left()
         options = {"select": select, "allow": allow, "profile": profile, "seconds": left}
@@ -216,6 +220,15 @@ class _Collected:
                 if self.current < 0:
                     return
                 first = self.current + 1
+
+    def sanitize(self) -> None:
+        """What NVIDIA's sanitizer says of the kernels."""
+        try:
+            for said in sanitized(self.job):
+                where: list[Any] = self.notes if isinstance(said, str) else self.results
+                where.append(said)
+        except Exception as error:  # what cannot be sent
+            self.notes.append(f"compute-sanitizer was not asked: {describe(error)}")
 
     def prove(self) -> None:
         """What holds for all inputs, after the rules have tried some."""

@@ -59,6 +59,7 @@ class Options:
     recorded: Recording | None = None
     ranks: int | None = None
     placements: tuple[tuple[str, str], ...] = ()
+    sanitize: bool = False
 
 
 @click.command("check")
@@ -91,6 +92,11 @@ class Options:
     metavar="NAME KIND",
     help="With --ranks: shard, shard(dim), replicate or partial, of an input or `out`.",
 )
+@click.option(
+    "--sanitize",
+    is_flag=True,
+    help="Ask NVIDIA's compute-sanitizer as well, where it is installed.",
+)
 @settings_options
 @click.option("--json", "is_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--github", "is_github", is_flag=True, help="The same as --output-format github.")
@@ -101,6 +107,7 @@ def command(
     libraries: tuple[str, ...],
     ranks: int | None,
     placements: tuple[tuple[str, str], ...],
+    sanitize: bool,
     settings_path: Path | None,
     show_settings: bool,
     write_baseline: bool,
@@ -147,7 +154,7 @@ def command(
     console = Console(highlight=False)
     names: tuple[str, ...] = ()
     found: Sequence[Found] = ()
-    options = Options(settings, None, None, ranks, placements)
+    options = Options(settings, None, None, ranks, placements, sanitize)
     errors: list[Failure] = []
     checked: list[Checked] = []
     is_cut = False
@@ -352,11 +359,13 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
                     profile=chosen.profile,
                     ranks=options.ranks,
                     placements=dict(options.placements) or None,
+                    sanitize=options.sanitize,
                     seconds=chosen.time or None,
                     progress=progress,
                 )
 
-        if options.ranks is not None or not options.settings.cache:
+        is_asked = options.ranks is not None or options.sanitize
+        if is_asked or not options.settings.cache:
             report, was_kept = run(inputs), False
         else:
             arguments = arguments_from(declared, inputs)

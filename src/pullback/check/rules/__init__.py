@@ -35,9 +35,10 @@ def all_rules() -> tuple[Registered, ...]:
 
 def explained() -> tuple[Registered, ...]:
     """Every rule with a page: those that are tried, also across ranks, and the crash."""
-    from pullback.check.ranks.rules import rank_rules  # they ask of the rules here
+    from pullback.check.kernels import sanitizer  # both ask of the rules here
+    from pullback.check.ranks.rules import rank_rules
 
-    return (*all_rules(), *registered(crash), *rank_rules())
+    return (*all_rules(), *registered(crash), *registered(sanitizer), *rank_rules())
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -13,8 +13,8 @@ from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
 from pullback.check.elsewhere import Fact, Results, difference
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At
-from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.kernels.guards import Guards, Touched
+from pullback.check.kernels.sizes import odd_sizes
 from pullback.check.registered import Registered
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import Example, mapped
@@ -22,11 +22,7 @@ from pullback.judge.example import Example, mapped
 WRITE = Rule("U002", "out-of-bounds-write", "bounds", profile="quick")
 READ = Rule("U003", "out-of-bounds-read", "bounds", profile="quick")
 
-# Sizes that are no multiple of any block; the larger ones in the deep profile.
-ODD = (129, 3, 17, 1, 33, 127)
-LARGE = (1000, 4097)
 COUNT = {"quick": 2, "standard": 4, "deep": 40}
-ELEMENTS = {"quick": 20_000, "standard": 100_000, "deep": 4_000_000}
 SINGLY = 12  # tensors of which one after the other is asked whether it is read beyond its end
 
 
@@ -71,19 +67,6 @@ def _settle() -> None:
     """Wait for the GPU: what a kernel writes may come late."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def odd_sizes(subject: Subject) -> Iterator[Example]:
-    """The example at sizes that no block divides: all of them at once, then one by one."""
-    start = subject.small_given
-    symbols = symbols_of(start)
-    sizes = (*ODD, *LARGE) if subject.profile == "deep" else ODD
-    rows = [{s: sizes[(i + k) % len(sizes)] for i, s in enumerate(symbols)} for k in range(3)]
-    rows += [{symbol: size} for size in sizes for symbol in symbols]
-    for row in rows:
-        if fits(start, row, ELEMENTS[subject.profile]):
-            words = ", ".join(f"size {old} as {new}" for old, new in row.items())
-            yield subject.kept(resized(start, row, words))
 
 
 def _calls(subject: Subject) -> Iterator[tuple[Example, Watched]]:
