@@ -29,6 +29,7 @@ def check(
     seconds: float | None = None,
     ranks: int | None = None,
     placements: Mapping[str, Any] | None = None,
+    sanitize: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """A `Report` on `target` at `inputs`: see `check.runner`."""
@@ -47,6 +48,7 @@ def check(
         seconds=seconds,
         ranks=ranks,
         placements=placements,
+        sanitize=sanitize,
         progress=progress,
     )
 

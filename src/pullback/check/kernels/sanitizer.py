@@ -58,13 +58,13 @@ TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 SECONDS = 300.0  # that one tool may take
 SIZES = 2  # odd ones
-OWN = ("at::", "c10::", "cub::", "cublas", "cutlass", "cudnn", "void at::", "void cub::")
+OWN = ("at::", "c10::", "cub::", "cublas", "cutlass", "cudnn")
 
 _MAIN = "import sys; sys.path[:] = {found}; from {module} import take_calls; take_calls({path!r})"
 _HEAD = re.compile(r"(Invalid|Uninitialized|Error: Race|Warning: Race|Barrier|Misaligned|Race)")
 _PLACES = (
     re.compile(r"at (?:0x[0-9a-f]+ in )?(?P<file>[^\s:]+:\d+):(?P<name>[^\s(]+)"),
-    re.compile(r"at (?P<name>[^\s(+]+)[^+]*\+0x[0-9a-f]+(?: in (?P<file>\S+:\d+))?"),
+    re.compile(r"at (?:void )?(?P<name>[^\s(+<]+)[^+]*\+0x[0-9a-f]+(?: in (?P<file>\S+:\d+))?"),
 )
 
 
@@ -162,6 +162,7 @@ def _finding(report: Alarm, job: Job) -> Finding:
         got=f"{report.what}, says {report.tool}",
         inputs=first.words(job.target.names_of(len(first.args))),
         fix="mask loads and stores by the sizes of their tensors, and write before reading",
+        remedy=f"{report.kernel} {report.place}",
     )
     return found.of(job.target.name, job.target.place("backward", "vjp", "forward"))
 
