@@ -200,7 +200,7 @@ def grpo_inputs() -> tuple[Any, ...]:
 # ---- attention and layers ----
 
 
-def neighbours(q: Tensor, k: Tensor, v: Tensor, size: int = 3, dilation: int = 1, *_: Any) -> Tensor:
+def neighbours(q: Tensor, k: Tensor, v: Tensor, size: int, dilation: int, *_: Any) -> Tensor:
     """Attention to the nearest tokens."""
     length = q.shape[-2]
     apart = torch.arange(length, device=q.device)
@@ -210,7 +210,7 @@ def neighbours(q: Tensor, k: Tensor, v: Tensor, size: int = 3, dilation: int = 1
     return scores.masked_fill(~near, -math.inf).softmax(-1) @ v
 
 
-def multi_token(scores: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, *_: Any) -> Any:
+def multi_token(scores: Tensor, weight: Tensor, bias: Any, stride: int, padding: int) -> Any:
     """Causal attention weights, mixed by a convolution."""
     above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     weights = scores.masked_fill(above, -1e9).softmax(-1)

@@ -29,6 +29,7 @@ def check(
     seconds: float | None = None,
     ranks: int | None = None,
     placements: Mapping[str, object] | None = None,
+    sanitize: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """What is wrong or fragile about a custom function: each defect once, with a reason and a fix.
@@ -50,6 +51,7 @@ def check(
         seconds: after this long no other rule is begun, and the report names those not tried.
         ranks: how many processes to check a Function across that communicates.
         placements: what the values of the ranks are to each other.
+        sanitize: whether the call runs once more under NVIDIA's compute-sanitizer.
         progress: called with the name of each rule, its number and how many there are.
 
     >>> import torch
@@ -82,6 +84,7 @@ def check(
         seconds=seconds,
         ranks=ranks,
         placements=placements,
+        sanitize=sanitize,
         progress=progress,
     )
 

@@ -33,6 +33,7 @@ class Cause:
 
     inputs: str = ""
     repro: str = ""
+    kernel: str = ""
 
 
 def cause_of(job: Job, rule: int) -> Cause:

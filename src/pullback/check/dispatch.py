@@ -36,7 +36,7 @@ class Work(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if _is_view(func) or name in _VIEWS_OF_NOTHING:
+        if views_memory(func) or name in _VIEWS_OF_NOTHING:
             return result
         self.operators += 1
         self.numbers += sum(tensor.numel() for tensor in tensors_in(result))
@@ -44,7 +44,7 @@ class Work(DispatchMode):
         return result
 
 
-def _is_view(func: Any) -> bool:
+def views_memory(func: Any) -> bool:
     """Whether an operator returns memory that it was given, without writing into it."""
     schema = op_schema(func)
     infos = [returned.alias_info for returned in schema.returns]

@@ -15,14 +15,17 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from pullback.check.confine import Ties, end_group, has_ended, lead, let_end, tie
+from pullback.check.crash_diagnosis import Cause
 from pullback.check.isolate import (
     CALLS,
     GARBLED,
@@ -36,6 +39,7 @@ from pullback.check.isolate import (
     limit_memory,
     prepare_compiler,
 )
+from pullback.check.kernels.launches import BLOCKING, narrated
 from pullback.check.kernels.sending import sent_by_value
 from pullback.check.kernels.tuning import keep_tuned, watch_tuning
 from pullback.check.warm import warm_up
@@ -45,6 +49,7 @@ from pullback.judge import progress
 from pullback.judge.example import tensors_in
 from pullback.judge.progress import Progress
 
+AGAIN = 60.0  # seconds in which a lost GPU must be lost once more, to be told where
 START = 120.0  # seconds until the first call is through: imports, and the tuning of kernels
 
 # The folder that it is started in is no place to import from: others may write to it.
@@ -99,15 +104,21 @@ def packed(job: Job) -> bytes:
         raise CannotSendError(f"{type(error).__name__}: {lines[0]}") from None
 
 
-def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
-    """As `isolate.messages`, by a worker that was started afresh."""
+def messages(
+    job: Job, first: int, seconds: float = 0.0, *, is_told: bool = False
+) -> Iterator[Message]:
+    """As `isolate.messages`, by a worker that was started afresh.
+
+    With `is_told` it is one that waits for each launch of a kernel to end, and tells of each call
+    and launch before it is made; what the function prints is not shown then.
+    """
     sent = packed(job)
-    worker = _waiting() or _started()
-    worker.inbox.told = Told()
+    worker = _started(BLOCKING) if is_told else _waiting() or _started()
+    worker.inbox.told = Told(0) if is_told else Told()
     seen = Seen(worker.progress, max(example.size for example in job.examples))
     is_done = False
     try:
-        worker.jobs.send_bytes(pickle.dumps((sys.path, first)))
+        worker.jobs.send_bytes(pickle.dumps((sys.path, first, is_told)))
         worker.jobs.send_bytes(sent)
         limit = START
         while True:
@@ -124,11 +135,32 @@ def messages(job: Job, first: int, seconds: float = 0.0) -> Iterator[Message]:
                 is_done = message.kind == "end"
                 return
     finally:
-        if is_done and not worker.has_company():
+        if is_done and not is_told and not worker.has_company():
             worker.inbox.drain()
             _idle.append(worker)
         else:
             worker.stop()
+
+
+def cause_of_loss(job: Job, rule: int) -> Cause:
+    """The call, and the kernel, by which a GPU is lost: the step is taken once more, told of."""
+    if not is_on_gpu(job):
+        return Cause()
+    again = replace(job, rules=job.rules[rule : rule + 1] if rule >= 0 else ())
+    found, latest = Cause(), time.monotonic() + AGAIN
+    try:
+        for message in messages(again, 0, is_told=True):
+            if message.kind == "calling":
+                found = Cause(message.where)
+            elif message.kind == "launching":
+                found = replace(found, kernel=message.where)
+            if message.kind in ("end", "unfit") or time.monotonic() > latest:
+                return Cause()  # it was not lost this time
+    except Died:
+        return found
+    except CannotSendError:
+        pass
+    return Cause()
 
 
 def _waiting() -> Worker | None:
@@ -159,7 +191,7 @@ def _received(worker: Worker, watch: Watch) -> Message:
     return message
 
 
-def _started() -> Worker:
+def _started(more: Mapping[str, str] = MappingProxyType({})) -> Worker:
     """A new worker; raises `CannotSendError` where there can be none."""
     with contextlib.ExitStack() as undo:  # where it cannot be started
         try:
@@ -172,7 +204,7 @@ def _started() -> Worker:
             undo.callback(os.unlink, path)
             os.close(file)
             seen = Progress(Path(path))
-            process = _process(theirs.fileno(), ties, path)
+            process = _process(theirs.fileno(), ties, path, {**os.environ, **more})
         except OSError as error:
             why = error.strerror or str(error)
             raise CannotSendError(f"no process could be started: {why}") from None
@@ -181,7 +213,9 @@ def _started() -> Worker:
     return Worker(process, ours, ties, ties.inbox(process.pid, Told()), seen)
 
 
-def _process(jobs: int, ties: Ties, path: str) -> subprocess.Popen[bytes]:
+def _process(
+    jobs: int, ties: Ties, path: str, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
     life, said, printed = ties.theirs
     source = str(Path(__file__).resolve().parents[2])
     found = [source, *(place for place in sys.path if place)]
@@ -192,6 +226,7 @@ def _process(jobs: int, ties: Ties, path: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=printed,
         stderr=printed,
+        env=environment,
         start_new_session=True,
     )
 
@@ -216,13 +251,15 @@ def serve(fd: int, life: int, said: int, token: bytes, path: str) -> None:
     Path(path).unlink(missing_ok=True)  # who has it open goes on reading it
     while True:
         try:
-            sys.path[:], first = pickle.loads(jobs.recv_bytes())
+            sys.path[:], first, is_told = pickle.loads(jobs.recv_bytes())
             sent = jobs.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
         try:
             job = pickle.loads(sent)
-            if _is_on_gpu(job):
+            if is_told:
+                job = narrated(job, outbox.send)
+            if is_on_gpu(job):
                 watch_tuning()
             else:
                 limit_memory()
@@ -245,5 +282,6 @@ def _tell(outbox: Outbox, message: Message) -> None:
     outbox.send(message)
 
 
-def _is_on_gpu(job: Job) -> bool:
+def is_on_gpu(job: Job) -> bool:
+    """Whether an argument is on a GPU."""
     return any(tensor.is_cuda for e in job.examples for tensor in tensors_in(e.args))

@@ -79,11 +79,12 @@ class Report:
     accepted: tuple[Accepted, ...] = ()
     functions: tuple[FunctionUse, ...] = ()  # inside a model
     surrogates: tuple[str, ...] = ()  # inputs whose gradients are others than forward's on purpose
+    lost: tuple[str, ...] = ()  # the rules that a process or a GPU was lost at, or before
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether every rule could be tried, and nothing was found."""
+        return not self.findings and not self.lost
 
     @property
     def blind(self) -> tuple[str, ...]:
@@ -129,9 +130,14 @@ class Report:
             verdict = f"1 finding ({found.removeprefix('1 ')})"
         if self.interrupted:
             verdict = f"interrupted, {verdict} so far"
-        rules, runs = len(self.rules), self.tried.get("runs", 0)
+        if self.lost and not found:
+            verdict = "not checked to its end"
+        runs = _counted(self.tried.get("runs", 0), "run")
+        rules = _counted(len(self.rules), "rule")
+        if self.lost:
+            rules = f"{len(self.rules) - len(self.lost)} of {rules} could be tried"
         lines = [
-            f"{self.subject}: {verdict}. {_counted(rules, 'rule')}, {_counted(runs, 'run')}, "
+            f"{self.subject}: {verdict}. {rules}, {runs}, "
             f"profile {self.profile}, {self.seconds:.1f} s."
         ]
         if self.ok:

@@ -20,6 +20,7 @@ from pullback.check.fresh import CannotSendError
 from pullback.check.inputs.stated import stated
 from pullback.check.inside import functions_inside, joined
 from pullback.check.isolate import CannotForkError, Died, can_fork, messages
+from pullback.check.kernels.sanitizer import sanitized
 from pullback.check.models.examine import ModelRequest
 from pullback.check.models.runner import check_model
 from pullback.check.proving import Proved, proved_of
@@ -56,6 +57,7 @@ def check(
     seconds: float | None = None,
     ranks: int | None = None,
     placements: Mapping[str, Any] | None = None,
+    sanitize: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Try every rule on `target` at `inputs` and what can be generated from them.
@@ -68,7 +70,7 @@ def check(
     tried (see `inputs.stated`). After `seconds` no other rule is begun, and the report names those
     that were not tried. With `ranks`, the rules across ranks are tried, by so many processes;
     `placements` says what the values of the ranks are to each other, and `inputs` may be a function
-    of the rank.
+    of the rank. With `sanitize`, NVIDIA's compute-sanitizer is asked too, where it is installed.
     """
     known = with_options(target_of(target), declares, reference)
     if ranks is not None:
@@ -100,6 +102,8 @@ def check(
     names = known.names_of(max(len(example.args) for example in examples))
     domain = known.intent.domain if domain is None else domain
     known = replace(known, domain=stated(domain, names, examples, known.name))
+    # What leaves its memory may end the process, or change what other rules see: it is told first.
+    rules = tuple(sorted(rules, key=lambda one: one.rule.group != "bounds"))
     job = Job(known, examples, rules, profile)
     start = time.monotonic()
     collected = _Collected(job, progress, seconds)
@@ -108,6 +112,8 @@ def check(
         if why_not:
             collected.notes.append(f"{HERE}: {why_not}")
             collected.work_here()
+        if sanitize:
+            collected.sanitize()
         collected.prove()
         left = collected.seconds_left()
         options = {"select": select, "allow": allow, "profile": profile, "seconds": left}
@@ -156,6 +162,7 @@ class _Collected:
         self.proved: Proved | None = None
         self.surrogates: tuple[Surrogate, ...] = ()
         self.relations: tuple[str, ...] = ()
+        self.lost: list[str] = []  # codes of rules that could not be tried
 
     def work_elsewhere(self) -> str:
         """The rules in workers; why that cannot be, where it cannot: nothing was done then."""
@@ -198,9 +205,11 @@ class _Collected:
                     lost = ENOUGH + 1  # every rule begins with the example that it died at
                 first = max(self.current + 1, first + 1)
             if lost > ENOUGH:
-                left = len(self.job.rules) - max(self.current + 1, 0)
+                left = self.job.rules[max(self.current + 1, 0) :]
                 if left:
-                    self.notes.append(f"{left} rules were not tried: too many workers were lost")
+                    reason = "rules were not tried: too many workers were lost"
+                    self.notes.append(f"{len(left)} {reason}")
+                    self.lost += [one.rule.code for one in left]
                 return
 
     def _can_be_sent(self) -> bool:
@@ -227,6 +236,15 @@ class _Collected:
                     return
                 first = self.current + 1
 
+    def sanitize(self) -> None:
+        """What NVIDIA's sanitizer says of the kernels."""
+        try:
+            for said in sanitized(self.job):
+                where: list[Any] = self.notes if isinstance(said, str) else self.results
+                where.append(said)
+        except Exception as error:  # what cannot be sent
+            self.notes.append(f"compute-sanitizer was not asked: {describe(error)}")
+
     def prove(self) -> None:
         """What holds for all inputs, after the rules have tried some."""
         if not self.is_fresh and not self.surrogates:
@@ -252,6 +270,8 @@ class _Collected:
             self.seconds = message.seconds
             self.inside = message.inside
             self.notes += _notes(self.job.target)
+        if message.kind == "noted" and message.reason not in self.notes:
+            self.notes.append(message.reason)
         if message.surrogates and not self.surrogates:
             self.surrogates = message.surrogates
             self.notes.append(_surrogate_note(self.job.target, message.surrogates))
@@ -306,24 +326,33 @@ class _Collected:
             reason = f"tensors without memory of their own cannot be read: {death.how}"
             self.results.append(Skip.refused(rule, reason))
             return
+        self.lost += [rule.code] if self.current >= 0 else []
         if any(isinstance(r, Finding) and r.rule.code == CRASH.code for r in self.results):
             self.results.append(
                 Skip.refused(rule, f"the process was lost here as well: {death.how}")
             )
             return
-        is_known = death.is_hang or is_here or self.is_fresh
-        cause = Cause() if is_known else cause_of(self.job, self.current)
+        cause = self._cause(death, is_here=is_here)
         first = self.job.examples[0]
         found = Finding.made(
             CRASH,
             at=f"while `{rule.name}` was tried" if self.current >= 0 else "at the example itself",
             expected="a result or an exception",
             got=death.how,
+            facts={"kernel": cause.kernel} if cause.kernel else {},
             inputs=cause.inputs or first.words(target.names_of(len(first.args))),
             repro=cause.repro,
             fix="raise an exception where the arguments cannot be served",
         )
         self.results.append(found.of(target.name, target.place("backward", "vjp", "forward")))
+
+    def _cause(self, death: Died, *, is_here: bool) -> Cause:
+        """The call and the kernel by which a worker was lost, as far as that can be found."""
+        if is_here:
+            return Cause()
+        if self.is_fresh:
+            return fresh.cause_of_loss(self.job, self.current)
+        return Cause() if death.is_hang else cause_of(self.job, self.current)
 
     def report(self, start: float) -> Report:
         """The report of all that was said since `start`, each defect once."""
@@ -346,6 +375,7 @@ class _Collected:
             interrupted=self.interrupted,
             proved=self.proved,
             surrogates=tuple(one.name for one in self.surrogates),
+            lost=tuple(self.lost),
         )
 
 

@@ -15,6 +15,8 @@ from torch.autograd.function import BackwardCFunction
 
 from pullback.check.finding import Finding, Skip
 from pullback.check.inputs.relations import words_of
+from pullback.check.kernels.single import NOTE as SINGLE
+from pullback.check.kernels.single import is_single, without_double
 from pullback.check.kernels.tuning import worked
 from pullback.check.rules import Registered
 from pullback.check.subject import Subject
@@ -57,12 +59,14 @@ class Message:
 
     Before the first rule the examples are tried: "accepted" comes with the seconds that took, and
     the Functions that a program has called; "unfit" with the arguments that forward refused, and
-    why. "intent" names gradients that are surrogates by their shape, and relations between the
-    arguments that all examples keep. "refused" is a fork without autograd, and "lost" the last word
-    of a worker that an error has ended: `is_ours` says that it is one of the checker's.
+    why. "noted" is something for the notes of the report. "intent" names gradients that are
+    surrogates by their shape, and relations between the arguments that all examples keep. "calling"
+    and "launching" tell of a call with these arguments, and of a kernel, that come next, where that
+    was asked for. "refused" is a fork without autograd, and "lost" the last word of a worker that
+    an error has ended: `is_ours` says that it is one of the checker's.
     """
 
-    kind: str  # "accepted" | "unfit" | "begin" | "intent" | "found" | "end" | "refused" | "lost"
+    kind: str
     rule: int = -1
     results: tuple[Finding | Skip, ...] = ()
     tried: dict[str, int] = field(default_factory=dict)
@@ -90,6 +94,8 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
             tell(fitness)
             if fitness.kind == "unfit":
                 return
+        with drawing_from(SEED):
+            subject = _in_own_precision(subject, tell)
         for number in range(first, len(job.rules)):
             tell(Message("begin", number))
             subject.deadline = worked() + SECONDS[job.profile]
@@ -103,6 +109,15 @@ def work(job: Job, tell: Tell, first: int = 0) -> None:
         tell(Message("end", tried=dict(subject.tried)))
     finally:
         torch.set_num_threads(threads)
+
+
+def _in_own_precision(subject: Subject, tell: Tell) -> Subject:
+    """The subject; where its kernels know no float64, as one that refuses that."""
+    if not is_single(subject):
+        return subject
+    tell(Message("noted", reason=SINGLE))
+    target = without_double(subject.target)
+    return Subject(target, subject.examples, profile=subject.profile)
 
 
 def _taken_as_meant(subject: Subject) -> tuple[Surrogate, ...]:

@@ -52,6 +52,7 @@ class Options:
     settings: Settings
     inputs: Inputs
     placements: tuple[tuple[str, str], ...] = ()
+    sanitize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,11 @@ class Results:
     metavar="NAME KIND",
     help="With --ranks: shard, shard(dim), replicate or partial, of an input or `out`.",
 )
+@click.option(
+    "--sanitize",
+    is_flag=True,
+    help="Ask NVIDIA's compute-sanitizer as well, where it is installed.",
+)
 @settings_options
 @click.option("--json", "is_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--github", "is_github", is_flag=True, help="The same as --output-format github.")
@@ -120,6 +126,7 @@ def command(
     libraries: tuple[str, ...],
     ranks: int | None,
     placements: tuple[tuple[str, str], ...],
+    sanitize: bool,
     settings_path: Path | None,
     show_settings: bool,
     write_baseline: bool,
@@ -167,7 +174,7 @@ def command(
     review = Review.begun(settings, is_writing=write_baseline)
     asked = Asked(targets, expressions, recording, libraries, ranks, changed, shard)
     results = _prepared(asked, settings)
-    options = Options(settings, results.inputs, placements)
+    options = Options(settings, results.inputs, placements, sanitize)
     _check_all(results, options, review, outputs)
     aside.end()
     files = [] if shard or changed else whole_files(results.names, settings.root)
@@ -234,7 +241,7 @@ def _code(outcome: Outcome, *, is_known: bool, found: Sequence[Found]) -> int:
     """The exit code: `is_known` says that what was found is in the baseline from now on."""
     if outcome.fails and not is_known:
         return FOUND
-    is_cut = any(report.interrupted for report in outcome.reports)
+    is_cut = any(report.interrupted or report.lost for report in outcome.reports)
     return COULD_NOT_RUN if outcome.errors or is_cut or len(outcome.reports) < len(found) else 0
 
 
@@ -279,6 +286,7 @@ def _checked(options: Options, identity: Identity, target: Target) -> Report | P
                     profile=chosen.profile,
                     ranks=options.inputs.ranks,
                     placements=dict(options.placements) or None,
+                    sanitize=options.sanitize,
                     seconds=chosen.time or None,
                     progress=progress,
                 )

@@ -1,1 +1,1 @@
-"""What is known of Triton's kernels: how they are sent, what compiling takes, which was launched."""
+"""What is known of Triton's kernels: how they are sent, what they take to compile, launches."""

@@ -35,10 +35,12 @@ def all_rules() -> tuple[Registered, ...]:
 
 def explained() -> tuple[Registered, ...]:
     """Every rule with a page: those tried on Functions, across ranks, on models; and the crash."""
+    from pullback.check.kernels import sanitizer  # these ask of the rules here
     from pullback.check.models.rules import model_rules
-    from pullback.check.ranks.rules import rank_rules  # they ask of the rules here
+    from pullback.check.ranks.rules import rank_rules
 
-    return (*all_rules(), *registered(crash), *rank_rules(), *model_rules())
+    found = (*all_rules(), *registered(crash), *registered(sanitizer))
+    return (*found, *rank_rules(), *model_rules())
 
 
 def _modules() -> Iterator[ModuleType]:

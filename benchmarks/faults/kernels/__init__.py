@@ -1,0 +1,1 @@
+"""Triton kernels with one known fault each, and their sound counterparts."""

@@ -1,0 +1,1 @@
+"""Kernels whose results depend on how and when they are launched."""
