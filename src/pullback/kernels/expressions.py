@@ -86,7 +86,7 @@ def binary(sign: str, level: int, *, keeps_zero: bool = False) -> Form:
     """An operator between two expressions."""
 
     def form(a: KernelText, b: KernelText) -> KernelText:
-        right = b.within(level - 1 if sign in ("-", "/", "//", "%") else level)
+        right = b.within(level - 1)  # the program's own order of rounding
         is_zero = keeps_zero and a.is_zero and b.is_zero
         return made(f"{a.within(level)} {sign} {right}", level, a, b, is_zero=is_zero)
 
