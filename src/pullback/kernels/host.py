@@ -42,7 +42,8 @@ class PhaseText:
     @property
     def made(self) -> tuple[str, ...]:
         """The names of what it returns and has made, each once."""
-        return tuple(dict.fromkeys(n for n in self.returned if n not in self.parameters))
+        others = ("None", *self.parameters)
+        return tuple(dict.fromkeys(n for n in self.returned if n not in others and n.isidentifier()))
 
     @property
     def helpers(self) -> list[str]:

@@ -10,6 +10,7 @@ from pullback.kernels.writer import KernelSource
 
 IMPORTS = """\
 import functools
+import sys
 
 import torch
 import triton

@@ -7,9 +7,7 @@ decided after that: one number per row (`logsumexp`, `rstd`) rather than a copy 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from operator import getitem
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch import fx
 
 from pullback.capture.joint import Capture
 from pullback.derive.recipe import Parts
+from pullback.derive.source import parts_in_order
 from pullback.errors import InternalError
 from pullback.graph.cut import cut
 from pullback.graph.names import names_of
@@ -29,18 +28,23 @@ from pullback.graph.values import Value, aten, named_value, narrowed_to, tensor_
 NARROW = (torch.bfloat16, torch.float16)
 
 
-def kernel_parts(captured: Capture, save: str | int) -> Parts:
-    """The program of a capture in primitive ops, cut and split."""
+def kernel_parts(captured: Capture, save: str | int, wanted: Sequence[bool] = ()) -> Parts:
+    """The program of a capture in primitive ops, cut and split.
+
+    `wanted` says for each tensor among the arguments whether its gradient is computed; by default
+    all are.
+    """
     joint = simplify(captured.joint, TABLE, across_phases=True)
     if not isinstance(joint, JointGraph):
         raise InternalError("simplify must give back what it was given", got=type(joint).__name__)
     free = frozenset(i for i, one in enumerate(captured.inputs) if one.free)
-    chosen = cut(joint, save, free=free)
+    needed = [i for i, one in enumerate(captured.inputs) if one.needs]
+    asked = [n for n, i in enumerate(needed) if i >= len(wanted) or wanted[i]]
+    chosen = cut(joint, save, free=free, needed=asked if wanted else None)
     forward, backward = split(joint, chosen)
     given = tuple(one.name for one in captured.inputs)
-    needed = [i for i, one in enumerate(captured.inputs) if one.needs]
     names = names_of(joint, captured.local_names, given, differentiated=needed)
-    return Parts(joint, chosen, forward, backward, names)
+    return parts_in_order(Parts(joint, chosen, forward, backward, names))
 
 
 # ---- fused ops, in float32 ----
