@@ -407,11 +407,23 @@ def merge_groups(plan: KernelPlan, layouts: Mapping[fx.Node, Sequence[tuple[Axis
         if kernel.is_final:
             continue
         used = [layouts[n] for n in touched(plan, kernel)]
+        kernel.rows = _in_memory_order(kernel.rows, used)
         kernel.rows = _merged(kernel.rows, used, fixed)
         kernel.cols = _merged(kernel.cols, used, fixed)
     for kernel in plan.kernels:
         if kernel.is_final and kernel.source is not None and kernel.cols:
             kernel.cols = list(kernel.source.cols)
+
+
+def _in_memory_order(
+    groups: Sequence[Group], tensors: Sequence[Sequence[tuple[Axis, Any]]]
+) -> list[Group]:
+    """Rows as they follow each other in memory, in the first tensor that has all of them."""
+    for tensor in tensors:
+        strides = dict(tensor)
+        if all(leaf in strides for group in groups for leaf in group.leaves):
+            return sorted(groups, key=lambda group: -strides[group.leaves[-1]])
+    return list(groups)
 
 
 def touched(plan: KernelPlan, kernel: Kernel) -> list[fx.Node]:

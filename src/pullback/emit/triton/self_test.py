@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pullback.derive.comparison import aside
 from pullback.derive.source import loaded
+from pullback.derive.tensor_specs import TensorSpec
 from pullback.emit.python.recorded import recorded_results
 from pullback.emit.python.self_test import SUMS, SelfTest
 from pullback.emit.subject import EmitSubject
@@ -142,7 +143,7 @@ def kernel_test(subject: EmitSubject, names: tuple[str, ...]) -> KernelTest:
         one.needs and (place >= len(flags) or flags[place])
         for place, one in enumerate(subject.captured.inputs)
     )
-    specs = tuple(replace(like, device="cpu") for like in subject.specs)
+    specs = tuple(replace(like, device="cpu") for like in _smaller(subject))
     program = subject.captured.name.removesuffix(".apply")
     test = SelfTest(program, names, needs, specs, program=program, is_double=False)
     space = loaded(f"import torch\n\n\n{test.inputs()}")
@@ -150,6 +151,39 @@ def kernel_test(subject: EmitSubject, names: tuple[str, ...]) -> KernelTest:
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in space["inputs"]()]
     with aside():
         return KernelTest(test, recorded_results(subject, test, given))
+
+
+LARGE, SIZE = 1 << 16, 64
+"""Examples of more elements than that are tested smaller: free sizes are halved down to `SIZE`."""
+
+
+def _smaller(subject: EmitSubject) -> tuple[TensorSpec, ...]:
+    """What the examples are like, at sizes at which a test takes no time.
+
+    Where there are integers, which may be indices, only the sizes that they have themselves change.
+    """
+    if sum(like.numel for like in subject.specs) <= LARGE:
+        return subject.specs
+    values = [held_value(node) for node in subject.captured.joint.inputs]
+    integers = [v for v in values if not v.is_floating_point()]
+    free = {str(s) for v in integers or values for s in v.shape if _is_symbol(s)}
+    found = []
+    for like, value in zip(subject.specs, values, strict=True):
+        pairs = zip(like.shape, value.shape, strict=True)
+        shape = tuple(_halved(n) if str(s) in free else n for n, s in pairs)
+        is_same = shape == like.shape
+        found.append(like if is_same else replace(like, shape=shape, values=None, sample=None))
+    return tuple(found)
+
+
+def _is_symbol(size: object) -> bool:
+    return isinstance(size, torch.SymInt) and bool(size.node.expr.is_symbol)
+
+
+def _halved(size: int) -> int:
+    while size > SIZE and size % 2 == 0:
+        size //= 2
+    return size
 
 
 def few_of(y: Tensor) -> Tensor:
