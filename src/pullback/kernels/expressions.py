@@ -159,11 +159,13 @@ def power(a: KernelText, exponent: float) -> KernelText:
     return called("power")(a, literal(float(exponent)))
 
 
-def clamped(a: KernelText, low: KernelText | None, high: KernelText | None) -> KernelText:
+def clamped(
+    a: KernelText, min: KernelText | None = None, max: KernelText | None = None
+) -> KernelText:
     """a between two bounds; NaN stays NaN."""
-    if low is not None:
-        a = _largest(a, low)
-    return a if high is None else _smallest(a, high)
+    if min is not None:
+        a = _largest(a, min)
+    return a if max is None else _smallest(a, max)
 
 
 def _largest(a: KernelText, b: KernelText) -> KernelText:

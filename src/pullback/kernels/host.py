@@ -30,7 +30,9 @@ ACCUMULATED = {torch.float64: "torch.float64", torch.int64: "torch.int64"}
 class PhaseText:
     """The kernels of a forward or backward graph as text, and the function that launches them.
 
-    `returned` are the names of the values that it returns, in the order of the graph.
+    `returned` are the names of the values that it returns, in the order of the graph. `shapes` has
+    for each parameter that is a tensor a key for each of its dimensions: those of one key are
+    taken to have the same size.
     """
 
     name: str
@@ -38,6 +40,7 @@ class PhaseText:
     parameters: tuple[str, ...]
     lines: tuple[str, ...]
     returned: tuple[str, ...]
+    shapes: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -95,6 +98,10 @@ def _named_totals(plan: KernelPlan, names: HostNames) -> HostNames:
     return found
 
 
+def _key(row: Sequence[Any]) -> Any:
+    return tuple(id(axis) for axis in row)
+
+
 def _is_contiguous(node: fx.Node) -> bool:
     value = held_value(node)
     order = memory_order([hint_of(s) for s in value.stride()])
@@ -130,6 +137,7 @@ class _Host:
             tuple(self._name(n) for n in given),
             tuple(self.lines),
             tuple(self._returned(one) for one in returned),
+            tuple(tuple(map(_key, self.plan.axes.of(n))) for n in self.plan.inputs),
         )
 
     def _returned(self, value: Any) -> str:

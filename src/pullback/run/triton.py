@@ -162,7 +162,12 @@ class _Program:
     def __init__(self, graph: fx.Graph, row: Sequence[Any], name: str) -> None:
         self.row, self.name = row, name
         simple = simplify(graph, TABLE)
-        retraced = retrace(simple, row, {})
+        try:
+            retraced = retrace(simple, row, {})
+        except Exception as error:  # any: sizes that kernels take to be the same, and are not
+            raise CaptureError(
+                f"the {name} graph must fit its arguments", got=f"{type(error).__name__}: {error}"
+            ) from error
         made = retraced.module.graph
         names = HostNames({node.name: f"v_{node.name}" for node in made.nodes})
         self.phase = phase_text(made, name, names)

@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from pullback.capture.names import identifier
@@ -268,18 +267,14 @@ def _gradients(made: KernelFile) -> list[str]:
 
 def _checks(made: KernelFile) -> list[str]:
     """The lines that refuse tensors which the kernels would read past their end."""
-    sizes: dict[str, str] = {}
+    sizes: dict[object, str] = {}
     lines: list[str] = []
-    for node, name in zip(made.parts.joint.inputs, made.inputs, strict=True):
+    rows = zip(made.parts.joint.inputs, made.inputs, made.forward.shapes, strict=True)
+    for node, name, keys in rows:
         value, shape = held_value(node), []
-        for dim, size in enumerate(value.shape):
-            text = str(size)
+        for dim, (size, key) in enumerate(zip(value.shape, keys, strict=True)):
             here = f"{name}.shape[{dim}]"
-            is_symbol = isinstance(size, torch.SymInt) and size.node.expr.is_symbol
-            if is_symbol:
-                shape.append(sizes.setdefault(text, here))
-            else:
-                shape.append(text if isinstance(size, int) else here)
+            shape.append(str(size) if isinstance(size, int) else sizes.setdefault(key, here))
         listed = ", ".join(shape) + ("," if len(shape) == 1 else "")
         lines.append(f'require({name}, "{name}", {value.dtype}, ({listed}))')
     return lines
