@@ -84,7 +84,7 @@ def function_source(
     except Exception:  # a rule that fails in any way is one that must not be applied here
         found, source = None, None
     if source is None or found is not None:
-        source = written(_in_order(parts_of(captured, save)))
+        source = written(parts_in_order(parts_of(captured, save)))
         found = _difference(comparison, source, name)
     if found is not None:
         raise differing_text(captured.name, found)
@@ -158,10 +158,10 @@ def loaded(text: str) -> dict[str, Any]:
 
 def readable_parts(captured: Capture, save: str | int) -> Parts:
     """The graphs of a capture as they are printed: simplified to be read, names in order."""
-    return _in_order(parts_of(captured, save, readable=True))
+    return parts_in_order(parts_of(captured, save, readable=True))
 
 
-def _in_order(parts: Parts) -> Parts:
+def parts_in_order(parts: Parts) -> Parts:
     """`parts` as they are printed: no saved number that a size gives, names in order."""
     return _renumbered(_with_fewer_numbers(parts))
 

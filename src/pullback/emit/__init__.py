@@ -1,4 +1,4 @@
-"""Emit: a Function as a file that does not need pullback, in Python or in C++.
+"""Emit: a Function as a file that does not need pullback, in Python, C++ or Triton.
 
 The public functions stand here and import what they need when they are called.
 """
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pullback.errors import EmitTargetError
 
-TARGETS = ("python", "cpp")
+TARGETS = ("python", "cpp", "triton")
 
 
 class LoadedOp(Protocol):
@@ -38,15 +38,17 @@ def emit(
     Arguments:
         x: a Function class (hand-written, derived, combined, hybrid or nested), something planned,
             or a function of tensors.
-        target: "python", a module that imports only torch, or "cpp", a `torch::autograd::Function`
-            registered as an op.
+        target: "python", a module that imports only torch; "cpp", a `torch::autograd::Function`
+            registered as an op; or "triton", GPU kernels and the Function around them.
         examples: a tuple of arguments like those it will be called with; by default those that it
             was derived or composed with, or those that its own `examples()` gives.
         path: where to write it, too. For "cpp", a folder gets the CMake file and a small program
             that uses the op from LibTorch as well; a path that ends in `.cpp` gets the op alone.
         force: whether a file with another text in that place is replaced.
         verify: whether C++ is compiled and compared with the program in a new process before it is
-            handed out. That takes as long as `build`, which then finds the library made.
+            handed out. That takes as long as `build`, which then finds the library made. Kernels
+            are compared on a GPU, or in Triton's interpreter; where Triton is not installed, the
+            file says that it has not been run.
 
     Returns the text: of the module, or of the C++ file with the op.
 
@@ -86,6 +88,10 @@ def _files(subject: Any, target: str, path: Any, verify: bool) -> dict[str, str]
         name = os.path.basename(path) if path is not None else ""
         file = name if name.endswith(".cpp") and not os.path.isdir(path) else None
         return emit_cpp(subject, is_verified=verify, file=file)
+    if target == "triton":
+        from pullback.emit.triton.module import emit_triton
+
+        return emit_triton(subject, is_verified=verify)
     from pullback.emit.python.module import emit_python
 
     return emit_python(subject)

@@ -39,7 +39,8 @@ class EmitSubject:
     the arguments of the examples. `save` says what forward keeps. `specs` says of each input of
     the capture what its example was like. `function` is the hand-written class, where it is one;
     `flow` the nodes and units, where it is run as several. `left` are the parameters of the last
-    arguments of the capture, where the examples left these at their defaults.
+    arguments of the capture, where the examples left these at their defaults. `wanted` says which
+    tensors of the examples required grad; it is empty where none did.
     """
 
     name: str
@@ -51,6 +52,7 @@ class EmitSubject:
     function: Any = None
     flow: Flow | None = None
     left: tuple[inspect.Parameter, ...] = ()
+    wanted: tuple[bool, ...] = ()
 
     def call(self, *arguments: Any) -> Any:
         """What the program gives for the arguments of the capture."""
@@ -132,6 +134,13 @@ def subject_of(thing: Any, examples: Any = None) -> EmitSubject:
             fix="plan it with the examples of one size, and emit that",
         )
     given = _examples(thing, examples)
+    found = _subject_of(thing, given)
+    flags = tuple(x.requires_grad for x in flatten(given)[0] if isinstance(x, Tensor))
+    return replace(found, wanted=flags if any(flags) else ())
+
+
+def _subject_of(thing: Any, given: tuple[Any, ...] | None) -> EmitSubject:
+    """What `thing` is to be emitted as, for these examples."""
     if not (isinstance(thing, type) and issubclass(thing, TorchFunction)):
         return _of_program(thing, given)
     if getattr(thing, "composed", "") in ("hybrid", "nested"):

@@ -14,7 +14,7 @@ from pullback.kernels.axes import REDUCTIONS, VIEWS
 from pullback.kernels.expressions import ATOM, KernelText, add, computed_in, div, is_cast, made
 from pullback.kernels.plan import Kernel, KernelPlan, Store
 from pullback.kernels.sizes import Sizes
-from pullback.kernels.writer import KernelSource, KernelWriter, Param, _Scope
+from pullback.kernels.writer import KernelSource, KernelWriter, Param, _Scope, wrapped_line
 
 EMPTY = {"max": '-float("inf")', "min": 'float("inf")'}
 COMBINED = {"max": "tl.maximum", "min": "tl.minimum"}
@@ -44,7 +44,7 @@ class _Body(KernelWriter):
             names = ["BLOCK"]
         else:
             names = ["ROWS", "COLS"] if self.kernel.rows else ["COLS"]
-        names += ["STAGES"] if self.kernel.totals and not self.kernel.is_final and self.kernel.rows else []
+        names += ["STAGES"] if self.kernel.is_looped and self.kernel.form == "row" else []
         return [Param(name, name, is_constant=True) for name in names]
 
     # ---- a kernel of rows and columns ----
@@ -58,19 +58,23 @@ class _Body(KernelWriter):
                 self._accumulate(total, self.row)
             for store in self.kernel.stores:
                 self._store(store, self.row)
-        is_looped = bool(self.kernel.totals) and bool(self.kernel.rows)
+        is_looped = self.kernel.is_looped
         head = self._head(is_looped)
-        starts = [f"{name} = {self._empty(total, text)}" for total, name, text in self.accumulators]
+        starts = []
+        if is_looped:
+            starts = [f"{name} = {self._empty(t, text)}" for t, name, text in self.accumulators]
         ends = [line for one in self.accumulators for line in self._partial(*one)]
-        row = self.row.lines
+        row = [*self.places["row"], *self.row.lines]
         if is_looped:
             row = [self._loop(), *(f"    {line}" for line in [*self._row_lines(), *row])]
-        return [*head, *self.before.lines, *starts, *row, *ends]
+        cols = [] if self.is_blocked else self.places["col"]
+        lines = [*head, *cols, *self.before.lines, *starts, *row, *ends]
+        return [part for line in lines for part in wrapped_line(line)]
 
     def _head(self, is_looped: bool) -> list[str]:
         lines = []
-        if self.kernel.totals:
-            lines.append("program = tl.program_id(0)")
+        if self.kernel.totals and (is_looped or not self.is_flat or not self.kernel.rows):
+            lines.append("program = tl.program_id(0).to(tl.int64)")
         if not is_looped and self.kernel.rows:
             lines += self._row_lines(is_looped=False)
         if not self.is_blocked:
@@ -86,8 +90,8 @@ class _Body(KernelWriter):
         """Where the rows of a program are."""
         self._count(self.kernel.rows, "n_rows")
         if self.is_flat:
-            return ["row = first.to(tl.int64)" if is_looped else "row = tl.program_id(0).to(tl.int64)"]
-        first = "first.to(tl.int64)" if is_looped else "tl.program_id(0).to(tl.int64) * ROWS"
+            return [] if is_looped else ["row = tl.program_id(0).to(tl.int64)"]
+        first = "first" if is_looped else "tl.program_id(0).to(tl.int64) * ROWS"
         lines = [f"row = ({first} + tl.arange(0, ROWS))[:, None]"]
         if is_looped and "in_rows" in self.masks:
             lines.append("in_rows = row < n_rows")
@@ -98,7 +102,10 @@ class _Body(KernelWriter):
     def _loop(self) -> str:
         step = "tl.num_programs(0)" if self.is_flat else "tl.num_programs(0) * ROWS"
         start = "program" if self.is_flat else "program * ROWS"
-        return f"for first in tl.range({start}, n_rows, {step}, num_stages=STAGES):"
+        name = "row" if self.is_flat else "first"
+        if self.kernel.form != "row":
+            return f"for {name} in range({start}, n_rows, {step}):"
+        return f"for {name} in tl.range({start}, n_rows, {step}, num_stages=STAGES):"
 
     def _col_lines(self) -> list[str]:
         """Where the columns of a program are."""
@@ -123,7 +130,7 @@ class _Body(KernelWriter):
 
     def _store(self, store: Store, scope: Any) -> None:
         node, dtype = store.node, held_value(store.output).dtype
-        while is_cast(node) and held_value(node).dtype == dtype and dtype.is_floating_point:
+        while self.uses.get(node, 0) <= 1 and is_cast(node) and held_value(node).dtype == dtype and dtype.is_floating_point:
             node = node.args[0]  # type: ignore[assignment]  # it is stored in that dtype
             dtype = held_value(node).dtype if not held_value(node).is_floating_point() else dtype
         value = self.value(node, self.root)
@@ -157,10 +164,14 @@ class _Body(KernelWriter):
         name = self._fresh(f"{self._name(total)}_sum")
         if self.is_blocked and source.cols:
             text = f"{LOADED.get(kind, 'tl.sum')}({text}, 0)"
-        if kind in COMBINED:
+        if not self.kernel.is_looped and not (self.is_blocked and source.cols):
+            line = f"{name} = {text}"
+        elif kind in COMBINED:
             line = f"{name} = {COMBINED[kind]}({name}, {text})"
         else:
             line = f"{name} += {text}"
+        if self.is_blocked and source.cols and not self.kernel.is_looped:
+            self.row.lines.append(f"{name} = {self._empty(total, source)}")
         scope = self.block if self.is_blocked and source.cols else scope
         scope.lines.append(line)
         self.accumulators.append((total, name, source))
@@ -199,13 +210,10 @@ class _Body(KernelWriter):
         value = name if not has_vector else f"{add_up}({name}, 0)"
         if not self.is_flat:
             value = f"{add_up}({add_up}({name}, 1), 0)"
-        place = "program"
+        place = "program" if self.kernel.is_looped or not self.is_flat else "row"
         if not self.is_flat and not self.kernel.has_reductions and self.kernel.rows and self.kernel.cols:
             place = "tl.program_id(1) * tl.num_programs(0) + program"
         return [f"tl.store({pointer} + {place}, {value})"]
-
-    def _needs_in_cols(self) -> None:
-        self.masks.add("in_cols")
 
     # ---- rows in blocks ----
 
@@ -232,7 +240,7 @@ class _Body(KernelWriter):
 
     def _close(self, starts: Sequence[str], ends: Sequence[str]) -> None:
         self._count(self.kernel.cols, "n_cols")
-        body = ["col = start + tl.arange(0, BLOCK)", "inside = col < n_cols"]
+        body = ["col = start + tl.arange(0, BLOCK)", "inside = col < n_cols", *self.places["col"]]
         lines = [*starts, "for start in range(0, n_cols, BLOCK):"]
         lines += [f"    {line}" for line in [*body, *self.block.lines, *ends]]
         self.row.lines += lines
@@ -368,7 +376,8 @@ class _Body(KernelWriter):
             if store.output in self.tensors:  # the parts of a total have its name already
                 self.tensors.pop(store.output)
             self._store(store, self.row)
-        return [*lines, *self.before.lines, *self.row.lines]
+        lines += [*self.places["col"], *self.before.lines, *self.row.lines]
+        return [part for line in lines for part in wrapped_line(line)]
 
     def _store_total(self, total: fx.Node) -> None:
         value = self.before.known[self._key(total, self.root)]

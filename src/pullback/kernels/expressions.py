@@ -86,7 +86,7 @@ def binary(sign: str, level: int, *, keeps_zero: bool = False) -> Form:
     """An operator between two expressions."""
 
     def form(a: KernelText, b: KernelText) -> KernelText:
-        right = b.within(level - 1 if sign in ("-", "/", "//", "%") else level)
+        right = b.within(level - 1)  # the program's own order of rounding
         is_zero = keeps_zero and a.is_zero and b.is_zero
         return made(f"{a.within(level)} {sign} {right}", level, a, b, is_zero=is_zero)
 
@@ -159,11 +159,13 @@ def power(a: KernelText, exponent: float) -> KernelText:
     return called("power")(a, literal(float(exponent)))
 
 
-def clamped(a: KernelText, low: KernelText | None, high: KernelText | None) -> KernelText:
+def clamped(
+    a: KernelText, min: KernelText | None = None, max: KernelText | None = None
+) -> KernelText:
     """a between two bounds; NaN stays NaN."""
-    if low is not None:
-        a = _largest(a, low)
-    return a if high is None else _smallest(a, high)
+    if min is not None:
+        a = _largest(a, min)
+    return a if max is None else _smallest(a, max)
 
 
 def _largest(a: KernelText, b: KernelText) -> KernelText:

@@ -79,6 +79,7 @@ class Kernel:
     stores: list[Store] = field(default_factory=list)
     totals: list[fx.Node] = field(default_factory=list)
     has_reductions: bool = False
+    keeps_columns: bool = False
     is_final: bool = False
     source: Kernel | None = None
     name: str = ""
@@ -87,6 +88,16 @@ class Kernel:
     def groups(self) -> list[Group]:
         """All groups of axes, rows first."""
         return [*self.rows, *self.cols]
+
+    @property
+    def is_looped(self) -> bool:
+        """Whether each program goes over several rows: to keep totals of columns, or of tiles.
+
+        Where whole rows are reduced and only numbers are added up, a program per row is faster.
+        """
+        if not self.totals or not self.rows or self.is_final:
+            return False
+        return self.keeps_columns or not self.has_reductions
 
     def group_of(self, axis: Axis) -> Group | None:
         """The group that an axis is in."""
@@ -295,6 +306,7 @@ class _Planner:
             kernel.stores.append(goal.store)
         if goal.total is not None:
             kernel.totals.append(goal.total)
+            kernel.keeps_columns |= bool(goal.kept)
         node = goal.store.node if goal.store else goal.total
         if node is not None and any(
             self.axes.reduced(r) for r in self._needs(node if goal.store else node.args[0])[0]  # type: ignore[arg-type]
@@ -395,11 +407,23 @@ def merge_groups(plan: KernelPlan, layouts: Mapping[fx.Node, Sequence[tuple[Axis
         if kernel.is_final:
             continue
         used = [layouts[n] for n in touched(plan, kernel)]
+        kernel.rows = _in_memory_order(kernel.rows, used)
         kernel.rows = _merged(kernel.rows, used, fixed)
         kernel.cols = _merged(kernel.cols, used, fixed)
     for kernel in plan.kernels:
         if kernel.is_final and kernel.source is not None and kernel.cols:
             kernel.cols = list(kernel.source.cols)
+
+
+def _in_memory_order(
+    groups: Sequence[Group], tensors: Sequence[Sequence[tuple[Axis, Any]]]
+) -> list[Group]:
+    """Rows as they follow each other in memory, in the first tensor that has all of them."""
+    for tensor in tensors:
+        strides = dict(tensor)
+        if all(leaf in strides for group in groups for leaf in group.leaves):
+            return sorted(groups, key=lambda group: -strides[group.leaves[-1]])
+    return list(groups)
 
 
 def touched(plan: KernelPlan, kernel: Kernel) -> list[fx.Node]:

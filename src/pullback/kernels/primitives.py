@@ -7,9 +7,7 @@ decided after that: one number per row (`logsumexp`, `rstd`) rather than a copy 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from operator import getitem
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,30 +15,37 @@ from torch import fx
 
 from pullback.capture.joint import Capture
 from pullback.derive.recipe import Parts
+from pullback.derive.source import parts_in_order
 from pullback.errors import InternalError
+from pullback.graph.cost import hint_of
 from pullback.graph.cut import cut
 from pullback.graph.names import names_of
 from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify import READABLE, activations, losses, norms, simplify
 from pullback.graph.split import split
-from pullback.graph.values import Value, aten, named_value, narrowed_to, tensor_of
+from pullback.graph.values import Value, aten, named_value, narrowed_to, same, tensor_of
 
 NARROW = (torch.bfloat16, torch.float16)
 
 
-def kernel_parts(captured: Capture, save: str | int) -> Parts:
-    """The program of a capture in primitive ops, cut and split."""
+def kernel_parts(captured: Capture, save: str | int, wanted: Sequence[bool] = ()) -> Parts:
+    """The program of a capture in primitive ops, cut and split.
+
+    `wanted` says for each tensor among the arguments whether its gradient is computed; by default
+    all are.
+    """
     joint = simplify(captured.joint, TABLE, across_phases=True)
     if not isinstance(joint, JointGraph):
         raise InternalError("simplify must give back what it was given", got=type(joint).__name__)
     free = frozenset(i for i, one in enumerate(captured.inputs) if one.free)
-    chosen = cut(joint, save, free=free)
+    needed = [i for i, one in enumerate(captured.inputs) if one.needs]
+    asked = [n for n, i in enumerate(needed) if i >= len(wanted) or wanted[i]]
+    chosen = cut(joint, save, free=free, needed=asked if wanted else None)
     forward, backward = split(joint, chosen)
     given = tuple(one.name for one in captured.inputs)
-    needed = [i for i, one in enumerate(captured.inputs) if one.needs]
     names = names_of(joint, captured.local_names, given, differentiated=needed)
-    return Parts(joint, chosen, forward, backward, names)
+    return parts_in_order(Parts(joint, chosen, forward, backward, names))
 
 
 # ---- fused ops, in float32 ----
@@ -227,7 +232,11 @@ def fused_rms_norm_backward(
     return grad_x, ((g * xhat).sum(outer) if outer else g * xhat) if has_weight else None
 
 
-@rule("one-hot", aten.scatter.src, aten.scatter.value, why="one element of each row is replaced")
+@rule(
+    "one-hot",
+    *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
+    why="one element of each row is replaced, or added to",
+)
 def one_hot(node: Value) -> Any:
     """scatter(x, dim, index, y) -> y where the place is the index, else x"""
     into, dim, index, source = node.args
@@ -237,8 +246,9 @@ def one_hot(node: Value) -> Any:
     sizes = tuple(index.val.shape)
     if not isinstance(sizes[dim], int) or sizes[dim] != 1:
         return None
-    whole = all(_same(a, b) for d, (a, b) in enumerate(zip(sizes, into.val.shape)) if d != dim)
-    if not whole:
+    # PyTorch takes an index of fewer rows as well. Kernels are for as many: the host checks that.
+    pairs = enumerate(zip(sizes, into.val.shape, strict=True))
+    if not all(hint_of(a) == hint_of(b) for d, (a, b) in pairs if d != dim):
         return None
     across = [1] * into.dim()
     across[dim] = -1
@@ -251,13 +261,9 @@ def one_hot(node: Value) -> Any:
         source = node.maker.call(
             aten.full.default, [], source, dtype=into.val.dtype, device=into.val.device
         )
+    if node.target is aten.scatter_add.default and into.target not in _ZEROS:
+        source = into + source
     return node.maker.call(aten.where.self, chosen, source, into)
-
-
-def _same(a: Any, b: Any) -> bool:
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return bool(statically_known_true(a == b))
 
 
 @rule("one-hot-sum", aten.sum.dim_IntList, why="all but one element of each row are zero")
@@ -270,7 +276,7 @@ def one_hot_sum(node: Value) -> Any:
     mask, source, rest = chosen.args
     dim = dims[0] % chosen.dim()
     is_one_hot = mask.node.meta.get("one_hot") == dim and rest.node.target in _ZEROS
-    fits = source.dim() in (0, chosen.dim()) and (not source.dim() or _same(source.val.shape[dim], 1))
+    fits = source.dim() in (0, chosen.dim()) and (not source.dim() or same(source.val.shape[dim], 1))
     if not is_one_hot or not fits or source.dtype != node.dtype:
         return None
     return source if source.dim() else None

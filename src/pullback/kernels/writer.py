@@ -131,6 +131,7 @@ class KernelWriter:
         self.pointers: list[Param] = []
         self.helpers: set[str] = set()
         self.masks: set[str] = set()
+        self.places: dict[str, list[str]] = {"row": [], "col": []}
         self.uses = self._counted()
         self.root = _At(self._root_index())
         self.accumulators: list[tuple[fx.Node, str, KernelText]] = []
@@ -138,25 +139,19 @@ class KernelWriter:
     # ---- indices ----
 
     def _root_index(self) -> dict[Any, KernelText]:
+        """An index for each group of axes: of one group that of the row or column itself."""
         found: dict[Any, KernelText] = {}
-        for groups, flat, size in (
-            (self.kernel.rows, "row", "n_rows"),
-            (self.kernel.cols, "col", "n_cols"),
-        ):
+        for groups, flat in ((self.kernel.rows, "row"), (self.kernel.cols, "col")):
             is_row = flat == "row"
-            rest = list(groups)
             for place, group in enumerate(groups):
-                inner = groups[place + 1 :]
-                text = flat
-                level = ATOM
-                if inner:
-                    by = self._product(inner)
-                    text, level = f"{flat} // {by}", PRODUCT
-                if place and (inner or len(groups) > 1):
-                    text = f"({text}) % {self._size(group)}" if inner else f"{flat} % {self._size(group)}"
-                    level = PRODUCT
-                found[group] = KernelText(text, level, rows=is_row, cols=not is_row)
-            del rest
+                inner, name = groups[place + 1 :], flat
+                if len(groups) > 1:
+                    name = f"{flat}_{place}"
+                    self.taken.add(name)
+                    text = f"{flat} // {self._product(inner)}" if inner else flat
+                    text = f"{text} % {self._size(group)}" if place else text
+                    self.places[flat].append(f"{name} = {text}")
+                found[group] = KernelText(name, rows=is_row, cols=not is_row)
         return found
 
     def _product(self, groups: Sequence[Group]) -> str:
@@ -731,6 +726,45 @@ MOVES = {
     aten.index_select.default: _gather,
 }
 """Ops that read their argument at another index."""
+
+
+def wrapped_line(line: str, width: int = 92) -> list[str]:
+    """A line of a kernel, its outermost call over several lines where it is long."""
+    if len(line) <= width or "(" not in line:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    for begin in (i for i, c in enumerate(line) if c == "("):
+        end = _closing(line, begin)
+        inner = line[begin + 1 : end]
+        is_outer = len(line) - (end - begin) < width - 8 and len(inner) > 30
+        if is_outer and line[begin - 1] not in " (":
+            items = _items(inner)
+            whole = f"{indent}    {inner}"
+            rows = [whole] if len(whole) <= width else [f"{indent}    {item}," for item in items]
+            return [line[: begin + 1], *rows, f"{indent}){line[end + 1 :]}"]
+    return [line]
+
+
+def _closing(line: str, begin: int) -> int:
+    depth = 0
+    for place in range(begin, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[place], 0)
+        if depth == 0:
+            return place
+    return len(line) - 1
+
+
+def _items(inner: str) -> list[str]:
+    """The arguments of a call."""
+    items, depth, current = [], 0, ""
+    for letter in inner:
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            items.append(current.strip())
+            current = ""
+        else:
+            current += letter
+    return [*items, current.strip()]
 
 
 def _wrapped(head: str, items: Sequence[str], end: str, width: int = 96) -> list[str]:

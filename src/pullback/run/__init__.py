@@ -16,7 +16,7 @@ from pullback.errors import BackendError
 if TYPE_CHECKING:
     from pullback.run.backend import Backend
 
-BACKENDS = ("eager", "inductor", "native")
+BACKENDS = ("eager", "inductor", "native", "triton")
 AUTO = "auto"
 VARIABLE = "PULLBACK_BACKENDS"
 """Names the backends that "auto" may choose from, with commas between; by default all there are."""

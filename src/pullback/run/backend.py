@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import fx
 
+from pullback.derive.recipe import Recipe
 from pullback.run.minimal import Minimal
 from pullback.run.node import Compiled, NodeSpec, make_node
 
@@ -49,6 +50,13 @@ class Backend(Protocol):
     @abstractmethod
     def absence(self) -> str | None:
         """Why it cannot be used here, in one line; None if it can."""
+
+    def prepared(self, recipe: Recipe) -> Recipe:
+        """The recipe that its nodes are made of: it computes the same, and may save other things.
+
+        Raises `CaptureError` for a program that it cannot compile.
+        """
+        return recipe
 
     @abstractmethod
     def specialise(

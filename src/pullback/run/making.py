@@ -182,7 +182,7 @@ class Nodes:
         backend = self.backends[name]
         make = backend.make_node if spec_of is specs.exact else make_node
         try:
-            node = make(spec_of(self._maker(name), backend, recipe, row))
+            node = make(spec_of(self._maker(name), backend, backend.prepared(recipe), row))
             return node if self._is_right(name, node, recipe, row) else None
         except CaptureError as error:
             self.note(error)
@@ -214,6 +214,7 @@ class Nodes:
 
     def _alone_of(self, name: str, recipe: Recipe, row: Sequence[Tensor]) -> Node | None:
         try:
+            recipe = self.backends[name].prepared(recipe)
             node, code, one = specs.forward_only(self.backends[name], recipe, row)
         except CaptureError as error:
             self.note(error)
