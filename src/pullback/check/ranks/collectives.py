@@ -267,8 +267,7 @@ class _Operators(PlainDispatchMode):  # type: ignore[misc]
     ) -> Any:
         given = kwargs or {}
         if func.namespace != OPERATORS:
-            # A tensor that waits when it is used does so in its own handler, seen from here.
-            return NotImplemented if types else func(*args, **given)
+            return NotImplemented if waits_by_itself(types) else func(*args, **given)
         watched = self._seen_by
         name = func.name().partition("::")[2].rstrip("_").removesuffix("_out")
         group = next((ranks_of_name(a) for a in reversed(args) if is_group_name(a)), None)
@@ -281,6 +280,12 @@ class _Operators(PlainDispatchMode):  # type: ignore[misc]
             return func(*args, **given)
         finally:
             watched.goes_on()
+
+
+def waits_by_itself(types: Any) -> bool:
+    """Whether a tensor is among them that waits when it is used, in a handler of its own."""
+    functional: Any = sys.modules.get("torch.distributed._functional_collectives")
+    return functional is not None and functional.AsyncCollectiveTensor in types
 
 
 def is_group_name(arg: Any) -> bool:
