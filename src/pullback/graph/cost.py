@@ -212,4 +212,4 @@ def _attention(node: fx.Node) -> int:
     """
     q, k, v = (_shape_of(argument_of(node, name)) for name in ("query", "key", "value"))
     times = 5 if op_name(node).endswith("_backward") else 2
-    return times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])  # a product is 2nmk
+    return int(times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1]))  # a product is 2nmk
