@@ -10,7 +10,7 @@ import torch
 
 import pullback as pb
 from pullback.function import dispatch
-from pullback.function.generated import codes_in, run_text
+from pullback.function.generated import codes_in, list_file, run_text
 
 TEXT = "def divide(a, b):\n    c = a\n    return c / b\n"
 
@@ -104,3 +104,15 @@ def test_code_of_inner_functions_is_found():
 
     assert names[0] == "outer"
     assert names.count("<lambda>") == 2
+
+
+def test_file_is_listed_under_another_path(tmp_path):
+    real = tmp_path / "real.py"
+    real.write_text("first\nsecond\n")
+    path = "elsewhere/real.py"
+
+    list_file(path, str(real))
+    try:
+        assert linecache.getline(path, 2) == "second\n"
+    finally:
+        linecache.cache.pop(path)

@@ -613,3 +613,15 @@ def test_unwritten_jvp_is_known():
         pass
 
     assert Plain.jvp is slots.no_jvp
+
+
+def test_tensors_that_share_memory_have_one_key():
+    x = torch.ones(4)
+
+    assert slots.storage_key(x) == slots.storage_key(x[1:])
+    assert slots.storage_key(x) != slots.storage_key(x.clone())
+
+
+def test_schema_is_that_of_a_registered_op():
+    assert slots.op_schema(torch.ops.aten.mul.Tensor).name == "aten::mul"
+    assert slots.op_schema(torch.sin) is None

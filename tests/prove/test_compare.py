@@ -61,6 +61,12 @@ def test_equality_of_logarithms_is_shown_where_they_are_defined(hand, derived):
     assert isinstance(compare(hand, derived), ShownEqual)
 
 
+def test_even_power_is_positive_but_for_zero():
+    logarithm = s.log(X * X)
+
+    assert provisos(logarithm, logarithm * X / X) == ()  # both need that x is not zero
+
+
 def test_difference_in_one_case_is_left_open():
     outcome = compare(case(X, -X, ZERO, X), case(X, -2 * X, ZERO, X))
 

@@ -165,6 +165,8 @@ def flops_of(node: fx.Node) -> int:
     name = op_name(node)
     if name.startswith("_scaled_dot_product_"):
         return _attention(node)
+    if name in ("linear", "matmul"):  # PyTorch counts what they are made of
+        return 2 * int(_shape_of(node.args[0])[-1]) * _numel(held_value(node))
     formula = flop_registry.get(op_of(node).overloadpacket)
     if formula is not None:  # a product, a convolution
         args, kwargs, made = fx.map_arg((node.args, node.kwargs, node), _shape_of)
@@ -197,7 +199,7 @@ _WEIGHTS = {
 }
 
 
-def _shape_of(node: fx.Node) -> Any:
+def _shape_of(node: Any) -> Any:
     """The sizes of a value, as PyTorch's formulas of operations take them."""
     value = held_value(node)
     if isinstance(value, torch.Tensor):
@@ -206,13 +208,13 @@ def _shape_of(node: fx.Node) -> Any:
 
 
 def _attention(node: fx.Node) -> int:
-    """Two products forward; PyTorch's own formula knows no grouped heads before 2.13.
+    """Two products forward, five backward, which computes the weights again.
 
-    Backward has five, as it computes the weights again.
+    PyTorch's own formula refuses grouped heads in some of its versions.
     """
     q, k, v = (_shape_of(argument_of(node, name)) for name in ("query", "key", "value"))
     times = 5 if op_name(node).endswith("_backward") else 2
-    return times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])  # a product is 2nmk
+    return int(times * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1]))  # a product is 2nmk
 
 
 def bytes_text(count: int | None) -> str:

@@ -156,3 +156,17 @@ def test_refusal_writes_nothing(tmp_path):
 
 def test_one_of_several_results_is_taken_by_its_place():
     assert "std::get<1>(" in text_of(lambda x: torch.var_mean(x, 0)[1] * 2, row(3, 2))
+
+
+def one_of_two(x, a=None, b=None):
+    if a is None and b is None:
+        raise ValueError("one of them must be given")
+    made = x if a is None else x * a
+    return made if b is None else made + b
+
+
+def test_optional_tensors_that_cannot_both_be_absent_are_checked():
+    text = text_of(one_of_two, row(3), row(3), row(3))
+
+    assert 'TORCH_CHECK(has_a, "one_of_two: a must be given here");' in text
+    assert "has_x" not in text
