@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pullback.prove.proof import Proof
 
 
-def prove(target: Any, *examples: object, seconds: float = 10.0) -> Proof:
+def prove(target: object, *examples: object, seconds: float = 10.0) -> Proof:
     """Decide whether the hand-written gradients of `target` are right for all inputs.
 
     `target` is a Function class, or a pair of a program with a hand-written backward and a
