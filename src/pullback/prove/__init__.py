@@ -6,7 +6,7 @@ stands here and imports what it needs when it is called: the algebra brings in s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pullback.prove.proof import Proof
