@@ -52,6 +52,7 @@ docs: $(STAMP)  ## build the pages as a site, in build/site
 	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
 
 dist: $(STAMP)  ## build the wheel and the source distribution, and check their metadata
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[release]'
 	rm -rf dist
 	$(BIN)/python -m build --quiet --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
