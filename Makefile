@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 1 --timeout 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench docs clean compiler
+.PHONY: help demo test test-all lint bench docs dist clean compiler
 
 help:  ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -50,6 +50,12 @@ docs: $(STAMP)  ## build the pages as a site, in build/site
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+
+dist: $(STAMP)  ## build the wheel and the source distribution, and check their metadata
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build --quiet --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove the environment, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

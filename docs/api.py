@@ -37,8 +37,8 @@ def api_page() -> str:
     lines = [
         "# API reference",
         "",
-        "Made by `python -m docs.generate` from docstrings and types: do not edit by hand. All names are",
-        "those of `import pullback as pb`; their examples run as tests.",
+        "Made by `python -m docs.generate` from docstrings and types: do not edit by hand. All",
+        "names are those of `import pullback as pb`; their examples run as tests.",
     ]
     for title, names in VERBS.items():
         lines += ["", f"## {title}"]

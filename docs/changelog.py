@@ -1,7 +1,7 @@
 """The notes of a release, made of `changelog.d`: `python -m docs.changelog 0.2.0`.
 
-The notes come before those that `CHANGELOG.md` has, and the entries are removed: they are in it. With
-no version, the notes are printed and nothing is changed.
+The notes come before those that `CHANGELOG.md` has, and the entries are removed: they are in it.
+With no version, the notes are printed and nothing is changed.
 """
 
 from __future__ import annotations

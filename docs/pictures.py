@@ -21,7 +21,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 HERE = Path(__file__).resolve().parent / "pictures"
 
 COLOURS = {"plan": "#1f77b4", "compile": "#d95f02", "other": "#999999"}
-STYLE = "text{font:12px sans-serif;fill:#222}.small{font-size:11px;fill:#555}.title{font-size:15px;font-weight:bold}"
+STYLE = (
+    "text{font:12px sans-serif;fill:#222}.small{font-size:11px;fill:#555}"
+    ".title{font-size:15px;font-weight:bold}"
+)
 
 
 def pictures() -> Iterator[tuple[Path, str]]:
@@ -143,9 +146,8 @@ def checkers() -> str:
         colour = COLOURS["plan"] if name.startswith("pullback") else COLOURS["other"]
         lines.append(_text(left - 10, y + 14, name, anchor="end"))
         lines.append(f'<rect x="{left}" y="{y}" width="{wide}" height="20" fill="#f2f2f2"/>')
-        lines.append(
-            f'<rect x="{left}" y="{y}" width="{wide * found / every:.1f}" height="20" fill="{colour}"/>'
-        )
+        long = wide * found / every
+        lines.append(f'<rect x="{left}" y="{y}" width="{long:.1f}" height="20" fill="{colour}"/>')
         lines.append(_text(left + wide + 8, y + 14, f"{found}"))
     return _whole(lines)
 
@@ -192,7 +194,8 @@ def _text(
     x: float, y: float, text: str, kind: str = "", *, anchor: str = "start", colour: str = ""
 ) -> str:
     style = f' style="fill:{colour};font-weight:bold"' if colour else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}"'
+    return f"<text {place}{style}>{escape(text)}</text>"
 
 
 def _line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
@@ -203,14 +206,15 @@ def _path(
     points: Sequence[tuple[float, float]], colour: str, width: float, opacity: float = 1
 ) -> str:
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="{width}" opacity="{opacity}"/>'
+    stroke = f'fill="none" stroke="{colour}" stroke-width="{width}" opacity="{opacity}"'
+    return f'<polyline points="{drawn}" {stroke}/>'
 
 
 # ---- of pages ----
 
 
 def photographs() -> Iterator[tuple[str, str]]:
-    """The pages to take pictures of: the graph of the first example, and a report with a finding."""
+    """The pages to take pictures of: the graph of the first example, and a report."""
     import torch
 
     import pullback as pb

@@ -44,7 +44,12 @@ use_directory_urls: false
 theme:
   name: material
   font: false
-  features: [navigation.tabs, navigation.top, navigation.indexes, content.code.copy, search.highlight, toc.follow]
+  features:
+    - navigation.tabs
+    - navigation.top
+    - content.code.copy
+    - search.highlight
+    - toc.follow
   palette:
     - media: "(prefers-color-scheme: light)"
       scheme: default

@@ -1,11 +1,11 @@
 """The pytest plugin: `pytest --pullback` audits every custom Function and op that the tests ran.
 
 While the tests run, the calls of Functions and custom ops are recorded, a few of each with their
-real inputs. After the tests each is checked with them; what is found is printed as soon as it is
-found, and makes the run fail. `--pullback-time` bounds the audit, and Ctrl-C ends it: what was
-found until then counts. Under xdist every worker checks what it saw; under torchrun the first rank
-checks what all ranks saw, across ranks. Neither pullback nor torch is imported until a test needs
-them.
+real inputs. After the tests each is checked with them, under the settings that `pullback check`
+reads; what is found is printed as soon as it is found, and makes the run fail. `--pullback-time`
+bounds the audit, and Ctrl-C ends it: what was found until then counts. Under xdist every worker
+checks what it saw; under torchrun the first rank checks what all ranks saw, across ranks. Neither
+pullback nor torch is imported until a test needs them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--pullback-profile",
-        default="standard",
+        default=None,
         choices=("quick", "standard", "deep"),
-        help="how much to try (default: standard)",
+        help="how much to try (default: that of the settings, or standard)",
     )
     group.addoption(
         "--pullback-select",
@@ -78,16 +78,18 @@ class Audit:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.options = {
+        self.given = {
             "profile": config.getoption("--pullback-profile"),
-            "select": tuple(config.getoption("--pullback-select")),
-            "allow": tuple(config.getoption("--pullback-allow")),
-            "seconds": config.getoption("--pullback-time"),
+            "select": tuple(config.getoption("--pullback-select")) or None,
+            "allow": tuple(config.getoption("--pullback-allow")) or None,
         }
+        self.seconds = config.getoption("--pullback-time")
+        self.settings: Any = None
         self.recorded: Any = None
         # (name and place of a Function) -> (whether it is sound, the text of its report)
         self.reports: dict[tuple[str, str], tuple[bool, str]] = {}
         self.errors: list[str] = []
+        self.is_mistaken = False  # whether the settings cannot be read
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -122,13 +124,28 @@ class Audit:
         if is_cut and names:
             self.errors.append(f"not audited, the tests were interrupted: {', '.join(names)}")
             return
-        progress = _progress(self.config)
-        checked = self.recorded.check(**self.options, progress=progress, on_report=self._take)
+        from pullback.cli.audit import AuditSettings
+        from pullback.errors import PullbackError
+
+        try:
+            self.settings = AuditSettings(self.config.rootpath, self.given)
+        except PullbackError as error:
+            self.errors.append(str(error))
+            self.is_mistaken = True
+            return
+        checked = self.recorded.check(
+            seconds=self.seconds,
+            progress=_progress(self.config),
+            on_report=self._take,
+            options_of=self.settings.options_of,
+            review=self.settings.reviewed,
+        )
         left_out = [f"not audited: {why}" for why in self.recorded.left_out]
         self.errors += dict.fromkeys([*checked.errors, *left_out])
 
     def _take(self, report: Any) -> None:
-        self._add(report.subject, report.place, is_sound=report.ok, text=str(report))
+        is_sound = not self.settings.fails(report)
+        self._add(report.subject, report.place, is_sound=is_sound, text=str(report))
 
     def _add(self, subject: str, place: str, *, is_sound: bool, text: str) -> None:
         """Keep a report, of two on one Function the worse; show a finding at once."""
@@ -146,7 +163,8 @@ class Audit:
         if any(not ok for ok, _ in self.reports.values()):
             return pytest.ExitCode.TESTS_FAILED
         misnamed = any(error.startswith("E404 ") for error in self.errors)
-        return pytest.ExitCode.USAGE_ERROR if misnamed else pytest.ExitCode.OK
+        is_wrong = misnamed or self.is_mistaken
+        return pytest.ExitCode.USAGE_ERROR if is_wrong else pytest.ExitCode.OK
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -158,3 +158,59 @@ def test_sound_function_passes_the_audit(run_pytest):
 
     assert code == 0, text
     assert "1 Function audited, 0 with findings" in text
+
+
+# ---- settings ----
+
+DECLARED = """
+[tool.pullback.declare."user_ops:Square"]
+surrogate = ["x"]
+"""
+ALLOWED = """
+[tool.pullback.per-file."user_ops.py"]
+allow = ["gradient", "second", "linearity"]
+"""
+MISTAKEN = """
+[tool.pullback]
+profil = "quick"
+"""
+
+
+@pytest.mark.parametrize("settings", [DECLARED, ALLOWED])
+def test_settings_hold_for_the_audit(run_pytest, tmp_path, settings):
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{settings}")
+
+    code, output = run_pytest(TESTS, "--pullback", "--pullback-profile", "quick")
+
+    assert code == 0, output
+    assert "1 Function audited, 0 with findings" in output
+
+
+def test_options_win_over_settings(run_pytest, tmp_path):
+    settings = '[tool.pullback]\nprofile = "deep"\nselect = ["memory"]\n'
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{settings}")
+    options = ("--pullback-profile", "quick", "--pullback-select", "gradient")
+
+    code, output = run_pytest(TESTS, "--pullback", *options)
+
+    assert code == 1
+    assert "wrong-factor" in output
+    assert "profile quick" in output
+
+
+def test_mistake_in_settings_is_a_usage_error(run_pytest, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{MISTAKEN}")
+
+    code, output = run_pytest(TESTS, "--pullback")
+
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "profile" in output
+
+
+def test_severity_that_fails_is_that_of_the_settings(run_pytest, tmp_path):
+    settings = '[tool.pullback]\nfail-on = "wrong"\nselect = ["unread-saved"]\n'
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{settings}")
+
+    code, output = run_pytest(TESTS, "--pullback", factor="0 * g if True else x")
+
+    assert code == 0, output

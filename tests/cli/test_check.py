@@ -494,8 +494,8 @@ def test_shown_session_is_what_is_printed(monkeypatch):
     assert without_counts(result.stdout.strip()) == without_counts(printed)
 
 
-def test_readme_shows_the_same_finding():
+def test_guide_shows_the_same_finding():
     _, printed = session()
     finding = printed.partition("  repro:")[0].strip()
 
-    assert finding in (ROOT / "README.md").read_text("utf-8")
+    assert finding in (ROOT / "docs" / "i-have-a-function.md").read_text("utf-8")

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import click
 import pytest
@@ -52,3 +55,41 @@ def test_impossible_shard_is_refused(text):
 
 def test_shard_is_read():
     assert Shard().convert("2/5", None, None) == (2, 5)
+
+
+KILLED = """
+import os, signal, sys, time
+from pullback.cli.spread import in_processes
+
+def task(number):
+    print(os.getpid(), flush=True)
+    while True:
+        time.sleep(1)
+
+for _ in in_processes(task, 2, 2):
+    pass
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_a_parent_that_is_killed(how):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+
+    parent.send_signal(how)
+    parent.wait(30)
+
+    latest = time.monotonic() + 20
+    while any(map(is_running, workers)) and time.monotonic() < latest:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] != "Z"
+    except OSError:
+        return False

@@ -8,6 +8,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".ci", "src", "tests", "docs", "guides", "examples", "benchmarks", "changelog.d")
 
+BINARY = (".pyc", ".png")
+
 PATHS = re.compile(r"(?<![\w.~])/(?:home|root|tmp|work|opt|mnt|Users|var/tmp)/|\b[A-Z]:\\{1,2}\w")
 
 
@@ -21,7 +23,7 @@ def files():
     """Every text file of the repository; caches and builds are not of it."""
     inside = [path for name in FOLDERS for path in (ROOT / name).rglob("*")]
     beside = [path for path in ROOT.iterdir() if path.name != ".git"]
-    texts = [path for path in [*beside, *inside] if path.is_file() and path.suffix != ".pyc"]
+    texts = [path for path in [*beside, *inside] if path.is_file() and path.suffix not in BINARY]
     return [path for path in texts if not any("cache" in part for part in path.parts)]
 
 

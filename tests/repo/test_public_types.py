@@ -1,7 +1,10 @@
 """The public names are typed: a user's file passes `mypy --strict`, and wrong uses are flagged."""
 
+import inspect
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pullback as pb
+from docs.api import VERBS, public_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,6 +80,11 @@ pb.assert_sound(Square, (x,), allow=("wrong-gradient",))
 with pb.recording() as recorded:
     program(x, y)
 
+page = pb.draw(program, x, y)
+page.save(Path("page.html"))
+html: str = page.html
+pb.load_ipython_extension(object())
+paths: tuple[str, ...] = pb.check(layer, (x,)).functions[0].places
 text: str = pb.emit(Square, "python", examples=(x,), path=Path("square.py"), force=True)
 op = pb.build("square.cpp")
 try:
@@ -171,6 +180,46 @@ def test_users_file_has_every_name():
     missing = [name for name in verbs if f"pb.{name}" not in RIGHT]
 
     assert missing == ["PullbackWarning"]
+
+
+@pytest.mark.slow
+def test_users_file_passes_pyright(tmp_path):
+    pyright = shutil.which("pyright")
+    if pyright is None:
+        pytest.skip("needs pyright")
+    (tmp_path / "right.py").write_text(RIGHT, encoding="utf-8")
+    settings = {"extraPaths": [str(ROOT / "src")], "typeCheckingMode": "standard"}
+    settings |= {"pythonPlatform": "Linux", "include": ["right.py"]}
+    # PyTorch declares `backward` with a signature that no Function has.
+    settings |= {"reportIncompatibleMethodOverride": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    run = subprocess.run(
+        [pyright, "--pythonpath", sys.executable], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert run.returncode == 0, run.stdout
+
+
+def test_no_public_function_takes_or_gives_just_anything():
+    loose = []
+    for name in public_names():
+        function = getattr(pb, name)
+        if inspect.isfunction(function):
+            types = {**function.__annotations__}
+            loose += [f"{name}: {key}" for key, kind in types.items() if kind == "Any"]
+
+    assert loose == []
+
+
+def test_every_public_function_has_an_example():
+    functions = [name for name in public_names() if inspect.isfunction(getattr(pb, name))]
+    without = [name for name in functions if ">>>" not in (getattr(pb, name).__doc__ or "")]
+
+    assert sorted(without) == ["below_autograd", "load_ipython_extension"]
+
+
+def test_reference_has_every_public_name():
+    assert sorted(name for names in VERBS.values() for name in names) == sorted(public_names())
 
 
 def test_package_says_that_it_is_typed():

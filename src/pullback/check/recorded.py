@@ -191,6 +191,8 @@ class Recording:
         seconds: float | None = None,
         on_report: Callable[[Report], None] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        options_of: Callable[[Target], Mapping[str, Any]] | None = None,
+        review: Callable[[Target, Report], Report] | None = None,
         **options: Any,
     ) -> Reports:
         """Check every Function with the inputs it was called with; options as for `pb.check`.
@@ -200,6 +202,8 @@ class Recording:
                 and the rules that were not tried in the report of the last one.
             on_report: called with each report as soon as it is there.
             progress: called with the name of each rule, its number and how many there are.
+            options_of: what is chosen for one Function, over the options for all.
+            review: makes the report that is told of the one that was made.
         """
         from pullback.check.runner import check  # it imports every rule
 
@@ -214,12 +218,16 @@ class Recording:
                 continue
             try:
                 target = self.target_called(name)
-                limit = None if seconds is None else time_left
-                options = {**options, "seconds": limit, "progress": progress}
+                own = {**options, **(options_of(target) if options_of is not None else {})}
+                limits = [own.pop("seconds", None), None if seconds is None else time_left]
+                own["seconds"] = min((one for one in limits if one is not None), default=None)
+                own["progress"] = progress
                 if self.ranks > 1:
-                    report = self._across(target, calls, options)
+                    own.pop("declares", None)
+                    report = self._across(target, calls, own)
                 else:
-                    report = check(target, [call.inputs for call in calls], **options)
+                    report = check(target, [call.inputs for call in calls], **own)
+                report = review(target, report) if review is not None else report
             except PullbackError as error:
                 errors.append(str(error))
                 continue

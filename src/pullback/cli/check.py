@@ -26,7 +26,7 @@ from pullback.cli.aside import Aside
 from pullback.cli.baseline import Checked
 from pullback.cli.complete import complete_targets
 from pullback.cli.identity import Identity
-from pullback.cli.inputs import Inputs, inputs_for, named_inputs
+from pullback.cli.inputs import InputSource, inputs_for, named_inputs
 from pullback.cli.kept import recalled
 from pullback.cli.options import require_rules, settings_from, settings_options
 from pullback.cli.outputs import Outputs, outputs_of
@@ -50,7 +50,7 @@ class Options:
     """What holds for every target of one command."""
 
     settings: Settings
-    inputs: Inputs
+    inputs: InputSource
     placements: tuple[tuple[str, str], ...] = ()
     sanitize: bool = False
 
@@ -74,7 +74,7 @@ class Results:
 
     names: tuple[str, ...] = ()
     found: Sequence[Found] = ()
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: InputSource = field(default_factory=InputSource)
     errors: list[Failure] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     is_cut: bool = False
@@ -206,7 +206,7 @@ def _prepared(asked: Asked, settings: Settings) -> Results:
             settings, asked.inputs, recorded, asked.changed
         )
         values = tuple(value_of(expression) for expression in asked.expressions) or given
-        results.inputs = Inputs(values, recorded, asked.ranks)
+        results.inputs = InputSource(values, recorded, asked.ranks)
         for library in asked.libraries:
             load_library(library)
         require_rules(settings, rank_rules() if asked.ranks else (*all_rules(), *model_rules()))

@@ -16,7 +16,7 @@ from pullback.errors import ExamplesError, TargetError
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class InputSource:
     """Where inputs come from: those given on the command line, or a recording."""
 
     given: Any = None
@@ -44,7 +44,7 @@ def named_inputs(name: str) -> tuple[Any, Recording | None]:
         ) from None
 
 
-def inputs_for(name: str, target: Target, options: Inputs) -> tuple[Any, str]:
+def inputs_for(name: str, target: Target, options: InputSource) -> tuple[Any, str]:
     """The inputs to check with, None for the target's own, and a note on where they are from."""
     if options.given is not None:
         return options.given, ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def in_processes(task: Callable[[int], T], count: int, jobs: int) -> Iterator[T 
 class _Worker:
     process: Any
     pipe: Connection
+    life: int
     current: int | None = None
 
 
@@ -91,11 +93,13 @@ class _Crew:
         ours, theirs = self._context.Pipe(duplex=False)
         sys.stdout.flush()
         sys.stderr.flush()
-        args = (self._task, self._count, self._next, theirs)
+        life = os.pipe()  # nobody writes to it: it is closed when this process is gone
+        args = (self._task, self._count, self._next, theirs, life)
         process = self._context.Process(target=_work, args=args, daemon=False)
         process.start()
         theirs.close()
-        return _Worker(process, ours)
+        os.close(life[0])
+        return _Worker(process, ours, life[1])
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """What the processes say next; one that was lost is replaced while there is work."""
@@ -113,6 +117,7 @@ class _Crew:
 
     def _ended(self, worker: _Worker) -> Iterator[tuple[int, Lost]]:
         worker.process.join(5)
+        os.close(worker.life)
         self.workers.remove(worker)
         if worker.current is not None:
             yield worker.current, Lost(end_of(worker.process.exitcode))
@@ -128,6 +133,7 @@ class _Crew:
         for worker in self.workers:
             worker.process.kill()
             worker.process.join(5)
+            os.close(worker.life)
 
 
 def _done(task: Callable[[int], Any], number: int) -> Any:
@@ -138,8 +144,34 @@ def _done(task: Callable[[int], Any], number: int) -> Any:
         return Lost(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
 
 
-def _work(task: Callable[[int], Any], count: int, following: Any, pipe: Connection) -> None:
+def _end_with_parent(life: tuple[int, int]) -> None:
+    """Let the system end this process when its parent is gone, however that came about.
+
+    A process that was started later holds the pipes of those before it, and ends first. The workers
+    of its own checks end with it in the same way (`check.confine`).
+    """
+    os.close(life[1])
+    try:
+        import fcntl
+
+        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends a process
+        fcntl.fcntl(life[0], fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life[0], fcntl.F_SETFL, fcntl.fcntl(life[0], fcntl.F_GETFL) | os.O_ASYNC)
+    except (ImportError, AttributeError, OSError):
+        return  # a system that cannot
+    if wait([life[0]], 0):  # it was closed before anybody looked
+        os._exit(0)
+
+
+def _work(
+    task: Callable[[int], Any],
+    count: int,
+    following: Any,
+    pipe: Connection,
+    life: tuple[int, int],
+) -> None:
     """The life of a process: one task after the other."""
+    _end_with_parent(life)
     try:
         while True:
             with following.get_lock():

@@ -6,13 +6,13 @@ stands here and imports what it needs when it is called: the algebra brings in s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pullback.prove.proof import Proof
 
 
-def prove(target: Any, *examples: object, seconds: float = 10.0) -> Proof:
+def prove(target: object, *examples: object, seconds: float = 10.0) -> Proof:
     """Decide whether the hand-written gradients of `target` are right for all inputs.
 
     `target` is a Function class, or a pair of a program with a hand-written backward and a

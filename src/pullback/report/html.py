@@ -43,7 +43,7 @@ def render(
     shown = [_shown(report, number) for number, report in enumerate(reports)]
     counts = {s.value: sum(len(report.of(s)) for report in reports) for s in Severity}
     page: str = (
-        environment()
+        page_templates()
         .get_template("page.html")
         .render(
             reports=shown,
@@ -70,7 +70,7 @@ def in_frame(page: str, title: str, height: int) -> str:
 
 
 @cache
-def environment() -> Environment:
+def page_templates() -> Environment:
     """The templates of our pages."""
     made = Environment(
         loader=PackageLoader("pullback.report", "templates"),

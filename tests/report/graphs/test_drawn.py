@@ -126,6 +126,6 @@ def test_table_has_a_row_for_each_node():
 
     assert "gradient of w" in table
     assert "sigmoid" in table
-    assert "kept: " in table
+    assert "values kept: " in table
     many = DrawnGraph("many", tuple(DrawnNode(f"v{i}", "input") for i in range(250)), ())
     assert "and 50 more: --html shows them" in graph_table(many)

@@ -18,7 +18,7 @@ from torch.autograd.function import Function as TorchFunction
 from pullback.check.finding import Finding, Rule
 from pullback.check.inside import stored_calls
 from pullback.check.models.gradients import ModelSlopes
-from pullback.check.models.observer import Observed, Observer, Origin
+from pullback.check.models.observer import CallOrigin, ObservedPass, Observer
 from pullback.check.models.program import ModelProgram
 from pullback.check.models.rules import CUT, NOT_FINITE, UNUSED, WRONG, model_rules
 from pullback.check.recorded import Recording
@@ -54,7 +54,7 @@ class Examined:
     lost: list[str] = field(default_factory=list)
     times: dict[int, int] = field(default_factory=dict)
     places: dict[str, dict[str, int]] = field(default_factory=dict)
-    observed: Observed | None = None
+    observed: ObservedPass | None = None
     findings: list[Finding] = field(default_factory=list)
     suspects: tuple[str, ...] = ()  # names of Functions without which the gradients are right
     notes: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ def _is_class(function: Any) -> bool:
     return isinstance(function, type) and issubclass(function, TorchFunction)
 
 
-def _of_observed(program: ModelProgram, seen: Observed) -> Iterator[Finding]:
+def _of_observed(program: ModelProgram, seen: ObservedPass) -> Iterator[Finding]:
     """The origin of what is not finite."""
     if seen.has_nan_output:
         yield _made(
@@ -193,7 +193,7 @@ def _made(
     at: str,
     expected: str,
     got: str,
-    origin: Origin | None = None,
+    origin: CallOrigin | None = None,
     fix: str = "",
     why: str = "",
 ) -> Finding:

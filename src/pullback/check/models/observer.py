@@ -27,7 +27,7 @@ TAG = "pullback"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CallOrigin:
     """A call of a program: its name, where in the model it is made, and in which line."""
 
     name: str
@@ -41,14 +41,14 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Observed:
+class ObservedPass:
     """What one pass showed."""
 
-    forward_origin: Origin | None = None
-    backward_origin: Origin | None = None
+    forward_origin: CallOrigin | None = None
+    backward_origin: CallOrigin | None = None
     has_nan_output: bool = False
     broken: tuple[str, ...] = ()  # names whose gradients are not finite
-    cuts: dict[str, list[Origin]] = field(default_factory=dict)  # by name of parameter or input
+    cuts: dict[str, list[CallOrigin]] = field(default_factory=dict)  # by name of parameter or input
     missing: tuple[str, ...] = ()  # names without a gradient
     saved: dict[str, int] = field(default_factory=dict)  # bytes that each Function keeps, by name
     total: int = 0  # bytes that the whole model keeps
@@ -59,7 +59,7 @@ class Observer:
 
     def __init__(self, program: ModelProgram) -> None:
         self.program = program
-        self.observed = Observed()
+        self.observed = ObservedPass()
         self._paths = ModulePaths()
         self._leaves = program.leaves()
         self._owner = ""
@@ -67,7 +67,7 @@ class Observer:
         self._ids: dict[Any, str] = {}
         self._held: set[int] = set()
 
-    def observe(self) -> Observed:
+    def observe(self) -> ObservedPass:
         """Run forward and backward; errors of the model's own come through."""
         leaves, seen = self._leaves, self.observed
         buffers = [*self.program.module.parameters(), *self.program.module.buffers()]
@@ -112,7 +112,7 @@ class Observer:
         if not (is_broken or lost or fresh):
             return
         path, place = self._paths.here(call.frame), _line_of_user(call)
-        origin = Origin(call.name, path, place, call.kind == FUNCTION)
+        origin = CallOrigin(call.name, path, place, call.kind == FUNCTION)
         for node in fresh:
             node.metadata[TAG] = origin
         if is_broken and not any(_has_nan(t) for t in given if can_differ(t)):
@@ -138,7 +138,7 @@ class Observer:
                 return
             if all(map(_is_finite, given)):
                 name = node.name().removesuffix("Backward0").removesuffix("Backward")
-                seen.backward_origin = node.metadata.get(TAG) or Origin(name, "", "")
+                seen.backward_origin = node.metadata.get(TAG) or CallOrigin(name, "", "")
 
         return hook
 

@@ -220,7 +220,10 @@ def _facts(
         ("ops", f"{kinds.count(FORWARD)} forward, {kinds.count(BACKWARD)} backward"),
         ("calls", str(len(recipe.captured.units))),
         ("save", str(policy)),
-        ("kept", f"{len(cut.saved)} value{'s' * (len(cut.saved) != 1)}"),
+        ("values kept", str(len(cut.saved))),
         ("held by nothing else", bytes_text(cut.charged_bytes)),
-        ("computed again", f"{len(cut.recomputed)} op{'s' * (len(cut.recomputed) != 1)}, {cut.flops:,} operations"),
+        (
+            "computed again",
+            f"{len(cut.recomputed)} op{'s' * (len(cut.recomputed) != 1)}, {cut.flops:,} operations",
+        ),
     ]

@@ -19,7 +19,7 @@ from pullback.plan.figure import svg
 from pullback.plan.planned import Plan
 from pullback.report.graphs.drawn import drawn_graph
 from pullback.report.graphs.picture import DrawnGraph
-from pullback.report.html import environment, in_frame
+from pullback.report.html import in_frame, page_templates
 
 LIBRARIES = Path(__file__).resolve().parents[1] / "libraries"
 SCRIPTS = ("cytoscape.min.js", "cytoscape-dagre.min.js")
@@ -71,7 +71,7 @@ def plan_page(plan: Plan[Any], *examples: Any) -> GraphPage:
 def render(graph: DrawnGraph, plan: Plan[Any] | None = None) -> str:
     """The page."""
     page: str = (
-        environment()
+        page_templates()
         .get_template("graph.html")
         .render(
             graph=graph,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import networkx as nx
+import networkx as nx  # type: ignore[import-untyped]
 
 INPUT, COTANGENT, FORWARD, BACKWARD = "input", "cotangent", "forward", "backward"
 WIDE, HIGH = 150, 70  # of the room that a node has, where no layout is asked of the browser
