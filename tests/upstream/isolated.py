@@ -29,13 +29,18 @@ CLOCK = 8
 # ---- the caller ----
 
 
+def _paths() -> list[str]:
+    """What the caller's environment adds to where modules are found."""
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 class Server:
     """A process that runs pieces of work in children: see `WORK` for what there is."""
 
     def __init__(self, **environment: str) -> None:
         self._settings = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *_paths()]),
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "PULLBACK_BACKENDS": "eager,inductor,native",

@@ -9,6 +9,7 @@ from tests.upstream import table
 from tests.upstream.compiled import BACKENDS, COTANGENTS, layouts_of
 from tests.upstream.layouts import LAYOUTS
 from tests.upstream.programs import program_of
+from tests.upstream.reported import PROGRAMS
 from tests.upstream.statements import DEFINITIONS, STATEMENTS
 
 SEEDS = 120
@@ -98,6 +99,35 @@ def test_every_program_is_compiled_in_every_layout(seed, backend, server):
 @pytest.mark.parametrize("name", OPS)
 def test_op_is_compiled_in_every_layout(name, backend, server):
     rows = server.rows("compiled op", name, backend, TURNS, seconds=SECONDS)
+
+    assert_right(rows, name)
+
+
+# ---- reported programs ----
+
+
+@pytest.mark.parametrize("name", ["odd_constants", "detached_and_value", "changed_in_place"])
+def test_reported_program_is_right_or_refused(name, server):
+    rows = server.rows("reported", name, True, seconds=SECONDS)
+
+    assert_right(rows, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_reported_program_is_right_or_refused(name, server, request):
+    rows = server.rows("reported", name, seconds=SECONDS)
+
+    assert_right(rows, name)
+    assert_refusals_are_known(rows, request)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_reported_program_is_compiled_in_every_layout(name, backend, server):
+    rows = server.rows("compiled reported", name, backend, TURNS, seconds=SECONDS)
 
     assert_right(rows, name)
 

@@ -101,8 +101,8 @@ def _first_value(
         found = value_difference("", mine, known, allowed)
         if found is not None:
             is_filled = one.by not in ("", TOGETHER) and _is_nan_alone(mine, theirs)
-            facts = {"expected": found.expected, "got": found.got, "at": found.at}
-            return replace(one, **facts, is_filled=is_filled)
+            one = replace(one, expected=found.expected, got=found.got, at=found.at)
+            return replace(one, is_filled=is_filled)
     return None
 
 
