@@ -55,7 +55,7 @@ Rows = int | str | Iterable[int | str] | Mapping[int | str, int]
 
 TRIED = (6, 2)  # rows, and rows of a chunk, with which the loops are compared with the program
 CHUNK = {"cpu": 2**24, "cuda": 2**27}  # bytes of the largest tensor of a chunk, at least
-SHARE = 4  # of the bytes of sums of products, which are read and written with each chunk
+SHARE = 2  # of the bytes of sums of products, which are read and written with each chunk
 KINDS = 16  # how many kinds of calls are kept
 
 
