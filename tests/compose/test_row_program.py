@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from pullback.capture.joint import capture
-from pullback.compose.row_program import RowProgram, body_of, pair
+from pullback.compose.row_program import RowProgram, chunk_graph, pair
 from pullback.errors import ChunkingError
 from pullback.graph.cost import op_name
 
@@ -73,5 +73,5 @@ def test_a_chunk_has_its_own_sizes_and_the_numbers_of_the_whole():
         return (x @ w * torch.full((x.shape[0], 40), 1 / x.shape[0])).exp().sum()
 
     made = program_of(program, (5,), (5, 40))
-    text = str(body_of(made, made.loops[-1], made.paired.part))
+    text = str(chunk_graph(made, made.loops[-1], made.paired.part))
     assert f"full.default](args = ([4, 40], {1 / 12})" in text

@@ -64,6 +64,7 @@ said: str = combined.explain()
 again = pb.combine(combined, x, y)(x, y).sin()
 nested = pb.nest(program)(x, y).sin()
 hybrid = pb.hybrid(program, x, y, groups=[(0, 1)])(x, y).sin()
+chunks = pb.chunked(program, over=("x", "y"), chunks=4)(x, y).sin()
 layer: torch.nn.Linear = pb.combine(torch.nn.Linear(3, 3), x)
 width: int = pb.plan(layer, x).best.in_features
 plan = pb.plan(program, x, y, objective="time")

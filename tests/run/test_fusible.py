@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pullback as pb
 from benchmarks.pipelines import PIPELINES, make_inputs
-from pullback.run.fusible import fusible, merge_sums, scatter_src
+from pullback.run.fusible import fusible, merge_sums, scatter_src, scatter_value
 from pullback.run.retrace import retrace
 
 aten = torch.ops.aten
@@ -35,6 +35,21 @@ def test_other_scatters_stay(into, index, src):
     row = torch.zeros(into), 0 if not into else 1, torch.zeros(index, dtype=torch.int64)
 
     assert scatter_src(*row, torch.ones(src)) is NotImplemented
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_numbers_scattered_to_each_row_are_a_choice(dim):
+    into = torch.randn(3, 4)
+    index = torch.tensor([[1, 0, 2, 1]]) if dim == 0 else torch.tensor([[3], [0], [2]])
+
+    got = scatter_value(into, dim, index, -1.0)
+
+    assert torch.equal(got, aten.scatter.value(into, dim, index, -1.0))
+
+
+def test_numbers_scattered_to_some_rows_stay():
+    into, index = torch.randn(3, 4), torch.tensor([[1], [2]])
+    assert scatter_value(into, 1, index, 2.0) is NotImplemented
 
 
 def test_scatters_on_a_cpu_stay():

@@ -33,7 +33,7 @@ from pullback.capture.names import argument_names, program_name
 from pullback.capture.trees import flatten, map_leaves, tensor_leaves
 from pullback.compose.nested import callable_of, composition
 from pullback.compose.row_loops import Body, Chunk, RowLoops
-from pullback.compose.row_program import RowProgram, body_of, is_contracted, pair
+from pullback.compose.row_program import RowProgram, chunk_graph, is_contracted, pair
 from pullback.derive.backward import placed_call
 from pullback.derive.call_table import signature_if_known
 from pullback.derive.recipes import Recipes
@@ -55,7 +55,7 @@ Rows = int | str | Iterable[int | str] | Mapping[int | str, int]
 
 TRIED = (6, 2)  # rows, and rows of a chunk, with which the loops are compared with the program
 CHUNK = {"cpu": 2**24, "cuda": 2**27}  # bytes of the largest tensor of a chunk, at least
-SHARE = 4  # of the bytes of sums of products, which are read and written with each chunk
+SHARE = 2  # of the bytes of sums of products, which are read and written with each chunk
 KINDS = 16  # how many kinds of calls are kept
 
 
@@ -470,7 +470,7 @@ class ChunkedCall:
         def loops(wanted: Sequence[Any]) -> RowLoops:
             program = RowProgram(first, wanted)
             bodies = {
-                size: [self._body(body_of(program, loop, one.part)) for loop in program.loops]
+                size: [self._body(chunk_graph(program, loop, one.part)) for loop in program.loops]
                 for size, one in paired.items()
             }
             starts = itertools.accumulate(sizes, initial=0)

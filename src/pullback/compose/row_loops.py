@@ -20,7 +20,7 @@ from pullback.graph.cost import op_name
 from pullback.graph.values import held_value
 
 Body = Callable[[list[Any]], Sequence[Any]]
-"""What is done with one chunk: see `row_program.body_of`."""
+"""What is done with one chunk: see `row_program.chunk_graph`."""
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -282,7 +282,7 @@ def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 # ---- one chunk as a graph ----
 
 
-def body_of(program: RowProgram, loop: RowLoop, part: dict[fx.Node, fx.Node]) -> fx.Graph:
+def chunk_graph(program: RowProgram, loop: RowLoop, part: dict[fx.Node, fx.Node]) -> fx.Graph:
     """What a loop does with one chunk, whose sizes are those of `part`.
 
     It takes the values of `loop.given`, by rows, and returns for each of `loop.sums` its part of

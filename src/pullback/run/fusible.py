@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from pullback.graph.values import aten
 from pullback.run.retrace import RetracedGraph
 
-FORMS = "scatters, sums, casts kept"
+FORMS = "scatters of tensors and numbers, sums, casts kept"
 """What is done here, in words: code that was compiled after something else is compiled again."""
 
 
@@ -27,11 +27,21 @@ FORMS = "scatters, sums, casts kept"
 def fusible(row: Sequence[Any]) -> Mapping[Any, Callable[..., Any]]:
     """What ops are to be made of, for arguments like `row`; nothing where scatters are fast."""
     on_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in row)
-    return {aten.scatter.src: scatter_src} if on_gpu else {}
+    forms = {aten.scatter.src: scatter_src, aten.scatter.value: scatter_value}
+    return forms if on_gpu else {}
+
+
+def scatter_value(into: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+    """`aten.scatter.value` where each row gets one element; otherwise it stays what it is."""
+    return _scatter(into, dim, index, torch.full_like(index, value, dtype=into.dtype))
 
 
 def scatter_src(into: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
-    """`aten.scatter.src` where each row gets one element; otherwise it stays what it is."""
+    """`aten.scatter.src`, likewise."""
+    return _scatter(into, dim, index, src)
+
+
+def _scatter(into: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
     if not into.dim():
         return NotImplemented
     dim %= into.dim()
