@@ -163,7 +163,13 @@ def _is_like(one: Any, two: Any) -> bool:
 
 
 def reported(
-    subject: Subject, rule: Rule, found: Iterable[Trial], fix: str, why: str = ""
+    subject: Subject,
+    rule: Rule,
+    found: Iterable[Trial],
+    fix: str,
+    why: str = "",
+    *,
+    is_elsewhere: bool = False,
 ) -> Iterator[Finding]:
     """One finding per input that is wrong in a trial, unless the group has reported it before.
 
@@ -183,7 +189,7 @@ def reported(
                 severity=Severity.FRAGILE,
             )
         for mismatch in trial.mismatches:
-            if not is_behaved(subject, trial.example, mismatch):
+            if is_elsewhere and not is_behaved(subject, trial.example, mismatch):
                 continue
             if _is_beyond(subject, trial.example, mismatch):
                 continue
@@ -211,11 +217,14 @@ def _is_beyond(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
 
 
 def report_trials(
-    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject
+    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject, *, is_elsewhere: bool = True
 ) -> Iterator[Finding]:
-    """The findings of a rule that is a choice of variants, given by `tried`."""
+    """The findings of a rule that is a choice of variants, given by `tried`.
+
+    `is_elsewhere`: the variants have sizes or values that the function need not be meant for.
+    """
     for found, fix in tried(subject):
-        yield from reported(subject, rule, found, fix)
+        yield from reported(subject, rule, found, fix, is_elsewhere=is_elsewhere)
 
 
 def _is_spoiled(subject: Subject, mismatch: Mismatch) -> bool:
