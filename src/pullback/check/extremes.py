@@ -85,7 +85,7 @@ def _trial(
         return Trial(example, failure=describe(failure.error)) if is_served else None
     if not is_finite(called):
         return None
-    judged = subject.mismatches(called, cotangents, grads, at_once=not ties) if values else []
+    judged = subject.mismatches(called, cotangents, grads, at_once=True) if values else []
     found = {m.name: m for m in judged if not _is_faint(m, cotangents)}
     for more in not_finite(subject, called, cotangents, grads, steep, beside=values):
         found.setdefault(more.name, more)

@@ -26,12 +26,13 @@ def own_argument(subject: Subject, example: Example, name: str, *, times: float 
     """
     for i, other in _others(example, subject.names.index(name)):
         try:
-            runs = [_run(subject, e) for e in (example, example.put(i, other, example.label))]
-            one, two = (_pulled(subject, run, times)[name] for run in runs)
+            usual, half = (_run(subject, e) for e in (example, example.put(i, other, "")))
+            none = _run(subject, example.put(i, 0 * other, ""))  # a mask is as good with a half
+            one, two = (_pulled(subject, run, times)[name] for run in (usual, half))
         except CallError:
             continue
-        outputs = zip(runs[0].outputs, runs[1].outputs, strict=True)
-        is_same = all(torch.equal(a.detach(), b.detach()) for a, b in outputs)
+        outputs = zip(usual.outputs, half.outputs, none.outputs, strict=True)
+        is_same = all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in outputs)
         if is_same and not is_close(one, two):
             return subject.names[i]
     return ""

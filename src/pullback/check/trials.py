@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pullback.check.behaved import is_behaved
 from pullback.check.finding import Finding, Rule, Severity
@@ -21,7 +22,7 @@ from pullback.check.own import own_argument
 from pullback.check.refusal import is_meant
 from pullback.check.subject import Subject
 from pullback.judge.example import Example
-from pullback.judge.mismatch import Mismatch
+from pullback.judge.mismatch import Mismatch, index_of
 from pullback.judge.run import (
     BackwardFailedError,
     ForwardRefusedError,
@@ -114,7 +115,24 @@ def trial_of(subject: Subject, example: Example) -> Trial | None:
         if subject.reference.gradients(example, cotangents, wanted) is None:
             return None  # nor can PyTorch differentiate forward here
         return Trial(example, failure=failure.raised)
-    return Trial(example, tuple(subject.mismatches(called, cotangents, grads, at_once=True)))
+    found = subject.mismatches(called, cotangents, grads, at_once=True)
+    return Trial(example, (*found, *_not_finite(subject, called, grads)))
+
+
+def _not_finite(
+    subject: Subject, called: Run, grads: dict[str, Tensor | None]
+) -> Iterator[Mismatch]:
+    """The gradients of surrogates that are not finite, where outputs are: nobody means that."""
+    for name, grad in grads.items():
+        if grad is None or not subject.target.intent.is_surrogate(name):
+            continue
+        bad = ~torch.isfinite(grad.detach())
+        if bool(bad.any()):
+            flat = int(bad.flatten().nonzero()[0, 0])
+            index, place = index_of(flat, grad.shape), called.names.index(name)
+            got = grad.detach().flatten()[flat].item()
+            counts = int(bad.sum()), grad.numel()
+            yield Mismatch(name, place, index, 0.0, got, *counts, grad, grad)
 
 
 def is_finite(called: Run) -> bool:
@@ -145,7 +163,13 @@ def _is_like(one: Any, two: Any) -> bool:
 
 
 def reported(
-    subject: Subject, rule: Rule, found: Iterable[Trial], fix: str, why: str = ""
+    subject: Subject,
+    rule: Rule,
+    found: Iterable[Trial],
+    fix: str,
+    why: str = "",
+    *,
+    is_elsewhere: bool = False,
 ) -> Iterator[Finding]:
     """One finding per input that is wrong in a trial, unless the group has reported it before.
 
@@ -165,7 +189,7 @@ def reported(
                 severity=Severity.FRAGILE,
             )
         for mismatch in trial.mismatches:
-            if not is_behaved(subject, trial.example, mismatch):
+            if is_elsewhere and not is_behaved(subject, trial.example, mismatch):
                 continue
             if _is_beyond(subject, trial.example, mismatch):
                 continue
@@ -193,11 +217,14 @@ def _is_beyond(subject: Subject, example: Example, mismatch: Mismatch) -> bool:
 
 
 def report_trials(
-    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject
+    rule: Rule, tried: Callable[[Subject], Tried], subject: Subject, *, is_elsewhere: bool = True
 ) -> Iterator[Finding]:
-    """The findings of a rule that is a choice of variants, given by `tried`."""
+    """The findings of a rule that is a choice of variants, given by `tried`.
+
+    `is_elsewhere`: the variants have sizes or values that the function need not be meant for.
+    """
     for found, fix in tried(subject):
-        yield from reported(subject, rule, found, fix)
+        yield from reported(subject, rule, found, fix, is_elsewhere=is_elsewhere)
 
 
 def _is_spoiled(subject: Subject, mismatch: Mismatch) -> bool:

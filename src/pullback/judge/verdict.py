@@ -74,7 +74,7 @@ class Judge:
             wants = self.reference.gradients(run.example, wide, tuple(positions.values()))
             exact = exact if self._takes(exact, wide) else run.example
         known = wants is not None and any(w is not None for w in wants.values())
-        if not known and at_once:
+        if not known and at_once and positions:
             cases = {i: self._case(run, exact, wide, n, grads[n]) for n, i in positions.items()}
             parts = {i: case.of_part() for i, case in cases.items()}
             if all(self._along(parts, seed) for seed in range(TOGETHER)):

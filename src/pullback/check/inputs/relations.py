@@ -132,6 +132,8 @@ def _sums_to_one(x: Tensor) -> bool:
 def _has_unit_rows(x: Tensor) -> bool:
     if not can_differ(x) or not x.dim() or x.shape[-1] < 2:
         return False
+    if not bool(((x != 0).sum(-1) > 1).all()):
+        return False  # a single one among zeros
     return bool(((x.double().norm(dim=-1) - 1).abs() < NEAR[x.element_size()]).all())
 
 

@@ -104,25 +104,29 @@ class Rounds(Function):
         return g * w, dw.bfloat16().to(w.dtype) if ctx.is_cast else dw
 
 
+def single(*shape, seed=0):
+    return normal(*shape, seed=seed, dtype=torch.float32)
+
+
 SOUND = {
-    "matmul": (Matmul, lambda: (normal(3, 4), normal(4, 5, seed=1))),
-    "declines": (Declines, lambda: (normal(3, 4), normal(4, 5, seed=1))),
+    "matmul": (Matmul, lambda: (single(3, 4), single(4, 5, seed=1))),
+    "declines": (Declines, lambda: (single(3, 4), single(4, 5, seed=1))),
 }
 PLANTED = {
     "rounds": (
         Rounds,
-        lambda: (normal(6, 5), normal(5, seed=1)),
+        lambda: (single(6, 5), single(5, seed=1)),
         "gradient of `w`",
     ),
-    "guarded": (Guarded, lambda: (normal(3, 4), normal(4, 5, seed=1)), "gradient of `w`"),
-    "casts": (Casts, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
-    "asserts": (Asserts, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
+    "guarded": (Guarded, lambda: (single(3, 4), single(4, 5, seed=1)), "gradient of `w`"),
+    "casts": (Casts, lambda: (single(3, 4), single(4, 5, seed=1)), "backward, after"),
+    "asserts": (Asserts, lambda: (single(3, 4), single(4, 5, seed=1)), "backward, after"),
     "does not know it": (
         Refuses,
-        lambda: (normal(3, 4), normal(4, 5, seed=1)),
+        lambda: (single(3, 4), single(4, 5, seed=1)),
         "backward, after",
     ),
-    "promised": (Promised, lambda: (normal(3, 4), normal(4, 5, seed=1)), "backward, after"),
+    "promised": (Promised, lambda: (single(3, 4), single(4, 5, seed=1)), "backward, after"),
 }
 
 

@@ -33,6 +33,26 @@ PLANTED = {
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)
 
 
+class Optional(Function):
+    """A gradient less than it has arguments, as long as one of them is left out."""
+
+    @staticmethod
+    def forward(ctx, x, alpha, weight=None):
+        ctx.alpha = alpha
+        return x * alpha
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.alpha, None
+
+
+def test_argument_left_out_is_given_as_well():
+    (finding,) = findings(check, Optional, X, 0.5)
+
+    assert finding.weight == "fragile"
+    assert finding.at == "backward, with `weight` given as by default"
+
+
 def test_fix_follows_what_engine_says():
     (finding,) = findings(check, PLANTED["too few"][0], X, W)
 

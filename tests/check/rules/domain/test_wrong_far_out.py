@@ -58,12 +58,10 @@ def test_surrogate_must_be_finite_far_out_and_is_not_compared_with_forward():
     assert "overflows" in finding.fix
 
 
-def test_forward_that_no_longer_moves_far_out_is_fragile():
+def test_forward_that_no_longer_moves_far_out_is_let_be():
     saturating = made(lambda x: x.clamp(-500, 500), lambda g, x: g)
-    (finding,) = findings(check, saturating, normal(5))
 
-    assert finding.weight == "fragile"
-    assert "if inputs may be as large" in finding.at
+    assert findings(check, saturating, normal(5)) == []
 
 
 test_sound_function_has_no_finding, test_planted_fault_is_caught = rule_tests(check, SOUND, PLANTED)

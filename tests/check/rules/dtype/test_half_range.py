@@ -6,7 +6,7 @@ import torch
 from pullback.check.rules.dtype.half_range import check
 from tests.check.subjects import made, normal, rule_tests
 
-X, W = normal(4, 6), normal(4, 6, seed=1)
+X, W = normal(4, 6, dtype=torch.float32), normal(4, 6, seed=1, dtype=torch.float32)
 
 
 def square(x):

@@ -2,7 +2,7 @@
 
 What it checks
     Backward at the examples themselves, as given and in float64, with a random cotangent for every
-    output.
+    output; and with the arguments that the examples leave to their defaults given as those.
 
 Why it matters
     Training stops at the first step, or at the first batch of another kind.
@@ -26,6 +26,7 @@ from pullback.check.subject import (
     Finding,
     ForwardRefusedError,
     Rule,
+    Severity,
     Skip,
     Subject,
 )
@@ -62,3 +63,26 @@ def check(subject: Subject) -> Iterator[Finding | Skip]:
                 fix=next((fix for words, fix in FIXES if words in said), FIX),
             )
             return
+    yield from _with_defaults(subject)
+
+
+def _with_defaults(subject: Subject) -> Iterator[Finding]:
+    """Where arguments that were left out are given, a gradient is due for each of these too."""
+    if not subject.target.is_function or len(subject.whole.args) == len(subject.small.args):
+        return
+    given = subject.names_at(range(len(subject.small.args), len(subject.whole.args)))
+    try:
+        subject.pull(subject.whole)
+    except ForwardRefusedError:
+        return
+    except BackwardFailedError as failure:
+        said = str(failure.error)
+        yield subject.finding(
+            RULE,
+            example=subject.whole,
+            severity=Severity.FRAGILE,
+            at=f"backward, with {given} given as by default",
+            expected="one gradient per argument of forward",
+            got=failure.raised,
+            fix=next((fix for words, fix in FIXES if words in said), FIX),
+        )

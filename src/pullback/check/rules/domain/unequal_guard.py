@@ -88,12 +88,16 @@ def _unequal(subject: Subject, example: Example, scale: float) -> Iterator[Misma
     except CallError:
         return
     wants = subject.reference.gradients(example, cotangents, tuple(sorted(example.needs))) or {}
+    parts = subject.tangents(example)
     for i, want in wants.items():
         name = called.names[i]
         have = grads.get(name)
         if want is None or have is None or subject.target.intent.is_surrogate(name):
             continue
+        part = parts.get(i)
         want, have = want.detach(), have.detach()
+        if part is not None:
+            want, have = part(want), part(have)
         if have.shape != want.shape or not bool(torch.isfinite(want).all()):
             continue
         off = torch.nan_to_num((have - want).abs(), nan=torch.inf)
@@ -143,11 +147,13 @@ def _is_confirmed(
 ) -> bool:
     """Whether differences of forward, with steps of the size of the values, side with the truth."""
     value = called.example.args[position]
+    parts = subject.tangents(called.example)
     said_so = False
     for draw in range(DIRECTIONS):
         generator = torch.Generator().manual_seed(draw)
         drawn = 2 * torch.rand(value.shape, generator=generator, dtype=value.dtype) - 1
         along = value * drawn.to(value.device)
+        along = along if position not in parts else parts[position](along)
         slope = subject.reference.slope(called.example, cotangents, {position: along})
         said, mine = float((want * along).sum()), float((have * along).sum())
         if not slope.error <= SURE * abs(slope.value):

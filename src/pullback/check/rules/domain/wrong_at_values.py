@@ -164,10 +164,17 @@ def _at_masks(subject: Subject) -> Tried:
 
 
 def _rule(
-    code: str, name: str, tried: Callable[[Subject], Tried], page: str, *, profile: str = "quick"
+    code: str,
+    name: str,
+    tried: Callable[[Subject], Tried],
+    page: str,
+    *,
+    profile: str = "quick",
+    is_elsewhere: bool = False,
 ) -> Registered:
     rule = Rule(code, name, "domain", profile=profile)
-    return Registered(rule, partial(report_trials, rule, tried), page)
+    check = partial(report_trials, rule, tried, is_elsewhere=is_elsewhere)
+    return Registered(rule, check, page)
 
 
 RULES = (
@@ -195,6 +202,7 @@ Passes
 Cannot see
     A negative value that only matters together with a special value of another input.
 """,
+        is_elsewhere=True,
     ),
     _rule(
         "V602",
@@ -274,6 +282,7 @@ Cannot see
     Pieces beyond the values tried.
 """,
         profile="standard",
+        is_elsewhere=True,
     ),
     _rule(
         "V605",
@@ -378,6 +387,7 @@ Passes
 Cannot see
     Values that only matter together with other ones.
 """,
+        is_elsewhere=True,
     ),
     _rule(
         "V609",

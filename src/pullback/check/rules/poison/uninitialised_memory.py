@@ -31,6 +31,7 @@ from torch import Tensor
 from pullback.capture.indices import is_index
 from pullback.check.conditions import RUNS, needs
 from pullback.check.dispatch import Fill, poisoned
+from pullback.check.draws import draws_in_backward
 from pullback.check.elsewhere import difference, results_of
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At, Gradient, Number, Output, Thing
@@ -52,6 +53,9 @@ ORDINARY = 1.0
 @needs(RULE, RUNS)
 def check(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding for the first result that changes."""
+    if draws_in_backward(subject):
+        yield Skip(RULE, "backward draws random numbers, so that no two are alike")
+        return
     with Fill(ORDINARY):
         one, two = (results_of(subject, subject.base) for _ in range(2))
     if difference(one, two) is not None:
