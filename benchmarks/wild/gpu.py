@@ -4,27 +4,26 @@
     python -m benchmarks.wild.gpu --only rms_norm    # some of them
     python -m benchmarks.wild.gpu --show             # the table of kept results, nothing is run
 
-A process per Function makes the inputs on the GPU, calls `pb.check`, and then uses the GPU once
-more: whether it still can is part of the result. The packages (liger-kernel, fla-core) must be
-importable. The exit status is 1 where a Function was not checked to its end, where the caller lost
-its GPU, or where a finding has no verdict.
+Each process makes the inputs on the GPU, calls `pb.check`, and then uses the GPU once more: whether
+it still can is part of the result. It goes on with the next Function, on a worker that is warm. The
+packages (liger-kernel, fla-core) must be importable. The exit status is 1 where a Function was not
+checked to its end, or where the caller lost its GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.grouped import in_groups, tell_part
 from benchmarks.wild.install import ROOT
 from benchmarks.wild.results import Found
 from benchmarks.wild.subject import Subject, every
@@ -32,8 +31,6 @@ from benchmarks.wild.subject import Subject, every
 PACKAGE = "benchmarks.wild.kernels"
 LATEST = ROOT / "benchmarks" / "results" / "wild_gpu.json"
 SECONDS = 90.0  # that one Function may take, with its tuning: rules after that are left out
-GRACE = 30.0  # seconds more, after which its process is ended
-MARK = "result: "
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Checked:
     seconds: float = 0.0
     rules: int = 0
     found: tuple[Found, ...] = ()
+    # The inputs of each finding.
+    inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     # Rules that could not be tried.
@@ -57,7 +56,7 @@ class Checked:
     def from_json(cls, values: dict[str, Any]) -> Checked:
         """The result that `asdict` made plain."""
         found = tuple(Found(**each) for each in values["found"])
-        tuples = {key: tuple(values[key]) for key in ("notes", "refused", "slowest")}
+        tuples = {key: tuple(values[key]) for key in ("inputs", "notes", "refused", "slowest")}
         return cls(**{**values, **tuples, "found": found})
 
     @property
@@ -72,8 +71,8 @@ class Checked:
         end = "" if self.survived else ", THE CALLER LOST ITS GPU"
         lost = f", {self.lost} LOST" if self.lost else ""
         lines = [f"{self.subject}: {self.seconds:.1f} s, {self.rules} rules{lost}{end}"]
-        for one in self.found:
-            lines.append(f"   {one.rule} {one.name} ({one.severity}) at {one.at}")
+        for one, inputs in zip(self.found, self.inputs, strict=True):
+            lines.append(f"   {one.rule} {one.name} ({one.severity}) at {one.at}; {inputs}")
             lines.append(f"      expected {one.expected} | got {one.got}")
         lines += [f"   note: {note}" for note in self.notes]
         lines.append(f"   slowest: {', '.join(self.slowest)}")
@@ -108,6 +107,7 @@ def checked(subject: Subject, seconds: float) -> Checked:
         round(taken, 1),
         len(report.rules),
         tuple(Found.of(finding, site) for finding in report.findings),
+        tuple(finding.inputs for finding in report.findings),
         report.notes,
         tuple(f"{s.rule.code}: {s.reason}" for s in report.skips if s.is_refusal),
         len(report.lost) + sum("time of" in skip.reason for skip in report.skips),
@@ -118,9 +118,11 @@ def checked(subject: Subject, seconds: float) -> Checked:
 
 def _slowest(begun: Sequence[tuple[str, float]], start: float) -> list[str]:
     """The five rules that took longest, and the time until the first began."""
+    if not begun:
+        return []
     ends = [*(at for _, at in begun[1:]), time.monotonic()]
     spans = [(end - at, name) for (name, at), end in zip(begun, ends, strict=True)]
-    spans.append((begun[0][1] - start if begun else 0.0, "start"))
+    spans.append((begun[0][1] - start, "start"))
     return [f"{name} {seconds:.1f}" for seconds, name in sorted(spans, reverse=True)[:6]]
 
 
@@ -134,20 +136,13 @@ def _survives() -> bool:
         return False
 
 
-def apart(subject: Subject, seconds: float) -> Checked:
-    """Check one Function from a new process."""
-    command = [sys.executable, "-m", "benchmarks.wild.gpu", "--one", subject.id]
-    command += ["--seconds", str(seconds)]
-    latest = seconds + GRACE
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=latest, check=False)
-    except subprocess.TimeoutExpired:
-        return Checked(subject.id, error=f"did not end in {latest:.0f} s")
-    for line in done.stdout.splitlines():
-        if line.startswith(MARK):
-            return Checked.from_json(json.loads(line.removeprefix(MARK)))
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    return Checked(subject.id, error=f"ended with {done.returncode}: {last[:300]}")
+def told(name: str, values: dict[str, Any] | None) -> Checked:
+    """The result of one Function, which its process may not have told."""
+    if values is None:
+        return Checked(name, error="its process ended before it was checked")
+    if "subject" not in values:
+        return Checked(name, error=values["error"])
+    return Checked.from_json(values)
 
 
 def read(path: Path = LATEST) -> list[Checked]:
@@ -160,18 +155,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     options = _parser().parse_args(arguments)
     subjects = every(PACKAGE)
-    if options.one:
-        (subject,) = (one for one in subjects if one.id == options.one)
-        print(MARK + json.dumps(asdict(checked(subject, options.seconds))), flush=True)
+    if options.part:
+        by_name = {subject.id: subject for subject in subjects}
+        tell_part(options.part, lambda name: asdict(checked(by_name[name], options.seconds)))
         return 0
     results = {one.subject: one for one in read(options.json)}
     if not options.show:
         chosen = [s for s in subjects if any(word in s.id for word in options.only or [""])]
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for done in as_completed(pool.submit(apart, one, options.seconds) for one in chosen):
-                result = done.result()
-                results[result.subject] = result
-                print(result.line(), flush=True)
+        names, more = [one.id for one in chosen], ["--seconds", str(options.seconds)]
+        for name, values in in_groups("benchmarks.wild.gpu", names, options.jobs, more):
+            results[name] = told(name, values)
+            print(results[name].line(), flush=True)
         kept = [asdict(result) for _, result in sorted(results.items())]
         options.json.write_text(json.dumps(kept, indent=1) + "\n")
     every_one = list(results.values())
@@ -195,11 +189,11 @@ def summary(results: Sequence[Checked]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wild.gpu", description=__doc__)
     parser.add_argument("--only", action="append", metavar="WORD", help="in the names")
-    parser.add_argument("--jobs", type=int, default=4, help="Functions at a time")
+    parser.add_argument("--jobs", type=int, default=4, help="processes")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="per Function")
     parser.add_argument("--json", type=Path, default=LATEST, help="where results are kept")
     parser.add_argument("--show", action="store_true", help="kept results only, nothing is run")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     return parser
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.wild import gpu, verdicts
 from benchmarks.wild.install import ROOT
 from benchmarks.wild.packages import PACKAGES
 from benchmarks.wild.results import Result, read
@@ -17,6 +18,7 @@ from benchmarks.wild.table import SERIOUS, Counts, Known, count
 from benchmarks.wild.verdicts import KINDS
 
 PAGE = ROOT / "docs" / "wild.md"
+GPU_VERDICTS = ROOT / "benchmarks" / "wild" / "verdicts_gpu.json"
 FIRST = ROOT / "benchmarks" / "results" / "wild_first.json"
 
 HEAD = """\
@@ -64,8 +66,41 @@ def text(results: Sequence[Result], first: Sequence[Result], known: Known) -> st
     now, before = count(results, known), count(first, known)
     stale = len(set(results) & set(first))
     figures = _figures(before, now) + _left(stale, len(results))
-    parts = [HEAD, figures, _per_rule(now), _defects(before, now), _packages(), TAIL]
+    kernels = on_gpu(gpu.read(), verdicts.read(GPU_VERDICTS))
+    parts = [HEAD, figures, _per_rule(now), _defects(before, now), kernels, _packages(), TAIL]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
+
+
+def on_gpu(results: Sequence[gpu.Checked], known: Known) -> str:
+    """What is found in Functions that run Triton kernels on a GPU; nothing where none was run."""
+    if not results:
+        return ""
+    whole = [one for one in results if one.is_whole]
+    lost = sum(not one.survived for one in results)
+    times = sorted(one.seconds for one in whole) or [0.0]
+    rules: dict[tuple[str, str], Counter[str]] = {}
+    for result in results:
+        for found in result.found:
+            verdict = known.get((result.subject, found.rule, found.place))
+            kinds = rules.setdefault((found.rule, found.name), Counter())
+            kinds[verdict.verdict if verdict else "open"] += 1
+    packages = ", ".join(sorted({one.subject.partition(":")[0] for one in results}))
+    lines = [
+        "## On a GPU",
+        "",
+        f"{len(results)} Functions of {packages}, which run Triton kernels, each with a plain "
+        f"reference, in float32 on an H200 (`python -m benchmarks.wild.gpu`): {len(whole)} were "
+        f"checked to their end, and {lost} of the callers lost their GPU. Seconds per Function: "
+        f"{times[len(times) // 2]:.0f} in the median, {times[-1]:.0f} at most, with several "
+        "processes on one GPU. *Open* are findings that nobody has judged yet.",
+        "",
+        "| rule | true | arguable | false | open |",
+        "|---|---|---|---|---|",
+    ]
+    for (code, name), kinds in sorted(rules.items()):
+        cells = " | ".join(str(kinds[kind] or "") for kind in (*KINDS, "open"))
+        lines.append(f"| {code} [{name}](rules/{name}.md) | {cells} |")
+    return "\n".join(lines)
 
 
 def _figures(before: Counts, now: Counts) -> str:

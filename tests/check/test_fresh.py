@@ -17,6 +17,7 @@ import pullback as pb
 from pullback.check import fresh, isolate, runner
 from pullback.check.confine import tie
 from pullback.check.wire import Told
+from pullback.errors import TargetError
 from pullback.judge.progress import Progress
 from tests.check import functions as f
 
@@ -88,6 +89,25 @@ def test_what_cannot_be_sent_runs_here_and_says_why(no_fork):
 
     assert report.ok
     assert any("cannot be sent to another one: TypeError" in note for note in report.notes)
+
+
+def test_what_cannot_be_sent_is_an_error_on_a_gpu(no_fork, monkeypatch):
+    monkeypatch.setattr(fresh, "is_on_gpu", lambda job: True)
+    held = threading.Lock()
+
+    def holding(x):
+        with held:
+            return x * 2
+
+    with pytest.raises(TargetError) as raised:
+        pb.check(holding, (X,), select=["wrong-factor"])
+
+    assert str(raised.value).splitlines()[1:] == [
+        "  expected: nothing that belongs to this process: a lock, an open file, a stream",
+        "  got:      TypeError: cannot pickle '_thread.lock' object",
+        "  fix:      define it in a module and name it 'module:Name'; with isolate=False the rules "
+        "run here, and a kernel that strays takes the GPU from this process",
+    ]
 
 
 def test_frozen_fork_is_no_finding(monkeypatch):

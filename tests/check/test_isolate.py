@@ -125,7 +125,8 @@ def test_error_of_a_check_is_told_as_such():
     subject = Subject(target_of(f.Square), (example_of((X,)),))
 
     (skip,) = work.try_rule(rule, subject)
-    assert skip.reason == "the check itself failed: LookupError: lost"
+    how = r"the check itself failed at check/work\.py:\d+: LookupError: lost"
+    assert re.fullmatch(how, skip.reason)
 
 
 def test_patient_that_always_dies_is_given_up():

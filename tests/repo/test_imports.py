@@ -41,6 +41,7 @@ def declared(text):
     lists = re.findall(r"^(?:dependencies|dev) = \[(.*?)\]$", text, re.M | re.S)
     ours = names_in(re.findall(r'"([^"]+)"', "".join(lists)))
     brought = [*(requires("torch") or ()), *(requires("sympy") or ())]
+    brought.append("triton")  # which builds of torch for a GPU require
     return ours, ours | names_in(one for one in brought if "extra ==" not in one)
 
 

@@ -23,6 +23,11 @@ ALLOWED = {
     # Groups and handles of PyTorch's have no hook for collectives; put back after the check.
     ("pullback/check/ranks/collectives.py", "torch.distributed.ProcessGroup.method"),
     ("pullback/check/ranks/collectives.py", "torch.distributed.Work.method"),
+    # Triton chooses for itself how kernels are launched; put back after the call.
+    ("pullback/check/kernels/choices.py", "triton.runtime.autotuner.Autotuner.run"),
+    ("pullback/check/kernels/choices.py", "triton.runtime.jit.JITFunction.run"),
+    # A worker that is about to lose its GPU tells of each launch; it ends with that.
+    ("pullback/check/kernels/launches.py", "triton.runtime.jit.JITFunction.run"),
     # What a thread of a repro raises is not printed; put back after the repro.
     ("pullback/check/repro/trying.py", "threading.excepthook"),
     # The program that is recorded reads the command line that it is given.

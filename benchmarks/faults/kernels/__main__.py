@@ -3,7 +3,7 @@
     python -m benchmarks.faults.kernels --jobs 12        # on a GPU
     python -m benchmarks.faults.kernels                  # without one, in Triton's interpreter
 
-Each Function is checked from a process of its own. A fault counts as named where one of the rules
+Each process checks its share, one after the other. A fault counts as named where one of the rules
 that its pair lists speaks; anything that is called wrong or fragile on a sound Function is an
 alarm. The exit status is 1 where a fault is not named, or where there is an alarm.
 """
@@ -11,18 +11,13 @@ alarm. The exit status is 1 where a fault is not named, or where there is an ala
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-MARK = "result: "
-LATEST = 30.0  # seconds more than asked for, after which a process is ended
+from benchmarks.grouped import in_groups, tell_part
 
 
 def pairs() -> list[object]:
@@ -54,30 +49,6 @@ def checked(name: str, seconds: float) -> dict[str, object]:
     }
 
 
-def apart(name: str, seconds: float) -> dict[str, object]:
-    """The same from a new process, which may be lost."""
-    command = [sys.executable, "-m", "benchmarks.faults.kernels", "--one", name]
-    command += ["--seconds", str(seconds)]
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds + LATEST,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": "it did not end"}
-    for line in done.stdout.splitlines():
-        if line.startswith(MARK):
-            return dict(json.loads(line.removeprefix(MARK)))
-    return {"error": (done.stderr.strip().splitlines() or ["it was lost"])[-1]}
-
-
 def verdict(name: str, rules: Sequence[str], result: dict[str, object]) -> tuple[bool, str]:
     """Whether a result is as it should be, and a line on it."""
     if "error" in result:
@@ -94,13 +65,13 @@ def verdict(name: str, rules: Sequence[str], result: dict[str, object]) -> tuple
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults.kernels")
-    parser.add_argument("--jobs", type=int, default=2, help="Functions at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default="", help="a word in the names")
     parser.add_argument("--seconds", type=float, default=120.0, help="per Function")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.one:
-        print(MARK + json.dumps(checked(options.one, options.seconds)), flush=True)
+    if options.part:
+        tell_part(options.part, lambda name: checked(name, options.seconds))
         return 0
     on_gpu = torch.cuda.is_available()
     names: dict[str, Sequence[str]] = {}
@@ -110,13 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             names[f"sound: {pair.name}"] = ()  # type: ignore[attr-defined]
     chosen = [name for name in names if options.only in name]
     right = {"fault": 0, "sound": 0}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        waiting = {pool.submit(apart, name, options.seconds): name for name in chosen}
-        for done in as_completed(waiting):
-            name = waiting[done]
-            is_right, line = verdict(name, names[name], done.result())
-            right[name.partition(":")[0]] += is_right
-            print(line, flush=True)
+    environment = {} if on_gpu else {"TRITON_INTERPRET": "1"}
+    more = ["--seconds", str(options.seconds)]
+    for name, result in in_groups(
+        "benchmarks.faults.kernels", chosen, options.jobs, more, **environment
+    ):
+        is_right, line = verdict(name, names[name], result or {"error": "its process was lost"})
+        right[name.partition(":")[0]] += is_right
+        print(line, flush=True)
     count = {kind: sum(name.startswith(kind) for name in chosen) for kind in right}
     print(f"{right['fault']} of {count['fault']} faults named;", end=" ")
     print(f"{count['sound'] - right['sound']} alarms on {count['sound']} sound counterparts")

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from benchmarks.faults.kernels.case import Pair, values
 
@@ -66,6 +67,7 @@ class Square(Function):
         return forward(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return backward(ctx.saved_tensors[0], g.contiguous())
 
@@ -99,6 +101,7 @@ class OneMore(Square):
     """The mask of backward is `at <= n`."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return backward(ctx.saved_tensors[0], g.contiguous(), last=1)
 
@@ -117,6 +120,7 @@ class FloorGrid(Square):
     """As many blocks as fit, and none for the rest."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return backward(x, g.contiguous(), blocks=max(1, x.numel() // BLOCK))
@@ -126,6 +130,7 @@ class DenseCotangent(Square):
     """The cotangent is read as if it were contiguous."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return backward(ctx.saved_tensors[0], g)
 
@@ -141,6 +146,7 @@ class DenseInput(Square):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return 2 * ctx.saved_tensors[0] * g
 
@@ -149,6 +155,7 @@ class StridedInput(Square):
     """Sound: the input is made contiguous, the gradient is PyTorch's."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return 2 * ctx.saved_tensors[0] * g
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from benchmarks.faults.kernels.case import Pair, values
 
@@ -53,6 +54,7 @@ class Product(Function):
         return multiply(a, b)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         return multiply(g, b.t()), multiply(a.t(), g)
@@ -71,6 +73,7 @@ class WrongStep(Product):
     """The rows of a gradient are as far apart as those of the other factor."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         return multiply(g, b.t()), multiply(a.t(), g, step=b.shape[0])

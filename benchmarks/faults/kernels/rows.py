@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from benchmarks.faults.kernels.case import Pair, values
 
@@ -55,6 +56,7 @@ class Softmax(Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return softmax_backward(ctx.saved_tensors[0], g)
 
@@ -130,6 +132,7 @@ class Mean(Function):
         return mean(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return (g / ctx.shape[-1]).unsqueeze(-1).expand(ctx.shape).contiguous()
 
@@ -203,6 +206,7 @@ class Scale(Function):
         return x * w
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         dw = torch.zeros(w.shape, dtype=torch.float32, device=w.device)
@@ -213,6 +217,7 @@ class Races(Scale):
     """Rows add to the same place without waiting for each other."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         dw = torch.zeros(w.shape, dtype=torch.float32, device=w.device)
@@ -223,6 +228,7 @@ class EmptySum(Scale):
     """The sum begins with whatever is there."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         dw = torch.empty(w.shape, dtype=torch.float32, device=w.device)
@@ -233,6 +239,7 @@ class NarrowAtomics(Scale):
     """The sum over rows is kept in the dtype of the weight, which may be narrow."""
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         return g * w, scaled_by(x, g, torch.zeros_like(w))
@@ -244,6 +251,7 @@ class KeptSum(Scale):
     kept: ClassVar[dict[Any, Tensor]] = {}
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         key = w.shape, w.device
@@ -258,6 +266,7 @@ class ResetSum(Scale):
     kept: ClassVar[dict[Any, Tensor]] = {}
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         key = w.shape, w.device
@@ -307,6 +316,7 @@ class Tuned(Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return 2 * ctx.saved_tensors[0] * g
 
@@ -332,6 +342,7 @@ class OwnStream(Function):
         return _beside(x, waits=True)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return 2 * ctx.saved_tensors[0] * g
 

@@ -31,7 +31,7 @@ from pullback.check.surrogates import Surrogate
 from pullback.check.target import Target, target_of, with_options
 from pullback.check.warm import warm_up
 from pullback.check.work import Job, Message, work
-from pullback.errors import ExamplesError, InternalError, UnsoundError
+from pullback.errors import ExamplesError, InternalError, TargetError, UnsoundError
 from pullback.judge.example import Example, example_of, tensors_in
 from pullback.judge.run import describe
 
@@ -180,6 +180,8 @@ class _Collected:
             return ""
         except CannotSendError as refusal:
             self.is_fresh = False
+            if fresh.is_on_gpu(self.job):
+                raise _not_sent(self.job.target, refusal) from None
             return f"{why_not}; and it cannot be sent to another one: {refusal}"
 
     def drive(self) -> None:
@@ -377,6 +379,17 @@ class _Collected:
             surrogates=tuple(one.name for one in self.surrogates),
             lost=tuple(self.lost),
         )
+
+
+def _not_sent(target: Target, refusal: CannotSendError) -> TargetError:
+    """What is said of a function on a GPU that no worker can be given."""
+    return TargetError(
+        f"`{target.name}` must be something that another process can be given, with its inputs",
+        expected="nothing that belongs to this process: a lock, an open file, a stream",
+        got=str(refusal),
+        fix="define it in a module and name it 'module:Name'; with isolate=False the rules run "
+        "here, and a kernel that strays takes the GPU from this process",
+    )
 
 
 def _notes(target: Target) -> Iterator[str]:

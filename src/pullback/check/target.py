@@ -161,6 +161,10 @@ class Target:
             found += [(method, call) for call in BREAKING if call in names]
         return tuple(found)
 
+    def if_meant(self, donated: str | bool) -> dict[str, str]:
+        """How to say that an input is overwritten on purpose, or with True all that it gets."""
+        return {"if meant": f"declares = {{'donates': {donated!r}}}, in `{self.name}`"}
+
     def place(self, *methods: str) -> str:
         """`file:line` of the first of `methods` that the user wrote, else of the target itself."""
         for name in methods:

@@ -55,7 +55,6 @@ RULE = Rule(
 )
 
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
-PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 SECONDS = 300.0  # that one tool may take
 SIZES = 2  # odd ones
 OWN = ("at::", "c10::", "cub::", "cublas", "cutlass", "cudnn")
@@ -89,11 +88,10 @@ class Alarm:
 
 
 def sanitizer() -> str:
-    """The program; empty where it is not installed."""
-    return shutil.which("compute-sanitizer") or next(
-        (path for place in PLACES if Path(path := f"{place}/compute-sanitizer").exists()),
-        "",
-    )
+    """The program, on the path or where `CUDA_HOME` is; empty where it is not installed."""
+    home = os.environ.get("CUDA_HOME", "")
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.join(home, "bin")])
+    return shutil.which("compute-sanitizer", path=places) or ""
 
 
 def sanitized(job: Job) -> Iterator[Finding | str]:

@@ -9,7 +9,7 @@ from pullback.check.subject import Subject
 from pullback.judge.example import Example
 
 # Sizes that are no multiple of any block; the larger ones in the deep profile.
-ODD = (129, 3, 17, 1, 33, 127)
+ODD = (33, 3, 129, 1, 17, 127)
 LARGE = (1000, 4097)
 ELEMENTS = {"quick": 20_000, "standard": 100_000, "deep": 4_000_000}
 

@@ -105,9 +105,9 @@ def _on_stream(subject: Subject) -> Results:
         cotangents = subject.cotangents(called)
         given = [None if c is None else torch.zeros_like(c) for c in cotangents]
         busy()
-        for wanted, tensor in zip(cotangents, given, strict=True):
-            if wanted is not None and tensor is not None:
-                copy(wanted, tensor)
+        for wanted, empty in zip(cotangents, given, strict=True):
+            if wanted is not None and empty is not None:
+                copy(wanted, empty)
         grads = called.pull(given) if called.live else {}
         grads = {n: None if g is None else g.clone() for n, g in grads.items()}
     torch.cuda.synchronize()

@@ -27,6 +27,8 @@ TOUCHED_GRAD = Rule("M704", "touched-grad", "mutation", profile="quick")
 
 def mutated_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
     """Yield one finding per cotangent that backward changes."""
+    if subject.target.intent.donates is True:
+        return
     for example in (subject.base, subject.given):
         run = subject.run(example)
         cotangents = subject.cotangents(run, 3)
@@ -46,6 +48,7 @@ def mutated_cotangent(subject: Subject) -> Iterator[Finding | Skip]:
                 expected=change.before.then(", as before backward"),
                 got=change.after,
                 fix="compute into a new tensor: `g * y` in the place of `g.mul_(y)`",
+                facts=subject.target.if_meant(True),
             )
         if found:
             return
@@ -79,6 +82,7 @@ def mutated_saved(subject: Subject) -> Iterator[Finding | Skip]:
         if change.is_freed:
             yield _freed(subject, change.thing)
             continue
+        donated = change.thing.name if isinstance(change.thing, Input) else True
         yield subject.finding(
             MUTATED_SAVED,
             example=subject.base,
@@ -86,6 +90,7 @@ def mutated_saved(subject: Subject) -> Iterator[Finding | Skip]:
             expected=change.before.then(", as before backward"),
             got=change.after,
             fix="compute into a new tensor, or clone what was saved before writing into it",
+            facts=subject.target.if_meant(donated),
         )
     if found or intent.donates or intent.nondeterministic or not subject.is_steady:
         return

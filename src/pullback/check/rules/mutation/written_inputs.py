@@ -97,6 +97,7 @@ def _finding(subject: Subject, example: Example, written: Written) -> Finding:
         expected=change.before.then(", as before forward"),
         got=change.after,
         fix=f"work on a clone of `{written.name}`, or {said}",
+        facts={} if is_op else subject.target.if_meant(written.name),
     )
 
 
