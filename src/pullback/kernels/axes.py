@@ -18,6 +18,7 @@ from torch import fx
 from pullback.errors import KernelError
 from pullback.graph.cost import argument_of, hint_of
 from pullback.graph.values import aten, held_value, same, tensor_of
+from pullback.kernels.expressions import POWERS, TABLE, is_cast
 
 Dims = tuple["Row", ...]
 Row = tuple["Axis", ...]
@@ -87,6 +88,10 @@ CUTS = (
 PICKS = (aten.gather.default, aten.index_select.default, aten.embedding.default)
 """Ops that read at an index that is computed."""
 
+SCATTERS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+"""Ops that put one element into each row, or add it. PyTorch takes an index of fewer rows as well;
+kernels are for as many, and the host checks that."""
+
 CREATED = (
     *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
     *(aten.full_like.default, aten.zeros_like.default, aten.ones_like.default),
@@ -147,6 +152,8 @@ class Axes:
             self._cut(node, value)
         elif target in PICKS:
             self._pick(node, value)
+        elif target in SCATTERS:
+            self._scatter(node)
         else:
             self._broadcast(node, value)
 
@@ -159,6 +166,8 @@ class Axes:
 
     def _broadcast(self, node: fx.Node, value: torch.Tensor) -> None:
         """A pointwise op: its arguments line up at the last dimension."""
+        if node.target not in TABLE and not is_cast(node) and node.target not in POWERS:
+            raise refusal(node)
         rank = value.dim()
         rows: list[Row] = [()] * rank
         for arg in node.all_input_nodes:
@@ -188,6 +197,20 @@ class Axes:
             if place != dim and leaves_of(rows[place]) and leaves_of(at[place]):
                 self._same(rows[place], at[place])
         self.dims[node] = list(at)
+
+    def _scatter(self, node: fx.Node) -> None:
+        into, dim, *others = node.args
+        rows = self.dims[into]  # type: ignore[index]
+        for other in others:
+            if other not in self.dims:  # type: ignore[comparison-overlap]
+                continue
+            for place, row in enumerate(self.dims[other]):  # type: ignore[index]
+                is_along = place == int(dim) % len(rows)  # type: ignore[arg-type]
+                if is_along and leaves_of(row):
+                    raise refusal(node, "several elements of a row")
+                if leaves_of(row) and leaves_of(rows[place]):
+                    self._same(rows[place], row)
+        self.dims[node] = list(rows)
 
     def _cut(self, node: fx.Node, value: Any) -> None:
         """Along the dimension that is cut there is a new axis, else those of the source."""

@@ -359,7 +359,8 @@ class _Body(KernelWriter):
             loads.append(f"{name} = {COMBINED[kind]}({name}, {load})" if kind in COMBINED else f"{name} += {load}")
             summed = KernelText(f"{LOADED.get(kind, 'tl.sum')}({name}, 0)", cols=has_cols)
             if kind == "mean":
-                reduced = [leaf for leaf in self.plan.axes.reduced(total)]
+                over, every = self.plan.axes.reduced(total), self.plan.axes.all_of(total.args[0])  # type: ignore[arg-type]
+                reduced = [leaf for leaf in every if leaf in over]
                 given = self.sizes.product([leaf.size for leaf in reduced])
                 summed = div(summed, KernelText(self._scalar(self._fresh("count"), given)))
             elif kind == "norm":

@@ -56,7 +56,7 @@ class PhaseText:
 
     def function(self, doc: str) -> str:
         """The text of the function that launches."""
-        head = f"def {self.name}({', '.join(self.parameters)}):"
+        head = f"def {self.name}({', '.join([*self.parameters, 'launch=direct'])}):"
         returned = ", ".join(self.returned) + ("," if len(self.returned) == 1 else "")
         body = [f'"""{doc}"""', *self.lines, f"return {returned}" if returned else "return ()"]
         return "\n".join(
@@ -265,10 +265,14 @@ class _Host:
 
 COMMON = {
     "launch": '''\
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 ''',
     "programs_of": '''\
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pullback.kernels.expressions import HELPERS
@@ -75,7 +76,7 @@ def common_texts(phases: Sequence[PhaseText]) -> list[str]:
     """The functions that kernels and launches need, as far as they do."""
     helpers = dict.fromkeys(name for phase in phases for name in phase.helpers)
     lines = "\n".join(line for phase in phases for line in phase.lines)
-    used = [text for name, text in COMMON.items() if f"{name}(" in lines]
+    used = [text for name, text in COMMON.items() if re.search(rf"\b{name}\(", lines)]
     return [CONFIGS, *used, *(HELPERS[name] for name in helpers)]
 
 

@@ -23,6 +23,7 @@ from pullback.kernels.axes import (
     CUTS,
     PICKS,
     REDUCTIONS,
+    SCATTERS,
     Axes,
     Axis,
     assigned_axes,
@@ -451,7 +452,7 @@ def fixed_axes(plan: KernelPlan) -> set[Axis]:
     """Axes whose index is computed with: they are merged with no other."""
     found: set[Axis] = set()
     for node in plan.graph.nodes:
-        is_cut = node.target in CUTS or node.target in PICKS
+        is_cut = node.target in CUTS or node.target in PICKS or node.target in SCATTERS
         is_index = node.target in CREATED and "arange" in str(node.target)
         if is_cut or is_index or "iota" in str(node.target) or "tri" in str(node.target):
             values = [node, *node.all_input_nodes]

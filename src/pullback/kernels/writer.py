@@ -18,7 +18,7 @@ from torch import fx
 
 from pullback.graph.cost import argument_of, hint_of
 from pullback.graph.values import aten, held_value, is_scalar
-from pullback.kernels.axes import CREATED, REDUCTIONS, VIEWS, Axis, leaves_of, refusal
+from pullback.kernels.axes import CREATED, REDUCTIONS, SCATTERS, VIEWS, Axis, leaves_of, refusal
 from pullback.kernels.expressions import (
     ATOM,
     COMPARISON,
@@ -714,7 +714,21 @@ def _gather(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     return writer.value(source, writer._set_index(rows[dim], at, node, there, mask))
 
 
+def _scattered(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
+    """A value where its place is the index of its row, else another."""
+    into, dim, index, source = node.args
+    rows = writer.plan.axes.of(node)
+    here = writer._index_of(rows[int(dim) % len(rows)], at, node)  # type: ignore[arg-type]
+    rest, put = writer.value(into, at), writer.value(source, at)
+    if node.target is aten.scatter_add.default:
+        put = put if rest.is_zero and rest.text == "0.0" else add(rest, put)
+    if here is None:
+        return put
+    return chosen(_compare(here, "==", writer.value(index, at)), put, rest)
+
+
 MOVES = {
+    **dict.fromkeys(SCATTERS, _scattered),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.cat.default: _cat,

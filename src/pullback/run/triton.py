@@ -181,7 +181,7 @@ class _Program:
         taken = [i for i, x in enumerate(self.row) if isinstance(x, Tensor)]
         noted = self._noted(space, function)
         if _is_interpreted():
-            return lambda given: function(*given)
+            return lambda given: _interpreted(space, function, self.phase, given)
         if _has_native():
             try:
                 return self._native(noted, taken)
@@ -221,9 +221,8 @@ class _Program:
 
         names = {"empty": empty, "empty_permuted": permuted}
         space["torch"] = _Listening(names)
-        space["launch"] = launch
         with torch.no_grad():
-            self.results = function(*self.row)
+            self.results = function(*self.row, launch=launch)
         return noted
 
     def _made(self, noted: _Noted) -> list[int]:
@@ -243,6 +242,21 @@ class _Program:
         device = self.row[taken[0]].device.index or 0
         rows = list(taken), steps, [], self._made(noted)
         return native.native_extension().steps(device, [], len(noted.registers), *rows)  # type: ignore[no-any-return]
+
+
+def _interpreted(
+    space: dict[str, Any], function: Callable[..., Any], phase: PhaseText, given: list[Any]
+) -> Sequence[Any]:
+    """The launching function in Triton's interpreter."""
+    usual = {source.name: usual_options(source) for source in phase.kernels}
+    space["torch"] = torch
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        options = usual[kernel.fn.__name__]
+        return lambda *args, **given: kernel[grid](*args, **{**options, **given})
+
+    found: Sequence[Any] = function(*given, launch=launch)
+    return found
 
 
 class _Listening:

@@ -293,7 +293,7 @@ def _ops(made: KernelFile) -> str:
         lines = [f'@torch.library.triton_op("{stem}::{word}", mutates_args=())']
         lines.append(f"def {word}_op({typed}) -> {kind}:")
         lines.append(f'    """`{phase.name}` as an op."""')
-        lines.append(f"    return {phase.name}({', '.join(phase.parameters)})")
+        lines.append(f"    return {phase.name}({', '.join([*phase.parameters, 'traced'])})")
         texts.append("\n".join(part for line in lines for part in wrapped_line(line)))
     return "\n\n\n".join(texts)
 
