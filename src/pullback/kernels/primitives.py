@@ -24,7 +24,16 @@ from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify import READABLE, activations, losses, norms, simplify
 from pullback.graph.split import split
-from pullback.graph.values import Value, aten, named_value, narrowed_to, same, tensor_of
+from pullback.graph.values import (
+    Value,
+    aten,
+    named_value,
+    narrowed_to,
+    same,
+    same_layout,
+    same_sizes,
+    tensor_of,
+)
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -57,9 +66,9 @@ def fused(op: Any, formula: Callable[..., Any]) -> RewriteRule:
     def rewrite(node: Value) -> Any:
         results = formula(*map(_widened, node.args), **node.kwargs)
         if not isinstance(results, tuple):
-            return None if results is None else _rounded(results, node.val.dtype)
+            return None if results is None else _like(results, node.val)
         pairs = zip(results, node.val, strict=False)
-        return tuple(r if r is None else _rounded(r, v.dtype) for r, v in pairs)
+        return tuple(r if r is None else _like(r, v) for r, v in pairs)
 
     name = str(op.name()).partition("::")[2].removesuffix(".default").replace("_", "-")
     why = "the kernel of the op computes in float32 and rounds its result once"
@@ -70,6 +79,14 @@ def _widened(arg: Any) -> Any:
     if isinstance(arg, Value) and isinstance(arg.val, torch.Tensor) and arg.val.dtype in NARROW:
         return arg.to(torch.float32)
     return arg
+
+
+def _like(value: Any, expected: torch.Tensor) -> Any:
+    """A result of a formula in the dtype and layout of the op's."""
+    found = _rounded(value, expected.dtype)
+    if same_sizes(found.val.shape, expected.shape) and not same_layout(found.val, expected):
+        return found.made(aten.clone.default, memory_format=torch.contiguous_format)
+    return found
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
