@@ -116,29 +116,95 @@ def _cases(rows: int) -> dict[str, Case]:
     n, h, v, m = rows, 4096, 32768, 11008
     heads = _draw
     return {
-        "rms_norm": Case(rms_norm, lambda: (_draw(n, h), _draw(h)), 5, 1.15,
-            _liger("rms_norm.LigerRMSNormFunction", lambda f: lambda x, w: f.apply(x, w, 1e-6, 0.0, "llama", False))),
+        "rms_norm": Case(
+            rms_norm,
+            lambda: (_draw(n, h), _draw(h)),
+            5,
+            1.15,
+            _liger(
+                "rms_norm.LigerRMSNormFunction",
+                lambda f: lambda x, w: f.apply(x, w, 1e-6, 0.0, "llama", False),
+            ),
+        ),
         "add_rms_norm": Case(add_rms_norm, lambda: (_draw(n, h), _draw(n, h), _draw(h)), 8, 1.15),
-        "layer_norm": Case(layer_norm, lambda: (_draw(n, h), _draw(h), _draw(h)), 5, 1.15,
-            _liger("layer_norm.LigerLayerNormFunction", lambda f: lambda x, w, b: f.apply(x, w, b, 1e-6))),
-        "softmax": Case(softmax, lambda: (_draw(n, h),), 5, 1.05,
-            _liger("softmax.LigerSoftmaxFunction", lambda f: f.apply)),
-        "cross_entropy": Case(cross_entropy, lambda: (_draw(n, v), torch.randint(0, v, (n,), device="cuda")), 3, 1.10,
-            _liger("cross_entropy.LigerCrossEntropyFunction", lambda f: lambda z, t: f.apply(z.clone(), t, None)[0])),
-        "kl_div": Case(kl_div, lambda: (torch.log_softmax(_draw(n, v, grad=False, dtype=torch.float32), -1).requires_grad_(),
-            torch.softmax(_draw(n, v, grad=False, dtype=torch.float32), -1)), 4, 1.10,
-            _liger("kl_div.LigerKLDivLossFunction", lambda f: f.apply)),
-        "dyt": Case(dyt, lambda: (_draw(n, h), _draw(1), _draw(h), _draw(h)), 5, 1.3,
-            _liger("dyt.LigerDyTFunction", lambda f: f.apply)),
+        "layer_norm": Case(
+            layer_norm,
+            lambda: (_draw(n, h), _draw(h), _draw(h)),
+            5,
+            1.15,
+            _liger(
+                "layer_norm.LigerLayerNormFunction",
+                lambda f: lambda x, w, b: f.apply(x, w, b, 1e-6),
+            ),
+        ),
+        "softmax": Case(
+            softmax,
+            lambda: (_draw(n, h),),
+            5,
+            1.05,
+            _liger("softmax.LigerSoftmaxFunction", lambda f: f.apply),
+        ),
+        "cross_entropy": Case(
+            cross_entropy,
+            lambda: (_draw(n, v), torch.randint(0, v, (n,), device="cuda")),
+            3,
+            1.10,
+            _liger(
+                "cross_entropy.LigerCrossEntropyFunction",
+                lambda f: lambda z, t: f.apply(z.clone(), t, None)[0],
+            ),
+        ),
+        "kl_div": Case(
+            kl_div,
+            lambda: (
+                torch.log_softmax(
+                    _draw(n, v, grad=False, dtype=torch.float32), -1
+                ).requires_grad_(),
+                torch.softmax(_draw(n, v, grad=False, dtype=torch.float32), -1),
+            ),
+            4,
+            1.10,
+            _liger("kl_div.LigerKLDivLossFunction", lambda f: f.apply),
+        ),
+        "dyt": Case(
+            dyt,
+            lambda: (_draw(n, h), _draw(1), _draw(h), _draw(h)),
+            5,
+            1.3,
+            _liger("dyt.LigerDyTFunction", lambda f: f.apply),
+        ),
         "bias_gelu": Case(bias_gelu, lambda: (_draw(n, h), _draw(h)), 5, 1.3),
-        "swiglu": Case(swiglu, lambda: (_draw(n, m), _draw(n, m)), 8, 1.0,
-            _liger("swiglu.LigerSiLUMulFunction", lambda f: f.apply)),
-        "geglu": Case(geglu, lambda: (_draw(n, m), _draw(n, m)), 8, 1.0,
-            _liger("geglu.LigerGELUMulFunction", lambda f: f.apply)),
-        "group_norm": Case(group_norm, lambda: (_draw(max(1, n // 512), 128, 64, 64), _draw(128), _draw(128)), 5, 1.3),
-        "rope": Case(rope, lambda: (heads(8, n // 8, 32, 128).transpose(1, 2).detach().requires_grad_(),
-            heads(8, n // 8, 8, 128).transpose(1, 2).detach().requires_grad_(),
-            _draw(n // 8, 128, grad=False), _draw(n // 8, 128, grad=False)), 4, 1.2),
+        "swiglu": Case(
+            swiglu,
+            lambda: (_draw(n, m), _draw(n, m)),
+            8,
+            1.0,
+            _liger("swiglu.LigerSiLUMulFunction", lambda f: f.apply),
+        ),
+        "geglu": Case(
+            geglu,
+            lambda: (_draw(n, m), _draw(n, m)),
+            8,
+            1.0,
+            _liger("geglu.LigerGELUMulFunction", lambda f: f.apply),
+        ),
+        "group_norm": Case(
+            group_norm,
+            lambda: (_draw(max(1, n // 512), 128, 64, 64), _draw(128), _draw(128)),
+            5,
+            1.3,
+        ),
+        "rope": Case(
+            rope,
+            lambda: (
+                heads(8, n // 8, 32, 128).transpose(1, 2).detach().requires_grad_(),
+                heads(8, n // 8, 8, 128).transpose(1, 2).detach().requires_grad_(),
+                _draw(n // 8, 128, grad=False),
+                _draw(n // 8, 128, grad=False),
+            ),
+            4,
+            1.2,
+        ),
     }
 
 
@@ -159,7 +225,9 @@ def _step(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[[], 
     return step
 
 
-def _worst(function: Callable[..., Any], program: Callable[..., Any], given: tuple[Any, ...]) -> float:
+def _worst(
+    function: Callable[..., Any], program: Callable[..., Any], given: tuple[Any, ...]
+) -> float:
     """How far outputs and gradients are from those of the program, of their size."""
     torch.manual_seed(1)
     a = _step(program, given)()
@@ -181,7 +249,9 @@ def _host(step: Callable[[], Any], count: int = 300) -> float:
     return taken / count * 1e6
 
 
-def _functions(case: Case, given: tuple[Any, ...], peers: list[str]) -> dict[str, Callable[..., Any]]:
+def _functions(
+    case: Case, given: tuple[Any, ...], peers: list[str]
+) -> dict[str, Callable[..., Any]]:
     import pullback as pb
 
     found: dict[str, Callable[..., Any]] = {}
@@ -189,8 +259,16 @@ def _functions(case: Case, given: tuple[Any, ...], peers: list[str]) -> dict[str
         space: dict[str, Any] = {"__name__": "emitted"}
         from pullback.function.generated import run_text
 
-        run_text(pb.emit(case.program, "triton", examples=given, verify=False), f"kernels of {case.program.__name__}", space)
-        name = next(k for k, v in space.items() if isinstance(v, type) and issubclass(v, torch.autograd.Function))
+        run_text(
+            pb.emit(case.program, "triton", examples=given, verify=False),
+            f"kernels of {case.program.__name__}",
+            space,
+        )
+        name = next(
+            k
+            for k, v in space.items()
+            if isinstance(v, type) and issubclass(v, torch.autograd.Function)
+        )
         found["emitted"] = space[name].apply
     if "triton" in peers:
         found["triton"] = pb.combine(case.program, *given, backend="triton").apply
@@ -199,7 +277,9 @@ def _functions(case: Case, given: tuple[Any, ...], peers: list[str]) -> dict[str
     if "compile" in peers:
         found["compile"] = torch.compile(case.program, dynamic=False)
     if "tuned" in peers:
-        found["tuned"] = torch.compile(case.program, dynamic=False, mode="max-autotune-no-cudagraphs")
+        found["tuned"] = torch.compile(
+            case.program, dynamic=False, mode="max-autotune-no-cudagraphs"
+        )
     if "liger" in peers and case.liger is not None:
         found["liger"] = case.liger
     return found
@@ -253,8 +333,11 @@ def main() -> None:
                 peak = torch.cuda.max_memory_allocated() - base
                 taken = do_bench(step, warmup=10, rep=60, return_mode="median")
                 row[peer] = {
-                    "times": round(taken / limit, 3), "ms": round(taken, 4), "first_s": round(first, 2),
-                    "peak_mib": round(peak / 2**20), "host_us": round(_host(step, 50 if limit > 0.2 else 300), 1),
+                    "times": round(taken / limit, 3),
+                    "ms": round(taken, 4),
+                    "first_s": round(first, 2),
+                    "peak_mib": round(peak / 2**20),
+                    "host_us": round(_host(step, 50 if limit > 0.2 else 300), 1),
                 }
                 if peer != "eager":
                     row[peer]["error"] = float(f"{_worst(found[peer], case.program, given):.2g}")
@@ -264,15 +347,29 @@ def main() -> None:
         rows[name] = row
         said = ", ".join(
             f"{p} {r['times']:.2f} ({r['host_us']:.0f} us, err {r.get('error', 0):.1e}, first {r['first_s']:.1f} s, {r['peak_mib']} MiB)"
-            if "times" in r else f"{p} FAILED {r['failed']}"
-            for p, r in row.items() if isinstance(r, dict)
+            if "times" in r
+            else f"{p} FAILED {r['failed']}"
+            for p, r in row.items()
+            if isinstance(r, dict)
         )
-        print(f"{name} (goal {case.goal}, limit {limit:.3f} ms): {said}  [{time.perf_counter() - start:.0f} s]", flush=True)
+        print(
+            f"{name} (goal {case.goal}, limit {limit:.3f} ms): {said}  [{time.perf_counter() - start:.0f} s]",
+            flush=True,
+        )
         del given
         torch.cuda.empty_cache()
     if chosen.json:
         with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "gb_s": speed * 1e-6, "torch": torch.__version__, "rows": rows}, file, indent=1)
+            json.dump(
+                {
+                    "device": torch.cuda.get_device_name(),
+                    "gb_s": speed * 1e-6,
+                    "torch": torch.__version__,
+                    "rows": rows,
+                },
+                file,
+                indent=1,
+            )
     print("JSON " + json.dumps(rows))
 
 

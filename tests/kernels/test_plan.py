@@ -37,9 +37,7 @@ def test_wide_rows_are_taken_one_at_a_time():
 
 
 def test_loss_is_added_up_without_going_over_rows():
-    main, final = plan_of(
-        parts_of(F.cross_entropy, draw(4, 8), torch.arange(4)).forward
-    ).kernels
+    main, final = plan_of(parts_of(F.cross_entropy, draw(4, 8), torch.arange(4)).forward).kernels
 
     assert main.totals and not main.is_looped
     assert [store.output.meta["val"].dim() for store in final.stores] == [0, 0]
@@ -50,7 +48,9 @@ def test_contiguous_rows_are_merged():
     turned = plan_of(parts_of(torch.sin, draw(3, 2, 8).transpose(0, 1).detach()).forward)
 
     assert len(plan.kernels[0].rows) == 1
-    assert sum(group.hint for group in turned.kernels[0].rows) == 6 or len(turned.kernels[0].rows) == 2
+    assert (
+        sum(group.hint for group in turned.kernels[0].rows) == 6 or len(turned.kernels[0].rows) == 2
+    )
 
 
 def test_parts_that_are_joined_are_stored_apart():

@@ -13,7 +13,9 @@ def targets(graph):
 
 def test_cross_entropy_saves_one_number_per_row():
     parts = parts_of(
-        lambda x, t: F.cross_entropy(x.float(), t), draw(4, 9, dtype=torch.bfloat16), torch.arange(4)
+        lambda x, t: F.cross_entropy(x.float(), t),
+        draw(4, 9, dtype=torch.bfloat16),
+        torch.arange(4),
     )
 
     shapes = [tuple(map(str, node.meta["val"].shape)) for node in parts.cut.saved]

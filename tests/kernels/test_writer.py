@@ -56,7 +56,9 @@ def test_explicit_rounding_is_kept():
 
 
 def test_long_lines_are_wrapped_at_their_call():
-    line = "    total = tl.load(" + ", ".join(f"argument_{i}" for i in range(12)) + ").to(tl.float32)"
+    line = (
+        "    total = tl.load(" + ", ".join(f"argument_{i}" for i in range(12)) + ").to(tl.float32)"
+    )
 
     first, *_, last = wrapped_line(line)
 

@@ -107,7 +107,11 @@ def test_nodes_are_right_in_the_interpreter():
 
 @pytest.mark.needs_cuda
 def test_nodes_are_right_on_a_gpu():
-    command = [sys.executable, "-c", "import torch; torch.set_default_device('cuda')\n" + INTERPRETED]
+    command = [
+        sys.executable,
+        "-c",
+        "import torch; torch.set_default_device('cuda')\n" + INTERPRETED,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.stdout.strip().endswith("right"), done.stderr[-2000:]

@@ -233,7 +233,8 @@ class Axes:
         else:
             known = tensor_of(source)
             rows = [
-                row if known is not None and same(known.shape[d], size) and not _moves(node, d)
+                row
+                if known is not None and same(known.shape[d], size) and not _moves(node, d)
                 else _fresh(size)
                 for d, (row, size) in enumerate(zip(rows, value.shape, strict=True))
             ]
@@ -342,7 +343,9 @@ class Axes:
                 continue
             m, n = hint_of(x.size), hint_of(y.size)
             if m == n:
-                keep, drop = (x, y) if isinstance(x.size, int) or not isinstance(y.size, int) else (y, x)
+                keep, drop = (
+                    (x, y) if isinstance(x.size, int) or not isinstance(y.size, int) else (y, x)
+                )
                 drop.parts = (keep,)
             elif m % n == 0:
                 rest = Axis(_quotient(x.size, n, y.size))
@@ -378,7 +381,7 @@ def refusal(node: fx.Node, why: str = "") -> KernelError:
         f"`{name}` must be computed element by element, or along rows, to be in a Triton kernel",
         at=str(node.meta.get("place", "")),
         got=why or "an op that goes over its input in another way",
-        fix="take it out of the function, or use backend=\"inductor\"",
+        fix='take it out of the function, or use backend="inductor"',
     )
 
 

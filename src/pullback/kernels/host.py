@@ -46,7 +46,9 @@ class PhaseText:
     def made(self) -> tuple[str, ...]:
         """The names of what it returns and has made, each once."""
         others = ("None", *self.parameters)
-        return tuple(dict.fromkeys(n for n in self.returned if n not in others and n.isidentifier()))
+        return tuple(
+            dict.fromkeys(n for n in self.returned if n not in others and n.isidentifier())
+        )
 
     @property
     def helpers(self) -> list[str]:
@@ -200,7 +202,11 @@ class _Host:
         constants, grid = self._grid(kernel)
         if kernel.totals:
             self.lines.append(f"programs = {grid}")
-            count = "programs[0] * programs[1]" if ", cdiv" in grid or ", blocks" in grid else "programs[0]"
+            count = (
+                "programs[0] * programs[1]"
+                if ", cdiv" in grid or ", blocks" in grid
+                else "programs[0]"
+            )
             for total in kernel.totals:
                 keeps = bool(self.plan.axes.all_of(total))
                 parts = "programs[0]" if keeps else count

@@ -39,9 +39,7 @@ CHOICES: dict[tuple[str, bool], tuple[Choice, ...]] = {
 """What is tried for a kernel, by its form and whether it keeps totals; the first is the usual."""
 
 
-def kernel_text(
-    source: KernelSource, comment: Sequence[str] = (), *, is_tuned: bool = True
-) -> str:
+def kernel_text(source: KernelSource, comment: Sequence[str] = (), *, is_tuned: bool = True) -> str:
     """A kernel with its decorators; the comment says what a program of it does."""
     lines = []
     if not source.kernel.is_final and is_tuned:
@@ -78,6 +76,3 @@ def common_texts(phases: Sequence[PhaseText]) -> list[str]:
     lines = "\n".join(line for phase in phases for line in phase.lines)
     used = [text for name, text in COMMON.items() if re.search(rf"\b{name}\(", lines)]
     return [CONFIGS, *used, *(HELPERS[name] for name in helpers)]
-
-
-

@@ -310,7 +310,8 @@ class _Planner:
             kernel.keeps_columns |= bool(goal.kept)
         node = goal.store.node if goal.store else goal.total
         if node is not None and any(
-            self.axes.reduced(r) for r in self._needs(node if goal.store else node.args[0])[0]  # type: ignore[arg-type]
+            self.axes.reduced(r)
+            for r in self._needs(node if goal.store else node.args[0])[0]  # type: ignore[arg-type]
         ):
             kernel.has_reductions = True
 

@@ -72,7 +72,7 @@ def fused(op: Any, formula: Callable[..., Any]) -> RewriteRule:
 
     name = str(op.name()).partition("::")[2].removesuffix(".default").replace("_", "-")
     why = "the kernel of the op computes in float32 and rounds its result once"
-    return RewriteRule(f"fused-{name.strip('-')}", why, (op,), rewrite)
+    return RewriteRule(f"fused-{name.strip('-')}", why, (op,), rewrite, keeps_strides=False)
 
 
 def _widened(arg: Any) -> Any:
@@ -238,9 +238,7 @@ def smooth_l1(x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> Any:
     return losses.reduced(loss, reduction)
 
 
-def binary_cross_entropy(
-    x: Any, y: Any, weight: Any = None, reduction: int = losses.MEAN
-) -> Any:
+def binary_cross_entropy(x: Any, y: Any, weight: Any = None, reduction: int = losses.MEAN) -> Any:
     """y log(x) + (1 - y) log(1 - x), each logarithm at least -100."""
     log = x.made(aten.log.default).clamp(min=-100.0)
     rest = (-x).made(aten.log1p.default).clamp(min=-100.0)
@@ -256,9 +254,7 @@ def fused_rms_norm(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
     return norms.scaled(x * rstd, weight), rstd
 
 
-def fused_rms_norm_backward(
-    g: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any
-) -> Any:
+def fused_rms_norm_backward(g: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> Any:
     """The gradients of x and of the weight."""
     inner, outer = list(range(-len(shape), 0)), list(range(x.dim() - len(shape)))
     xhat = named_value("xhat", x * rstd)
@@ -312,7 +308,9 @@ def one_hot_sum(node: Value) -> Any:
     mask, source, rest = chosen.args
     dim = dims[0] % chosen.dim()
     is_one_hot = mask.node.meta.get("one_hot") == dim and rest.node.target in _ZEROS
-    fits = source.dim() in (0, chosen.dim()) and (not source.dim() or same(source.val.shape[dim], 1))
+    fits = source.dim() in (0, chosen.dim()) and (
+        not source.dim() or same(source.val.shape[dim], 1)
+    )
     if not is_one_hot or not fits or source.dtype != node.dtype:
         return None
     return source if source.dim() else None

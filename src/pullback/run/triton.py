@@ -276,7 +276,11 @@ def _text(phase: PhaseText) -> str:
 
 
 def _launch_of(
-    noted: _Noted, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+    noted: _Noted,
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> Launch:
     """How a compiled kernel is launched, as the driver is told."""
     try:
@@ -302,7 +306,9 @@ def _launch_of(
     function, threads, shared = facts
     x, y, z = (*grid, 1, 1, 1)[:3]
     # Two more pointers, to memory that no kernel of ours has; they are null.
-    return Launch(kernel, function, (x, y, z), threads, shared, letters + "OO", (*values, None, None))
+    return Launch(
+        kernel, function, (x, y, z), threads, shared, letters + "OO", (*values, None, None)
+    )
 
 
 def _in_python(noted: _Noted, taken: list[int], made: list[int]) -> Compiled:
@@ -334,11 +340,15 @@ def _maker(like: Tensor) -> Callable[[list[Any]], None]:
 
 
 def _launcher(
-    noted: _Noted, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+    noted: _Noted,
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> Callable[[list[Any]], None]:
     places = [(i, noted.place_of(x)) for i, x in enumerate(args) if isinstance(x, Tensor)]
     constants = [
-        options.get(name, None)
+        options.get(name)
         for name, kind in list(kernel.src.signature.items())[len(args) :]
         if kind == "constexpr"
     ]

@@ -56,7 +56,9 @@ def test_file_is_pinned(name, gold):
 @pytest.mark.parametrize("name", NAMES)
 def test_file_imports_torch_and_triton_alone(name):
     tree = ast.parse((GOLD / f"{name}.py").read_text(encoding="utf-8"))
-    imported = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
+    imported = [
+        a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
+    ]
 
     assert {one.split(".")[0] for one in imported} == {"functools", "sys", "torch", "triton"}
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

@@ -88,7 +88,9 @@ def kernel_file(subject: EmitSubject) -> KernelFile:
     """The kernels of a subject; raises `KernelError` for what is in no kernel."""
     captured = subject.captured
     _require_plain(subject)
-    parts = kernel_parts(captured, "auto" if isinstance(subject.save, str) else subject.save, subject.wanted)
+    parts = kernel_parts(
+        captured, "auto" if isinstance(subject.save, str) else subject.save, subject.wanted
+    )
     names = HostNames({node.name: text for node, text in parts.names.items()})
     names.given = frozenset(node.name for node in parts.names.given)
     stem = snake(subject.name)
@@ -132,7 +134,9 @@ def _require_plain(subject: EmitSubject) -> None:
 def module_text(made: KernelFile, test: KernelTest, file: str, *, is_run: bool) -> str:
     """The whole file."""
     kernels = [
-        kernel_text(source, _comment(source, phase)) for phase in made.phases for source in phase.kernels
+        kernel_text(source, _comment(source, phase))
+        for phase in made.phases
+        for source in phase.kernels
     ]
     launches = [phase.function(_launch_doc(made, phase)) for phase in made.phases]
     blocks = [
@@ -167,7 +171,9 @@ def _docstring(made: KernelFile, is_run: bool) -> str:
     text += ", with --bench to measure it. Without a GPU, set TRITON_INTERPRET=1."
     lines += textwrap.wrap(text, WIDTH)
     if not is_run:
-        lines += textwrap.wrap("It has not been run where it was written: run its test first.", WIDTH)
+        lines += textwrap.wrap(
+            "It has not been run where it was written: run its test first.", WIDTH
+        )
     return '"""' + "\n".join(lines) + '\n"""'
 
 

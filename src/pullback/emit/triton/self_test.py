@@ -233,6 +233,4 @@ def _grows(made: KernelFile) -> tuple[int | None, ...]:
     values = [held_value(node) for node in made.parts.joint.inputs]
     largest = max(zip(values, made.subject.specs, strict=True), key=lambda pair: pair[1].numel)[0]
     free = next((str(s) for s in largest.shape if isinstance(s, torch.SymInt)), None)
-    return tuple(
-        next((d for d, s in enumerate(v.shape) if str(s) == free), None) for v in values
-    )
+    return tuple(next((d for d, s in enumerate(v.shape) if str(s) == free), None) for v in values)
