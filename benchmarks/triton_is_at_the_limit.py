@@ -52,18 +52,22 @@ def add_rms_norm(x, residual, weight):
 
 
 def layer_norm(x, weight, bias):
+    """Layer normalisation."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias, 1e-6)
 
 
 def softmax(x):
+    """Softmax of rows."""
     return torch.softmax(x, -1)
 
 
 def cross_entropy(logits, target):
+    """Cross-entropy of bfloat16 logits."""
     return F.cross_entropy(logits.float(), target)
 
 
 def kl_div(logp, q):
+    """Kullback-Leibler divergence."""
     return F.kl_div(logp, q, reduction="batchmean")
 
 
@@ -73,18 +77,22 @@ def dyt(x, alpha, weight, bias):
 
 
 def bias_gelu(x, bias):
+    """A bias and the exact GELU."""
     return F.gelu(x + bias)
 
 
 def swiglu(a, b):
+    """SiLU times a gate."""
     return F.silu(a) * b
 
 
 def geglu(a, b):
+    """GELU times a gate."""
     return F.gelu(a, approximate="tanh") * b
 
 
 def group_norm(x, weight, bias):
+    """Group normalisation, 32 groups."""
     return F.group_norm(x, 32, weight, bias, 1e-6)
 
 
@@ -233,7 +241,10 @@ def _worst(
     a = _step(program, given)()
     torch.manual_seed(1)
     b = _step(function, given)()
-    return max(((x.float() - y.float()).norm() / x.float().norm()).item() for x, y in zip(a, b))
+    return max(
+        ((x.float() - y.float()).norm() / x.float().norm()).item()
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _host(step: Callable[[], Any], count: int = 300) -> float:
@@ -285,6 +296,14 @@ def _functions(
     return found
 
 
+def _said(result: dict[str, Any]) -> str:
+    """One result in words."""
+    if "times" not in result:
+        return f"FAILED {result['failed']}"
+    facts = f"{result['host_us']:.0f} us, err {result.get('error', 0):.1e}"
+    return f"{result['times']:.2f} ({facts}, first {result['first_s']:.1f} s, {result['peak_mib']} MiB)"
+
+
 def main() -> None:
     """Measure, print a row per program, and keep them."""
     parser = argparse.ArgumentParser()
@@ -302,7 +321,6 @@ def main() -> None:
     block = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     other = torch.empty_like(block)
     speed = 2 * block.numel() / do_bench(lambda: other.copy_(block), return_mode="median")
-    del block, other
     print(f"{torch.cuda.get_device_name()}: {speed * 1e-6:.0f} GB/s", flush=True)
     rows: dict[str, Any] = {}
     start = time.perf_counter()
@@ -345,16 +363,10 @@ def main() -> None:
                 row[peer] = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
             torch._dynamo.reset()
         rows[name] = row
-        said = ", ".join(
-            f"{p} {r['times']:.2f} ({r['host_us']:.0f} us, err {r.get('error', 0):.1e}, first {r['first_s']:.1f} s, {r['peak_mib']} MiB)"
-            if "times" in r
-            else f"{p} FAILED {r['failed']}"
-            for p, r in row.items()
-            if isinstance(r, dict)
-        )
+        said = ", ".join(f"{p} {_said(r)}" for p, r in row.items() if isinstance(r, dict))
+        taken = time.perf_counter() - start
         print(
-            f"{name} (goal {case.goal}, limit {limit:.3f} ms): {said}  [{time.perf_counter() - start:.0f} s]",
-            flush=True,
+            f"{name} (goal {case.goal}, limit {limit:.3f} ms): {said} [{taken:.0f} s]", flush=True
         )
         del given
         torch.cuda.empty_cache()

@@ -23,7 +23,7 @@ def test_totals_of_columns_are_kept_in_registers():
 
 
 def test_means_are_divided_by_what_they_go_over():
-    main, final = kernels_of(lambda x: (x * x).mean(), draw(4, 8))
+    _, final = kernels_of(lambda x: (x * x).mean(), draw(4, 8))
 
     assert ("count", "x.shape[0] * x.shape[1]") in [(p.name, p.given) for p in final.params]
 

@@ -23,9 +23,12 @@ def norm(x, w):
 def test_backward_of_a_norm_is_one_kernel_and_its_sums():
     main, final = plan_of(parts_of(norm, draw(4, 8), draw(8)).backward).kernels
 
-    assert main.has_reductions and main.is_looped
-    assert len(main.stores) == 1 and len(main.totals) == 1
-    assert final.is_final and final.source is main
+    assert main.has_reductions
+    assert main.is_looped
+    assert len(main.stores) == 1
+    assert len(main.totals) == 1
+    assert final.is_final
+    assert final.source is main
 
 
 def test_wide_rows_are_taken_one_at_a_time():
@@ -39,7 +42,8 @@ def test_wide_rows_are_taken_one_at_a_time():
 def test_loss_is_added_up_without_going_over_rows():
     main, final = plan_of(parts_of(F.cross_entropy, draw(4, 8), torch.arange(4)).forward).kernels
 
-    assert main.totals and not main.is_looped
+    assert main.totals
+    assert not main.is_looped
     assert [store.output.meta["val"].dim() for store in final.stores] == [0, 0]
 
 

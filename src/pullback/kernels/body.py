@@ -1,4 +1,4 @@
-"""The body of a kernel around its values: its rows, its blocks of columns, its stores and totals."""
+"""The body of a kernel around its values: rows, blocks of columns, stores and totals."""
 
 from __future__ import annotations
 

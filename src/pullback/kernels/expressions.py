@@ -278,7 +278,8 @@ def normal_share(x):
 def tanh(x):
     """tanh, by its series near zero, where a quotient of exponentials loses digits."""
     square = x * x
-    series = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * 62 / 2835))))
+    series = 2 / 15 + square * (-17 / 315 + square * 62 / 2835)
+    series = x * (1 + square * (-1 / 3 + square * series))
     e = tl.exp(-2 * tl.abs(x))
     size = (1 - e) / (1 + e)
     return tl.where(square < 0.0625, series, tl.where(x < 0, -size, size))

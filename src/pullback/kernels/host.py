@@ -7,6 +7,7 @@ runs at once, and each goes over several rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,7 +133,7 @@ class _Host:
         for kernel in self.plan.kernels:
             self._launch(kernel)
         returned: Any = self.plan.graph.output_node().args[0]
-        given = [n for n in self.plan.graph.find_nodes(op="placeholder")]
+        given = list(self.plan.graph.find_nodes(op="placeholder"))
         return PhaseText(
             self.name,
             tuple(self.sources),
@@ -160,7 +161,7 @@ class _Host:
             for kernel in self.plan.kernels:
                 for group in kernel.groups:
                     dims = [d for d, row in enumerate(rows) if set(row) & set(group.leaves)]
-                    pairs |= set(zip(dims, dims[1:]))
+                    pairs |= set(itertools.pairwise(dims))
             if pairs and node.name not in self.sizes.made:
                 name = self._name(node)
                 tests = [

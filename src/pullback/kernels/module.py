@@ -1,4 +1,4 @@
-"""A file of kernels: the imports, the helpers, the kernels with their configurations, the launches."""
+"""A file of kernels: imports, helpers, the kernels with their configurations, launches."""
 
 from __future__ import annotations
 

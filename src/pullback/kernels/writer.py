@@ -656,7 +656,7 @@ def _less(a: KernelText, b: KernelText) -> KernelText:
 
 def _slice_backward(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     """Zeros, with a tensor from `start` on."""
-    part, _, dim, start, end, step = node.args
+    part, _, dim, start, _, step = node.args
     value = held_value(node)
     dim = int(dim) % value.dim()  # type: ignore[arg-type]
     if step != 1:

@@ -183,8 +183,8 @@ def _comment(source: KernelSource, phase: PhaseText) -> list[str]:
     if kernel.is_final and kernel.source is not None:
         where = "COLS columns" if kernel.cols else "all"
         return textwrap.wrap(
-            f"Adds up what the programs of `{kernel.source.name}` wrote, {where} per program, always "
-            "in the same order.",
+            f"Adds up what the programs of `{kernel.source.name}` wrote, {where} per program, "
+            "always in the same order.",
             84,
         )
     said = {
@@ -245,7 +245,8 @@ def _class(made: KernelFile) -> str:
 def _class_doc(made: KernelFile) -> str:
     kept = [name for name in dict.fromkeys(made.saved) if name not in made.inputs]
     listed = ", ".join(f"`{name}`" for name in kept) or "nothing besides inputs"
-    return f"`{made.subject.captured.name.removesuffix('.apply')}` in Triton; {listed} kept for backward."
+    came = made.subject.captured.name.removesuffix(".apply")
+    return f"`{came}` in Triton; {listed} kept for backward."
 
 
 def _silent(made: KernelFile) -> list[str]:

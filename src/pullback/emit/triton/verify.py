@@ -158,7 +158,9 @@ for given, cotangents in torch.load(f"{folder}/trials.pt"):
         outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
         live = [y for y in outputs if y.requires_grad]
         wanted = [x for x in given if x.requires_grad]
-        pulled = torch.autograd.grad(live, wanted, cotangents, materialize_grads=True) if live and wanted else ()
+        pulled = ()
+        if live and wanted:
+            pulled = torch.autograd.grad(live, wanted, cotangents, materialize_grads=True)
         found.append([y.detach() for y in (*outputs, *pulled)])
     except Exception as error:
         found.append(f"{type(error).__name__}: {str(error)[:300]}")
