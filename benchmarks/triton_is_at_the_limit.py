@@ -301,7 +301,8 @@ def _said(result: dict[str, Any]) -> str:
     if "times" not in result:
         return f"FAILED {result['failed']}"
     facts = f"{result['host_us']:.0f} us, err {result.get('error', 0):.1e}"
-    return f"{result['times']:.2f} ({facts}, first {result['first_s']:.1f} s, {result['peak_mib']} MiB)"
+    facts += f", first {result['first_s']:.1f} s, {result['peak_mib']} MiB"
+    return f"{result['times']:.2f} ({facts})"
 
 
 def main() -> None:

@@ -23,10 +23,14 @@ def configs(*options):
     return found[:1] if INTERPRETED else found
 
 
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 
 
 @functools.cache
@@ -47,7 +51,8 @@ def tile(n_cols, most=1024):
 def tanh(x):
     """tanh, by its series near zero, where a quotient of exponentials loses digits."""
     square = x * x
-    series = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * 62 / 2835))))
+    series = 2 / 15 + square * (-17 / 315 + square * 62 / 2835)
+    series = x * (1 + square * (-1 / 3 + square * series))
     e = tl.exp(-2 * tl.abs(x))
     size = (1 - e) / (1 + e)
     return tl.where(square < 0.0625, series, tl.where(x < 0, -size, size))
@@ -164,7 +169,7 @@ def dyt_backward_sums_2(
     tl.store(grad_alpha_ptr, grad_alpha_total)
 
 
-def dyt_forward(x, alpha, weight, bias):
+def dyt_forward(x, alpha, weight, bias, launch=direct):
     """The output."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = tile(x.shape[1])
@@ -172,7 +177,7 @@ def dyt_forward(x, alpha, weight, bias):
     return out
 
 
-def dyt_backward(x, alpha, weight, grad_out):
+def dyt_backward(x, alpha, weight, grad_out, launch=direct):
     """The gradients, from what forward kept."""
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     grad_alpha = torch.empty((1,), dtype=torch.float32, device=x.device)
@@ -256,7 +261,7 @@ def forward_op(
     x: torch.Tensor, alpha: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
     """`dyt_forward` as an op."""
-    return dyt_forward(x, alpha, weight, bias)
+    return dyt_forward(x, alpha, weight, bias, traced)
 
 
 @torch.library.triton_op("dyt::backward", mutates_args=())
@@ -264,7 +269,7 @@ def backward_op(
     x: torch.Tensor, alpha: torch.Tensor, weight: torch.Tensor, grad_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """`dyt_backward` as an op."""
-    return dyt_backward(x, alpha, weight, grad_out)
+    return dyt_backward(x, alpha, weight, grad_out, traced)
 
 
 def require(tensor, name, dtype, shape):
@@ -307,7 +312,8 @@ def few(y):
     """A tensor in few numbers: weighted sums of it."""
     flat = y.detach().double().flatten()
     weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    return torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8)).reshape(8, -1).sum(1)
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
 
 
 def same(got, what):
@@ -332,7 +338,8 @@ def run(given):
     found = {f"output {i}": y for i, y in enumerate(outputs)}
     wanted = {n: x for n, x in zip(('x', 'alpha', 'weight', 'bias'), given) if x.requires_grad}
     live = [y for y in outputs if y.requires_grad]
-    pulled = torch.autograd.grad(live, list(wanted.values()), [cotangent(y, i) for i, y in enumerate(live)])
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
     return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
 
 
@@ -341,20 +348,24 @@ def self_test(device):
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
     for (what, got), again in zip(run(given).items(), run(given).values()):
         same(got, what)
-        assert torch.equal(got, again) or bool(got.isnan().any()), f"{what} differs from run to run"
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
 
 
 def bench(device):
     """Time of forward and backward, and how that compares with moving the bytes once."""
     given = [x.detach().to(device) for x in inputs()]
     times = max(1, 2**26 // max(x.numel() for x in given))
-    given = [x.repeat(*(times if d == grows else 1 for d in range(x.dim()))) for x, grows in zip(given, GROWS)]
-    given = [x.requires_grad_(y.requires_grad) for x, y in zip(given, inputs())]
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
     moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
     taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
     block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    speed = 2 * block.numel() / triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    print(f"Dyt: {taken:.3f} ms, {taken * speed / moved:.2f} times the time to move its bytes")
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"Dyt: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
 
 
 GROWS = (0, None, None, None)

@@ -24,21 +24,19 @@ def configs(*options):
     return found[:1] if INTERPRETED else found
 
 
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 
 
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
     cols = triton.next_power_of_2(n_cols)
-    return max(1, 2048 // cols), cols
-
-
-def tile(n_cols, most=1024):
-    """How many rows and columns a program takes at once where each element stands alone."""
-    cols = min(triton.next_power_of_2(n_cols), most)
     return max(1, 2048 // cols), cols
 
 
@@ -85,7 +83,7 @@ def l2_normalize_backward_kernel(
     tl.store(grad_x_ptr + row * n_cols + col, grad_x, mask=inside)
 
 
-def l2_normalize_forward(x):
+def l2_normalize_forward(x, launch=direct):
     """The output, and what backward reads: norm_x."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     norm_x = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
@@ -104,7 +102,7 @@ def l2_normalize_forward(x):
     return out, norm_x
 
 
-def l2_normalize_backward(x, norm_x, grad_out):
+def l2_normalize_backward(x, norm_x, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
@@ -146,7 +144,7 @@ class L2Normalize(torch.autograd.Function):
 @torch.library.triton_op("l2_normalize::forward", mutates_args=())
 def forward_op(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`l2_normalize_forward` as an op."""
-    return l2_normalize_forward(x)
+    return l2_normalize_forward(x, traced)
 
 
 @torch.library.triton_op("l2_normalize::backward", mutates_args=())
@@ -154,7 +152,7 @@ def backward_op(
     x: torch.Tensor, norm_x: torch.Tensor, grad_out: torch.Tensor
 ) -> torch.Tensor:
     """`l2_normalize_backward` as an op."""
-    return l2_normalize_backward(x, norm_x, grad_out)
+    return l2_normalize_backward(x, norm_x, grad_out, traced)
 
 
 def require(tensor, name, dtype, shape):
@@ -191,7 +189,8 @@ def few(y):
     """A tensor in few numbers: weighted sums of it."""
     flat = y.detach().double().flatten()
     weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    return torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8)).reshape(8, -1).sum(1)
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
 
 
 def same(got, what):
@@ -216,7 +215,8 @@ def run(given):
     found = {f"output {i}": y for i, y in enumerate(outputs)}
     wanted = {n: x for n, x in zip(('x',), given) if x.requires_grad}
     live = [y for y in outputs if y.requires_grad]
-    pulled = torch.autograd.grad(live, list(wanted.values()), [cotangent(y, i) for i, y in enumerate(live)])
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
     return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
 
 
@@ -225,20 +225,24 @@ def self_test(device):
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
     for (what, got), again in zip(run(given).items(), run(given).values()):
         same(got, what)
-        assert torch.equal(got, again) or bool(got.isnan().any()), f"{what} differs from run to run"
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
 
 
 def bench(device):
     """Time of forward and backward, and how that compares with moving the bytes once."""
     given = [x.detach().to(device) for x in inputs()]
     times = max(1, 2**26 // max(x.numel() for x in given))
-    given = [x.repeat(*(times if d == grows else 1 for d in range(x.dim()))) for x, grows in zip(given, GROWS)]
-    given = [x.requires_grad_(y.requires_grad) for x, y in zip(given, inputs())]
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
     moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
     taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
     block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    speed = 2 * block.numel() / triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    print(f"L2Normalize: {taken:.3f} ms, {taken * speed / moved:.2f} times the time to move its bytes")
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"L2Normalize: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
 
 
 GROWS = (0,)

@@ -24,10 +24,14 @@ def configs(*options):
     return found[:1] if INTERPRETED else found
 
 
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 
 
 @functools.cache
@@ -116,7 +120,7 @@ def layer_scale_backward_sums(
     tl.store(grad_gamma_ptr + col, grad_gamma, mask=inside)
 
 
-def layer_scale_forward(x, branch, gamma):
+def layer_scale_forward(x, branch, gamma, launch=direct):
     """The output."""
     if x.stride(0) != x.shape[1] * x.stride(1):
         x = x.contiguous()
@@ -130,7 +134,7 @@ def layer_scale_forward(x, branch, gamma):
     return out
 
 
-def layer_scale_backward(branch, gamma, grad_out):
+def layer_scale_backward(branch, gamma, grad_out, launch=direct):
     """The gradients, from what forward kept."""
     if branch.stride(0) != branch.shape[1] * branch.stride(1):
         branch = branch.contiguous()
@@ -203,7 +207,7 @@ class LayerScale(torch.autograd.Function):
 @torch.library.triton_op("layer_scale::forward", mutates_args=())
 def forward_op(x: torch.Tensor, branch: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
     """`layer_scale_forward` as an op."""
-    return layer_scale_forward(x, branch, gamma)
+    return layer_scale_forward(x, branch, gamma, traced)
 
 
 @torch.library.triton_op("layer_scale::backward", mutates_args=())
@@ -211,7 +215,7 @@ def backward_op(
     branch: torch.Tensor, gamma: torch.Tensor, grad_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`layer_scale_backward` as an op."""
-    return layer_scale_backward(branch, gamma, grad_out)
+    return layer_scale_backward(branch, gamma, grad_out, traced)
 
 
 def require(tensor, name, dtype, shape):
@@ -252,7 +256,8 @@ def few(y):
     """A tensor in few numbers: weighted sums of it."""
     flat = y.detach().double().flatten()
     weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    return torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8)).reshape(8, -1).sum(1)
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
 
 
 def same(got, what):
@@ -277,7 +282,8 @@ def run(given):
     found = {f"output {i}": y for i, y in enumerate(outputs)}
     wanted = {n: x for n, x in zip(('x', 'branch', 'gamma'), given) if x.requires_grad}
     live = [y for y in outputs if y.requires_grad]
-    pulled = torch.autograd.grad(live, list(wanted.values()), [cotangent(y, i) for i, y in enumerate(live)])
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
     return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
 
 
@@ -286,20 +292,24 @@ def self_test(device):
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
     for (what, got), again in zip(run(given).items(), run(given).values()):
         same(got, what)
-        assert torch.equal(got, again) or bool(got.isnan().any()), f"{what} differs from run to run"
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
 
 
 def bench(device):
     """Time of forward and backward, and how that compares with moving the bytes once."""
     given = [x.detach().to(device) for x in inputs()]
     times = max(1, 2**26 // max(x.numel() for x in given))
-    given = [x.repeat(*(times if d == grows else 1 for d in range(x.dim()))) for x, grows in zip(given, GROWS)]
-    given = [x.requires_grad_(y.requires_grad) for x, y in zip(given, inputs())]
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
     moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
     taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
     block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    speed = 2 * block.numel() / triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    print(f"LayerScale: {taken:.3f} ms, {taken * speed / moved:.2f} times the time to move its bytes")
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"LayerScale: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
 
 
 GROWS = (0, 0, None)

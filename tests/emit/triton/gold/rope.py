@@ -23,10 +23,14 @@ def configs(*options):
     return found[:1] if INTERPRETED else found
 
 
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 
 
 def tile(n_cols, most=1024):
@@ -133,7 +137,7 @@ def rope_backward_kernel(
     )
 
 
-def rope_forward(q, cos, sin):
+def rope_forward(q, cos, sin, launch=direct):
     """The output."""
     out = torch.empty_permuted(
         (q.shape[0], q.shape[1], q.shape[2], q.shape[3]),
@@ -146,7 +150,7 @@ def rope_forward(q, cos, sin):
     return out
 
 
-def rope_backward(cos, sin, grad_out):
+def rope_backward(cos, sin, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_q = torch.empty_permuted(
         (grad_out.shape[0], grad_out.shape[1], cos.shape[0], cos.shape[1]),
@@ -182,7 +186,7 @@ class Rope(torch.autograd.Function):
 @torch.library.triton_op("rope::forward", mutates_args=())
 def forward_op(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """`rope_forward` as an op."""
-    return rope_forward(q, cos, sin)
+    return rope_forward(q, cos, sin, traced)
 
 
 @torch.library.triton_op("rope::backward", mutates_args=())
@@ -190,7 +194,7 @@ def backward_op(
     cos: torch.Tensor, sin: torch.Tensor, grad_out: torch.Tensor
 ) -> torch.Tensor:
     """`rope_backward` as an op."""
-    return rope_backward(cos, sin, grad_out)
+    return rope_backward(cos, sin, grad_out, traced)
 
 
 def require(tensor, name, dtype, shape):
@@ -229,7 +233,8 @@ def few(y):
     """A tensor in few numbers: weighted sums of it."""
     flat = y.detach().double().flatten()
     weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    return torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8)).reshape(8, -1).sum(1)
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
 
 
 def same(got, what):
@@ -254,7 +259,8 @@ def run(given):
     found = {f"output {i}": y for i, y in enumerate(outputs)}
     wanted = {n: x for n, x in zip(('q', 'cos', 'sin'), given) if x.requires_grad}
     live = [y for y in outputs if y.requires_grad]
-    pulled = torch.autograd.grad(live, list(wanted.values()), [cotangent(y, i) for i, y in enumerate(live)])
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
     return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
 
 
@@ -263,20 +269,24 @@ def self_test(device):
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
     for (what, got), again in zip(run(given).items(), run(given).values()):
         same(got, what)
-        assert torch.equal(got, again) or bool(got.isnan().any()), f"{what} differs from run to run"
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
 
 
 def bench(device):
     """Time of forward and backward, and how that compares with moving the bytes once."""
     given = [x.detach().to(device) for x in inputs()]
     times = max(1, 2**26 // max(x.numel() for x in given))
-    given = [x.repeat(*(times if d == grows else 1 for d in range(x.dim()))) for x, grows in zip(given, GROWS)]
-    given = [x.requires_grad_(y.requires_grad) for x, y in zip(given, inputs())]
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
     moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
     taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
     block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    speed = 2 * block.numel() / triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    print(f"Rope: {taken:.3f} ms, {taken * speed / moved:.2f} times the time to move its bytes")
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"Rope: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
 
 
 GROWS = (0, None, None)

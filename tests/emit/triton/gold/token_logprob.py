@@ -24,21 +24,19 @@ def configs(*options):
     return found[:1] if INTERPRETED else found
 
 
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 
 
 def row_tile(n_cols):
     """How many whole rows a program takes at once, and of which width."""
     cols = triton.next_power_of_2(n_cols)
-    return max(1, 2048 // cols), cols
-
-
-def tile(n_cols, most=1024):
-    """How many rows and columns a program takes at once where each element stands alone."""
-    cols = min(triton.next_power_of_2(n_cols), most)
     return max(1, 2048 // cols), cols
 
 
@@ -100,7 +98,7 @@ def token_logprob_backward_kernel(
     tl.store(grad_logits_ptr + row * n_cols + col, grad_logits, mask=inside)
 
 
-def token_logprob_forward(logits, target):
+def token_logprob_forward(logits, target, launch=direct):
     """The outputs, and what backward reads: lse."""
     picked = torch.empty((target.shape[0],), dtype=torch.float32, device=logits.device)
     out1 = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
@@ -123,7 +121,7 @@ def token_logprob_forward(logits, target):
     return picked, out1, lse
 
 
-def token_logprob_backward(logits, target, lse, grad_picked, grad_out1):
+def token_logprob_backward(logits, target, lse, grad_picked, grad_out1, launch=direct):
     """The gradient, from what forward kept."""
     grad_logits = torch.empty(
         (logits.shape[0], logits.shape[1]), dtype=torch.float32, device=logits.device
@@ -173,7 +171,7 @@ def forward_op(
     logits: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`token_logprob_forward` as an op."""
-    return token_logprob_forward(logits, target)
+    return token_logprob_forward(logits, target, traced)
 
 
 @torch.library.triton_op("token_logprob::backward", mutates_args=())
@@ -185,7 +183,7 @@ def backward_op(
     grad_out1: torch.Tensor,
 ) -> torch.Tensor:
     """`token_logprob_backward` as an op."""
-    return token_logprob_backward(logits, target, lse, grad_picked, grad_out1)
+    return token_logprob_backward(logits, target, lse, grad_picked, grad_out1, traced)
 
 
 def require(tensor, name, dtype, shape):
@@ -224,7 +222,8 @@ def few(y):
     """A tensor in few numbers: weighted sums of it."""
     flat = y.detach().double().flatten()
     weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    return torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8)).reshape(8, -1).sum(1)
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
 
 
 def same(got, what):
@@ -249,7 +248,8 @@ def run(given):
     found = {f"output {i}": y for i, y in enumerate(outputs)}
     wanted = {n: x for n, x in zip(('logits', 'target'), given) if x.requires_grad}
     live = [y for y in outputs if y.requires_grad]
-    pulled = torch.autograd.grad(live, list(wanted.values()), [cotangent(y, i) for i, y in enumerate(live)])
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
     return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
 
 
@@ -258,20 +258,24 @@ def self_test(device):
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
     for (what, got), again in zip(run(given).items(), run(given).values()):
         same(got, what)
-        assert torch.equal(got, again) or bool(got.isnan().any()), f"{what} differs from run to run"
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
 
 
 def bench(device):
     """Time of forward and backward, and how that compares with moving the bytes once."""
     given = [x.detach().to(device) for x in inputs()]
     times = max(1, 2**26 // max(x.numel() for x in given))
-    given = [x.repeat(*(times if d == grows else 1 for d in range(x.dim()))) for x, grows in zip(given, GROWS)]
-    given = [x.requires_grad_(y.requires_grad) for x, y in zip(given, inputs())]
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
     moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
     taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
     block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    speed = 2 * block.numel() / triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    print(f"TokenLogprob: {taken:.3f} ms, {taken * speed / moved:.2f} times the time to move its bytes")
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"TokenLogprob: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
 
 
 GROWS = (0, None)
