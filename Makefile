@@ -76,4 +76,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making .venv (once, a minute or more)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[triton]' 2>/dev/null || \
+		echo "note: no Triton for this machine: tests of kernels in its interpreter are skipped"
 	@touch $@

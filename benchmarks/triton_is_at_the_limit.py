@@ -52,18 +52,22 @@ def add_rms_norm(x, residual, weight):
 
 
 def layer_norm(x, weight, bias):
+    """Layer normalisation."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias, 1e-6)
 
 
 def softmax(x):
+    """Softmax of rows."""
     return torch.softmax(x, -1)
 
 
 def cross_entropy(logits, target):
+    """Cross-entropy of bfloat16 logits."""
     return F.cross_entropy(logits.float(), target)
 
 
 def kl_div(logp, q):
+    """Kullback-Leibler divergence."""
     return F.kl_div(logp, q, reduction="batchmean")
 
 
@@ -73,18 +77,22 @@ def dyt(x, alpha, weight, bias):
 
 
 def bias_gelu(x, bias):
+    """A bias and the exact GELU."""
     return F.gelu(x + bias)
 
 
 def swiglu(a, b):
+    """SiLU times a gate."""
     return F.silu(a) * b
 
 
 def geglu(a, b):
+    """GELU times a gate."""
     return F.gelu(a, approximate="tanh") * b
 
 
 def group_norm(x, weight, bias):
+    """Group normalisation, 32 groups."""
     return F.group_norm(x, 32, weight, bias, 1e-6)
 
 
@@ -116,29 +124,95 @@ def _cases(rows: int) -> dict[str, Case]:
     n, h, v, m = rows, 4096, 32768, 11008
     heads = _draw
     return {
-        "rms_norm": Case(rms_norm, lambda: (_draw(n, h), _draw(h)), 5, 1.15,
-            _liger("rms_norm.LigerRMSNormFunction", lambda f: lambda x, w: f.apply(x, w, 1e-6, 0.0, "llama", False))),
+        "rms_norm": Case(
+            rms_norm,
+            lambda: (_draw(n, h), _draw(h)),
+            5,
+            1.15,
+            _liger(
+                "rms_norm.LigerRMSNormFunction",
+                lambda f: lambda x, w: f.apply(x, w, 1e-6, 0.0, "llama", False),
+            ),
+        ),
         "add_rms_norm": Case(add_rms_norm, lambda: (_draw(n, h), _draw(n, h), _draw(h)), 8, 1.15),
-        "layer_norm": Case(layer_norm, lambda: (_draw(n, h), _draw(h), _draw(h)), 5, 1.15,
-            _liger("layer_norm.LigerLayerNormFunction", lambda f: lambda x, w, b: f.apply(x, w, b, 1e-6))),
-        "softmax": Case(softmax, lambda: (_draw(n, h),), 5, 1.05,
-            _liger("softmax.LigerSoftmaxFunction", lambda f: f.apply)),
-        "cross_entropy": Case(cross_entropy, lambda: (_draw(n, v), torch.randint(0, v, (n,), device="cuda")), 3, 1.10,
-            _liger("cross_entropy.LigerCrossEntropyFunction", lambda f: lambda z, t: f.apply(z.clone(), t, None)[0])),
-        "kl_div": Case(kl_div, lambda: (torch.log_softmax(_draw(n, v, grad=False, dtype=torch.float32), -1).requires_grad_(),
-            torch.softmax(_draw(n, v, grad=False, dtype=torch.float32), -1)), 4, 1.10,
-            _liger("kl_div.LigerKLDivLossFunction", lambda f: f.apply)),
-        "dyt": Case(dyt, lambda: (_draw(n, h), _draw(1), _draw(h), _draw(h)), 5, 1.3,
-            _liger("dyt.LigerDyTFunction", lambda f: f.apply)),
+        "layer_norm": Case(
+            layer_norm,
+            lambda: (_draw(n, h), _draw(h), _draw(h)),
+            5,
+            1.15,
+            _liger(
+                "layer_norm.LigerLayerNormFunction",
+                lambda f: lambda x, w, b: f.apply(x, w, b, 1e-6),
+            ),
+        ),
+        "softmax": Case(
+            softmax,
+            lambda: (_draw(n, h),),
+            5,
+            1.05,
+            _liger("softmax.LigerSoftmaxFunction", lambda f: f.apply),
+        ),
+        "cross_entropy": Case(
+            cross_entropy,
+            lambda: (_draw(n, v), torch.randint(0, v, (n,), device="cuda")),
+            3,
+            1.10,
+            _liger(
+                "cross_entropy.LigerCrossEntropyFunction",
+                lambda f: lambda z, t: f.apply(z.clone(), t, None)[0],
+            ),
+        ),
+        "kl_div": Case(
+            kl_div,
+            lambda: (
+                torch.log_softmax(
+                    _draw(n, v, grad=False, dtype=torch.float32), -1
+                ).requires_grad_(),
+                torch.softmax(_draw(n, v, grad=False, dtype=torch.float32), -1),
+            ),
+            4,
+            1.10,
+            _liger("kl_div.LigerKLDivLossFunction", lambda f: f.apply),
+        ),
+        "dyt": Case(
+            dyt,
+            lambda: (_draw(n, h), _draw(1), _draw(h), _draw(h)),
+            5,
+            1.3,
+            _liger("dyt.LigerDyTFunction", lambda f: f.apply),
+        ),
         "bias_gelu": Case(bias_gelu, lambda: (_draw(n, h), _draw(h)), 5, 1.3),
-        "swiglu": Case(swiglu, lambda: (_draw(n, m), _draw(n, m)), 8, 1.0,
-            _liger("swiglu.LigerSiLUMulFunction", lambda f: f.apply)),
-        "geglu": Case(geglu, lambda: (_draw(n, m), _draw(n, m)), 8, 1.0,
-            _liger("geglu.LigerGELUMulFunction", lambda f: f.apply)),
-        "group_norm": Case(group_norm, lambda: (_draw(max(1, n // 512), 128, 64, 64), _draw(128), _draw(128)), 5, 1.3),
-        "rope": Case(rope, lambda: (heads(8, n // 8, 32, 128).transpose(1, 2).detach().requires_grad_(),
-            heads(8, n // 8, 8, 128).transpose(1, 2).detach().requires_grad_(),
-            _draw(n // 8, 128, grad=False), _draw(n // 8, 128, grad=False)), 4, 1.2),
+        "swiglu": Case(
+            swiglu,
+            lambda: (_draw(n, m), _draw(n, m)),
+            8,
+            1.0,
+            _liger("swiglu.LigerSiLUMulFunction", lambda f: f.apply),
+        ),
+        "geglu": Case(
+            geglu,
+            lambda: (_draw(n, m), _draw(n, m)),
+            8,
+            1.0,
+            _liger("geglu.LigerGELUMulFunction", lambda f: f.apply),
+        ),
+        "group_norm": Case(
+            group_norm,
+            lambda: (_draw(max(1, n // 512), 128, 64, 64), _draw(128), _draw(128)),
+            5,
+            1.3,
+        ),
+        "rope": Case(
+            rope,
+            lambda: (
+                heads(8, n // 8, 32, 128).transpose(1, 2).detach().requires_grad_(),
+                heads(8, n // 8, 8, 128).transpose(1, 2).detach().requires_grad_(),
+                _draw(n // 8, 128, grad=False),
+                _draw(n // 8, 128, grad=False),
+            ),
+            4,
+            1.2,
+        ),
     }
 
 
@@ -159,13 +233,18 @@ def _step(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[[], 
     return step
 
 
-def _worst(function: Callable[..., Any], program: Callable[..., Any], given: tuple[Any, ...]) -> float:
+def _worst(
+    function: Callable[..., Any], program: Callable[..., Any], given: tuple[Any, ...]
+) -> float:
     """How far outputs and gradients are from those of the program, of their size."""
     torch.manual_seed(1)
     a = _step(program, given)()
     torch.manual_seed(1)
     b = _step(function, given)()
-    return max(((x.float() - y.float()).norm() / x.float().norm()).item() for x, y in zip(a, b))
+    return max(
+        ((x.float() - y.float()).norm() / x.float().norm()).item()
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _host(step: Callable[[], Any], count: int = 300) -> float:
@@ -181,7 +260,9 @@ def _host(step: Callable[[], Any], count: int = 300) -> float:
     return taken / count * 1e6
 
 
-def _functions(case: Case, given: tuple[Any, ...], peers: list[str]) -> dict[str, Callable[..., Any]]:
+def _functions(
+    case: Case, given: tuple[Any, ...], peers: list[str]
+) -> dict[str, Callable[..., Any]]:
     import pullback as pb
 
     found: dict[str, Callable[..., Any]] = {}
@@ -189,8 +270,16 @@ def _functions(case: Case, given: tuple[Any, ...], peers: list[str]) -> dict[str
         space: dict[str, Any] = {"__name__": "emitted"}
         from pullback.function.generated import run_text
 
-        run_text(pb.emit(case.program, "triton", examples=given, verify=False), f"kernels of {case.program.__name__}", space)
-        name = next(k for k, v in space.items() if isinstance(v, type) and issubclass(v, torch.autograd.Function))
+        run_text(
+            pb.emit(case.program, "triton", examples=given, verify=False),
+            f"kernels of {case.program.__name__}",
+            space,
+        )
+        name = next(
+            k
+            for k, v in space.items()
+            if isinstance(v, type) and issubclass(v, torch.autograd.Function)
+        )
         found["emitted"] = space[name].apply
     if "triton" in peers:
         found["triton"] = pb.combine(case.program, *given, backend="triton").apply
@@ -199,10 +288,21 @@ def _functions(case: Case, given: tuple[Any, ...], peers: list[str]) -> dict[str
     if "compile" in peers:
         found["compile"] = torch.compile(case.program, dynamic=False)
     if "tuned" in peers:
-        found["tuned"] = torch.compile(case.program, dynamic=False, mode="max-autotune-no-cudagraphs")
+        found["tuned"] = torch.compile(
+            case.program, dynamic=False, mode="max-autotune-no-cudagraphs"
+        )
     if "liger" in peers and case.liger is not None:
         found["liger"] = case.liger
     return found
+
+
+def _said(result: dict[str, Any]) -> str:
+    """One result in words."""
+    if "times" not in result:
+        return f"FAILED {result['failed']}"
+    facts = f"{result['host_us']:.0f} us, err {result.get('error', 0):.1e}"
+    facts += f", first {result['first_s']:.1f} s, {result['peak_mib']} MiB"
+    return f"{result['times']:.2f} ({facts})"
 
 
 def main() -> None:
@@ -222,7 +322,6 @@ def main() -> None:
     block = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     other = torch.empty_like(block)
     speed = 2 * block.numel() / do_bench(lambda: other.copy_(block), return_mode="median")
-    del block, other
     print(f"{torch.cuda.get_device_name()}: {speed * 1e-6:.0f} GB/s", flush=True)
     rows: dict[str, Any] = {}
     start = time.perf_counter()
@@ -253,8 +352,11 @@ def main() -> None:
                 peak = torch.cuda.max_memory_allocated() - base
                 taken = do_bench(step, warmup=10, rep=60, return_mode="median")
                 row[peer] = {
-                    "times": round(taken / limit, 3), "ms": round(taken, 4), "first_s": round(first, 2),
-                    "peak_mib": round(peak / 2**20), "host_us": round(_host(step, 50 if limit > 0.2 else 300), 1),
+                    "times": round(taken / limit, 3),
+                    "ms": round(taken, 4),
+                    "first_s": round(first, 2),
+                    "peak_mib": round(peak / 2**20),
+                    "host_us": round(_host(step, 50 if limit > 0.2 else 300), 1),
                 }
                 if peer != "eager":
                     row[peer]["error"] = float(f"{_worst(found[peer], case.program, given):.2g}")
@@ -262,17 +364,25 @@ def main() -> None:
                 row[peer] = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
             torch._dynamo.reset()
         rows[name] = row
-        said = ", ".join(
-            f"{p} {r['times']:.2f} ({r['host_us']:.0f} us, err {r.get('error', 0):.1e}, first {r['first_s']:.1f} s, {r['peak_mib']} MiB)"
-            if "times" in r else f"{p} FAILED {r['failed']}"
-            for p, r in row.items() if isinstance(r, dict)
+        said = ", ".join(f"{p} {_said(r)}" for p, r in row.items() if isinstance(r, dict))
+        taken = time.perf_counter() - start
+        print(
+            f"{name} (goal {case.goal}, limit {limit:.3f} ms): {said} [{taken:.0f} s]", flush=True
         )
-        print(f"{name} (goal {case.goal}, limit {limit:.3f} ms): {said}  [{time.perf_counter() - start:.0f} s]", flush=True)
         del given
         torch.cuda.empty_cache()
     if chosen.json:
         with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "gb_s": speed * 1e-6, "torch": torch.__version__, "rows": rows}, file, indent=1)
+            json.dump(
+                {
+                    "device": torch.cuda.get_device_name(),
+                    "gb_s": speed * 1e-6,
+                    "torch": torch.__version__,
+                    "rows": rows,
+                },
+                file,
+                indent=1,
+            )
     print("JSON " + json.dumps(rows))
 
 

@@ -18,6 +18,7 @@ from torch import fx
 from pullback.errors import KernelError
 from pullback.graph.cost import argument_of, hint_of
 from pullback.graph.values import aten, held_value, same, tensor_of
+from pullback.kernels.expressions import POWERS, TABLE, is_cast
 
 Dims = tuple["Row", ...]
 Row = tuple["Axis", ...]
@@ -87,6 +88,10 @@ CUTS = (
 PICKS = (aten.gather.default, aten.index_select.default, aten.embedding.default)
 """Ops that read at an index that is computed."""
 
+SCATTERS = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
+"""Ops that put one element into each row, or add it. PyTorch takes an index of fewer rows as well;
+kernels are for as many, and the host checks that."""
+
 CREATED = (
     *(aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default),
     *(aten.full_like.default, aten.zeros_like.default, aten.ones_like.default),
@@ -147,6 +152,8 @@ class Axes:
             self._cut(node, value)
         elif target in PICKS:
             self._pick(node, value)
+        elif target in SCATTERS:
+            self._scatter(node)
         else:
             self._broadcast(node, value)
 
@@ -159,6 +166,8 @@ class Axes:
 
     def _broadcast(self, node: fx.Node, value: torch.Tensor) -> None:
         """A pointwise op: its arguments line up at the last dimension."""
+        if node.target not in TABLE and not is_cast(node) and node.target not in POWERS:
+            raise refusal(node)
         rank = value.dim()
         rows: list[Row] = [()] * rank
         for arg in node.all_input_nodes:
@@ -189,6 +198,20 @@ class Axes:
                 self._same(rows[place], at[place])
         self.dims[node] = list(at)
 
+    def _scatter(self, node: fx.Node) -> None:
+        into, dim, *others = node.args
+        rows = self.dims[into]  # type: ignore[index]
+        for other in others:
+            if other not in self.dims:  # type: ignore[comparison-overlap]
+                continue
+            for place, row in enumerate(self.dims[other]):  # type: ignore[index]
+                is_along = place == int(dim) % len(rows)  # type: ignore[arg-type]
+                if is_along and leaves_of(row):
+                    raise refusal(node, "several elements of a row")
+                if leaves_of(row) and leaves_of(rows[place]):
+                    self._same(rows[place], row)
+        self.dims[node] = list(rows)
+
     def _cut(self, node: fx.Node, value: Any) -> None:
         """Along the dimension that is cut there is a new axis, else those of the source."""
         target = node.target
@@ -210,7 +233,8 @@ class Axes:
         else:
             known = tensor_of(source)
             rows = [
-                row if known is not None and same(known.shape[d], size) and not _moves(node, d)
+                row
+                if known is not None and same(known.shape[d], size) and not _moves(node, d)
                 else _fresh(size)
                 for d, (row, size) in enumerate(zip(rows, value.shape, strict=True))
             ]
@@ -319,7 +343,9 @@ class Axes:
                 continue
             m, n = hint_of(x.size), hint_of(y.size)
             if m == n:
-                keep, drop = (x, y) if isinstance(x.size, int) or not isinstance(y.size, int) else (y, x)
+                keep, drop = (
+                    (x, y) if isinstance(x.size, int) or not isinstance(y.size, int) else (y, x)
+                )
                 drop.parts = (keep,)
             elif m % n == 0:
                 rest = Axis(_quotient(x.size, n, y.size))
@@ -355,7 +381,7 @@ def refusal(node: fx.Node, why: str = "") -> KernelError:
         f"`{name}` must be computed element by element, or along rows, to be in a Triton kernel",
         at=str(node.meta.get("place", "")),
         got=why or "an op that goes over its input in another way",
-        fix="take it out of the function, or use backend=\"inductor\"",
+        fix='take it out of the function, or use backend="inductor"',
     )
 
 

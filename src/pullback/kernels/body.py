@@ -1,4 +1,4 @@
-"""The body of a kernel around its values: its rows, its blocks of columns, its stores and totals."""
+"""The body of a kernel around its values: rows, blocks of columns, stores and totals."""
 
 from __future__ import annotations
 
@@ -130,7 +130,12 @@ class _Body(KernelWriter):
 
     def _store(self, store: Store, scope: Any) -> None:
         node, dtype = store.node, held_value(store.output).dtype
-        while self.uses.get(node, 0) <= 1 and is_cast(node) and held_value(node).dtype == dtype and dtype.is_floating_point:
+        while (
+            self.uses.get(node, 0) <= 1
+            and is_cast(node)
+            and held_value(node).dtype == dtype
+            and dtype.is_floating_point
+        ):
             node = node.args[0]  # type: ignore[assignment]  # it is stored in that dtype
             dtype = held_value(node).dtype if not held_value(node).is_floating_point() else dtype
         value = self.value(node, self.root)
@@ -139,7 +144,9 @@ class _Body(KernelWriter):
             part = self.plan.axes.of(store.node)[store.dim]
             index = self._index_of(part, self.root, store.node)
             start = self._number(store.start)
-            moved = index if store.start == 0 and isinstance(store.start, int) else add(index, start)  # type: ignore[arg-type]
+            moved = (
+                index if store.start == 0 and isinstance(store.start, int) else add(index, start)
+            )  # type: ignore[arg-type]
             for leaf in self.plan.axes.of(store.output)[store.dim]:
                 at = at.moved(leaf, moved)  # type: ignore[arg-type]
         offset = self._offset(store.output, at, store if store.dim is not None else None)
@@ -195,7 +202,11 @@ class _Body(KernelWriter):
         else:
             rows = "ROWS" if self.kernel.rows else "1"
             shape = f"({rows}, {'COLS' if source.cols or keeps else 1})"
-        return f"tl.full({shape}, {value}, {dtype})" if value != "0.0" else f"tl.zeros({shape}, {dtype})"
+        return (
+            f"tl.full({shape}, {value}, {dtype})"
+            if value != "0.0"
+            else f"tl.zeros({shape}, {dtype})"
+        )
 
     def _partial(self, total: fx.Node, name: str, source: KernelText) -> list[str]:
         """What a program writes of a total when it has gone over its rows."""
@@ -211,7 +222,12 @@ class _Body(KernelWriter):
         if not self.is_flat:
             value = f"{add_up}({add_up}({name}, 1), 0)"
         place = "program" if self.kernel.is_looped or not self.is_flat else "row"
-        if not self.is_flat and not self.kernel.has_reductions and self.kernel.rows and self.kernel.cols:
+        if (
+            not self.is_flat
+            and not self.kernel.has_reductions
+            and self.kernel.rows
+            and self.kernel.cols
+        ):
             place = "tl.program_id(1) * tl.num_programs(0) + program"
         return [f"tl.store({pointer} + {place}, {value})"]
 
@@ -303,7 +319,9 @@ class _Body(KernelWriter):
         if source.cols and not (source.is_zero and zero == "0.0"):
             text = f"tl.where(inside, {text}, {zero})"
         if kind in COMBINED:
-            return [f"{name} = {zero}"], [f"{name} = {COMBINED[kind]}({name}, {LOADED[kind]}({text}, 0))"]
+            return [f"{name} = {zero}"], [
+                f"{name} = {COMBINED[kind]}({name}, {LOADED[kind]}({text}, 0))"
+            ]
         if not source.cols:
             text = f"tl.where(inside, {text}, 0.0)"
         return [f"{name} = 0.0"], [f"{name} += tl.sum({text}, 0)"]
@@ -312,7 +330,11 @@ class _Body(KernelWriter):
         """A sum of exponentials, scaled anew when a larger number comes."""
         best = self.row.known["total of", largest].text
         source = self.value(largest.args[0], self.root)
-        x = source.text if source.text.isidentifier() else self._bind(object(), self._fresh("x"), source).text
+        x = (
+            source.text
+            if source.text.isidentifier()
+            else self._bind(object(), self._fresh("x"), source).text
+        )
         new, shift = self._fresh(f"new_{best}"), self._fresh("shift")
         infinity = 'float("inf")'
         return [f"{name} = 0.0"], [
@@ -353,13 +375,22 @@ class _Body(KernelWriter):
             pointer = self._pointer(total, f"{self._name(total)}_parts")
             place = "part[:, None] * n_cols + col[None, :]" if has_cols else "part"
             mask = "(part < n_parts)[:, None] & inside[None, :]" if has_cols else "part < n_parts"
-            starts.append(f"{name} = tl.full({shape}, {empty}, {dtype})" if kind in EMPTY else f"{name} = tl.zeros({shape}, {dtype})")
+            starts.append(
+                f"{name} = tl.full({shape}, {empty}, {dtype})"
+                if kind in EMPTY
+                else f"{name} = tl.zeros({shape}, {dtype})"
+            )
             other = empty if held_value(total).is_floating_point() else "0"
             load = f"tl.load({pointer} + {place}, mask={mask}, other={other})"
-            loads.append(f"{name} = {COMBINED[kind]}({name}, {load})" if kind in COMBINED else f"{name} += {load}")
+            loads.append(
+                f"{name} = {COMBINED[kind]}({name}, {load})"
+                if kind in COMBINED
+                else f"{name} += {load}"
+            )
             summed = KernelText(f"{LOADED.get(kind, 'tl.sum')}({name}, 0)", cols=has_cols)
             if kind == "mean":
-                reduced = [leaf for leaf in self.plan.axes.reduced(total)]
+                over, every = self.plan.axes.reduced(total), self.plan.axes.all_of(total.args[0])  # type: ignore[arg-type]
+                reduced = [leaf for leaf in every if leaf in over]
                 given = self.sizes.product([leaf.size for leaf in reduced])
                 summed = div(summed, KernelText(self._scalar(self._fresh("count"), given)))
             elif kind == "norm":

@@ -238,6 +238,7 @@ TABLE: dict[Any, Form] = {
     aten.isnan.default: lambda a: comparison("!=")(a, a),
     aten.logical_not.default: lambda a: comparison("==")(a, literal(0)),
     aten.bitwise_not.default: lambda a: made(f"~{a.within(UNARY)}", UNARY, a),
+    aten.special_ndtr.default: called("normal_share"),
     aten.xlogy.Tensor: called("xlogy"),
     aten.xlogy.Scalar_Other: called("xlogy"),
     aten.leaky_relu.default: lambda a, slope=None: chosen(
@@ -259,13 +260,26 @@ for _names, _sign in ((("bitwise_and", "logical_and"), "&"), (("bitwise_or", "lo
     TABLE[getattr(aten, _names[0]).Tensor] = binary(_sign, BITS)
     TABLE[getattr(aten, _names[1]).default] = binary(_sign, BITS)
 
+POWERS = (aten.pow.Tensor_Scalar,)
+"""Ops with an exponent that is a number."""
+
 HELPERS = {
+    "normal_share": '''\
+@triton.jit
+def normal_share(x):
+    """The share of the normal distribution below x, to 2e-6 of itself: enough for half types."""
+    t = 1 / (1 + 0.3 * tl.abs(x))
+    tail = 0.153760563 + t * (-0.0340541596 + t * (0.230599904 + t * -0.0818416942))
+    tail = tl.exp(x * x * -0.5) * t * (0.120328002 + t * (0.111207857 + t * tail))
+    return tl.where(x < 0, tail, 1 - tail)
+''',
     "tanh": '''\
 @triton.jit
 def tanh(x):
     """tanh, by its series near zero, where a quotient of exponentials loses digits."""
     square = x * x
-    series = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * 62 / 2835))))
+    series = 2 / 15 + square * (-17 / 315 + square * 62 / 2835)
+    series = x * (1 + square * (-1 / 3 + square * series))
     e = tl.exp(-2 * tl.abs(x))
     size = (1 - e) / (1 + e)
     return tl.where(square < 0.0625, series, tl.where(x < 0, -size, size))

@@ -7,6 +7,7 @@ runs at once, and each goes over several rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,9 @@ class PhaseText:
     def made(self) -> tuple[str, ...]:
         """The names of what it returns and has made, each once."""
         others = ("None", *self.parameters)
-        return tuple(dict.fromkeys(n for n in self.returned if n not in others and n.isidentifier()))
+        return tuple(
+            dict.fromkeys(n for n in self.returned if n not in others and n.isidentifier())
+        )
 
     @property
     def helpers(self) -> list[str]:
@@ -56,7 +59,7 @@ class PhaseText:
 
     def function(self, doc: str) -> str:
         """The text of the function that launches."""
-        head = f"def {self.name}({', '.join(self.parameters)}):"
+        head = f"def {self.name}({', '.join([*self.parameters, 'launch=direct'])}):"
         returned = ", ".join(self.returned) + ("," if len(self.returned) == 1 else "")
         body = [f'"""{doc}"""', *self.lines, f"return {returned}" if returned else "return ()"]
         return "\n".join(
@@ -130,7 +133,7 @@ class _Host:
         for kernel in self.plan.kernels:
             self._launch(kernel)
         returned: Any = self.plan.graph.output_node().args[0]
-        given = [n for n in self.plan.graph.find_nodes(op="placeholder")]
+        given = list(self.plan.graph.find_nodes(op="placeholder"))
         return PhaseText(
             self.name,
             tuple(self.sources),
@@ -158,7 +161,7 @@ class _Host:
             for kernel in self.plan.kernels:
                 for group in kernel.groups:
                     dims = [d for d, row in enumerate(rows) if set(row) & set(group.leaves)]
-                    pairs |= set(zip(dims, dims[1:]))
+                    pairs |= set(itertools.pairwise(dims))
             if pairs and node.name not in self.sizes.made:
                 name = self._name(node)
                 tests = [
@@ -200,7 +203,11 @@ class _Host:
         constants, grid = self._grid(kernel)
         if kernel.totals:
             self.lines.append(f"programs = {grid}")
-            count = "programs[0] * programs[1]" if ", cdiv" in grid or ", blocks" in grid else "programs[0]"
+            count = (
+                "programs[0] * programs[1]"
+                if ", cdiv" in grid or ", blocks" in grid
+                else "programs[0]"
+            )
             for total in kernel.totals:
                 keeps = bool(self.plan.axes.all_of(total))
                 parts = "programs[0]" if keeps else count
@@ -265,10 +272,14 @@ class _Host:
 
 COMMON = {
     "launch": '''\
-def launch(kernel, grid):
-    """A kernel on a grid, in a form that `torch.compile` and `torch.export` see through."""
-    is_compiled = isinstance(kernel, triton.runtime.KernelInterface) and not INTERPRETED
-    return (torch.library.wrap_triton(kernel) if is_compiled else kernel)[grid]
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
 ''',
     "programs_of": '''\
 @functools.cache

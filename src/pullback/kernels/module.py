@@ -1,7 +1,8 @@
-"""A file of kernels: the imports, the helpers, the kernels with their configurations, the launches."""
+"""A file of kernels: imports, helpers, the kernels with their configurations, launches."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pullback.kernels.expressions import HELPERS
@@ -38,9 +39,7 @@ CHOICES: dict[tuple[str, bool], tuple[Choice, ...]] = {
 """What is tried for a kernel, by its form and whether it keeps totals; the first is the usual."""
 
 
-def kernel_text(
-    source: KernelSource, comment: Sequence[str] = (), *, is_tuned: bool = True
-) -> str:
+def kernel_text(source: KernelSource, comment: Sequence[str] = (), *, is_tuned: bool = True) -> str:
     """A kernel with its decorators; the comment says what a program of it does."""
     lines = []
     if not source.kernel.is_final and is_tuned:
@@ -75,8 +74,5 @@ def common_texts(phases: Sequence[PhaseText]) -> list[str]:
     """The functions that kernels and launches need, as far as they do."""
     helpers = dict.fromkeys(name for phase in phases for name in phase.helpers)
     lines = "\n".join(line for phase in phases for line in phase.lines)
-    used = [text for name, text in COMMON.items() if f"{name}(" in lines]
+    used = [text for name, text in COMMON.items() if re.search(rf"\b{name}\(", lines)]
     return [CONFIGS, *used, *(HELPERS[name] for name in helpers)]
-
-
-

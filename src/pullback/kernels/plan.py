@@ -1,10 +1,10 @@
-"""Which kernels a graph becomes: what each stores and sums, and over which rows and columns it goes.
+"""Which kernels a graph becomes: what each stores and sums, over which rows and columns.
 
-What a graph returns and what it sums over rows are its *goals*. A goal has a *domain*: the axes that
-are columns (those that reductions on its way go over, or the last) and those that are rows. Goals
-of one domain are one kernel, which computes what they share once. A reduction along columns is part
-of the kernel; one along rows is a *total*: each program keeps one in registers for the rows that it
-goes over, writes it, and a small kernel adds these up in a fixed order (`is_final`).
+What a graph returns and what it sums over rows are its *goals*. A goal has a *domain*: the axes
+that are columns (those that reductions on its way go over, or the last) and those that are rows.
+Goals of one domain are one kernel, which computes what they share once. A reduction along columns
+is part of the kernel; one along rows is a *total*: each program keeps one in registers for the rows
+that it goes over, writes it, and a small kernel adds these up in a fixed order (`is_final`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pullback.kernels.axes import (
     CUTS,
     PICKS,
     REDUCTIONS,
+    SCATTERS,
     Axes,
     Axis,
     assigned_axes,
@@ -309,7 +310,8 @@ class _Planner:
             kernel.keeps_columns |= bool(goal.kept)
         node = goal.store.node if goal.store else goal.total
         if node is not None and any(
-            self.axes.reduced(r) for r in self._needs(node if goal.store else node.args[0])[0]  # type: ignore[arg-type]
+            self.axes.reduced(r)
+            for r in self._needs(node if goal.store else node.args[0])[0]  # type: ignore[arg-type]
         ):
             kernel.has_reductions = True
 
@@ -451,13 +453,13 @@ def fixed_axes(plan: KernelPlan) -> set[Axis]:
     """Axes whose index is computed with: they are merged with no other."""
     found: set[Axis] = set()
     for node in plan.graph.nodes:
-        is_cut = node.target in CUTS or node.target in PICKS
+        is_cut = node.target in CUTS or node.target in PICKS or node.target in SCATTERS
         is_index = node.target in CREATED and "arange" in str(node.target)
         if is_cut or is_index or "iota" in str(node.target) or "tri" in str(node.target):
             values = [node, *node.all_input_nodes]
             for value in values:
                 if value in plan.axes.dims:
-                    found |= {a for a in plan.axes.all_of(value)[-2:]}
+                    found |= set(plan.axes.all_of(value)[-2:])
     return found
 
 
@@ -468,10 +470,10 @@ def _merged(
     merged: list[Group] = []
     for leaf in leaves:
         last = merged[-1] if merged else None
-        if last is not None and leaf not in fixed and last.leaves[-1] not in fixed:
-            if all(_lie_together(last, leaf, one) for one in tensors):
-                merged[-1] = Group((*last.leaves, leaf))
-                continue
+        is_free = last is not None and leaf not in fixed and last.leaves[-1] not in fixed
+        if last is not None and is_free and all(_lie_together(last, leaf, t) for t in tensors):
+            merged[-1] = Group((*last.leaves, leaf))
+            continue
         merged.append(Group((leaf,)))
     return merged
 

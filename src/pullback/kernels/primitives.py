@@ -7,6 +7,7 @@ decided after that: one number per row (`logsumexp`, `rstd`) rather than a copy 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,14 +18,22 @@ from pullback.capture.joint import Capture
 from pullback.derive.recipe import Parts
 from pullback.derive.source import parts_in_order
 from pullback.errors import InternalError
-from pullback.graph.cost import hint_of
 from pullback.graph.cut import cut
 from pullback.graph.names import names_of
 from pullback.graph.parts import BACKWARD, JointGraph, phase_of
 from pullback.graph.rewrite import RewriteRule, Table, rule
 from pullback.graph.simplify import READABLE, activations, losses, norms, simplify
 from pullback.graph.split import split
-from pullback.graph.values import Value, aten, named_value, narrowed_to, same, tensor_of
+from pullback.graph.values import (
+    Value,
+    aten,
+    named_value,
+    narrowed_to,
+    same,
+    same_layout,
+    same_sizes,
+    tensor_of,
+)
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -57,19 +66,27 @@ def fused(op: Any, formula: Callable[..., Any]) -> RewriteRule:
     def rewrite(node: Value) -> Any:
         results = formula(*map(_widened, node.args), **node.kwargs)
         if not isinstance(results, tuple):
-            return None if results is None else _rounded(results, node.val.dtype)
+            return None if results is None else _like(results, node.val)
         pairs = zip(results, node.val, strict=False)
-        return tuple(r if r is None else _rounded(r, v.dtype) for r, v in pairs)
+        return tuple(r if r is None else _like(r, v) for r, v in pairs)
 
     name = str(op.name()).partition("::")[2].removesuffix(".default").replace("_", "-")
     why = "the kernel of the op computes in float32 and rounds its result once"
-    return RewriteRule(f"fused-{name.strip('-')}", why, (op,), rewrite)
+    return RewriteRule(f"fused-{name.strip('-')}", why, (op,), rewrite, keeps_strides=False)
 
 
 def _widened(arg: Any) -> Any:
     if isinstance(arg, Value) and isinstance(arg.val, torch.Tensor) and arg.val.dtype in NARROW:
         return arg.to(torch.float32)
     return arg
+
+
+def _like(value: Any, expected: torch.Tensor) -> Any:
+    """A result of a formula in the dtype and layout of the op's."""
+    found = _rounded(value, expected.dtype)
+    if same_sizes(found.val.shape, expected.shape) and not same_layout(found.val, expected):
+        return found.made(aten.clone.default, memory_format=torch.contiguous_format)
+    return found
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
@@ -94,6 +111,26 @@ def unrounded(node: Value) -> Any:
     wide, value = tensor_of(source), tensor_of(node.node)
     is_back = wide is not None and value is not None and wide.dtype == value.dtype
     return node.maker.wrap(source) if is_back else None
+
+
+def gelu(node: Value) -> Any:
+    """x times the share of the normal distribution below it, in a half type."""
+    x, kind = node.args[0], node.kwargs.get("approximate", "none")
+    if x.dtype not in NARROW or kind != "none":
+        return None
+    x = x.to(torch.float32)
+    return _rounded(x * x.made(aten.special_ndtr.default), node.dtype)
+
+
+def half_gelu_backward(node: Value) -> Any:
+    """Its gradient, in a half type: that of `tanh` and of float32 has its own formula."""
+    g, x = node.args[0], node.args[1]
+    if x.dtype not in NARROW or node.kwargs.get("approximate", "none") != "none":
+        return None
+    g, x = g.to(torch.float32), x.to(torch.float32)
+    share = named_value("share", x.made(aten.special_ndtr.default))
+    density = named_value("density", (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi)))
+    return _rounded(g * (share + x * density), node.dtype)
 
 
 def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
@@ -201,9 +238,7 @@ def smooth_l1(x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> Any:
     return losses.reduced(loss, reduction)
 
 
-def binary_cross_entropy(
-    x: Any, y: Any, weight: Any = None, reduction: int = losses.MEAN
-) -> Any:
+def binary_cross_entropy(x: Any, y: Any, weight: Any = None, reduction: int = losses.MEAN) -> Any:
     """y log(x) + (1 - y) log(1 - x), each logarithm at least -100."""
     log = x.made(aten.log.default).clamp(min=-100.0)
     rest = (-x).made(aten.log1p.default).clamp(min=-100.0)
@@ -219,9 +254,7 @@ def fused_rms_norm(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
     return norms.scaled(x * rstd, weight), rstd
 
 
-def fused_rms_norm_backward(
-    g: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any
-) -> Any:
+def fused_rms_norm_backward(g: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> Any:
     """The gradients of x and of the weight."""
     inner, outer = list(range(-len(shape), 0)), list(range(x.dim() - len(shape)))
     xhat = named_value("xhat", x * rstd)
@@ -246,9 +279,8 @@ def one_hot(node: Value) -> Any:
     sizes = tuple(index.val.shape)
     if not isinstance(sizes[dim], int) or sizes[dim] != 1:
         return None
-    # PyTorch takes an index of fewer rows as well. Kernels are for as many: the host checks that.
     pairs = enumerate(zip(sizes, into.val.shape, strict=True))
-    if not all(hint_of(a) == hint_of(b) for d, (a, b) in pairs if d != dim):
+    if not all(same(a, b) for d, (a, b) in pairs if d != dim):
         return None
     across = [1] * into.dim()
     across[dim] = -1
@@ -276,7 +308,9 @@ def one_hot_sum(node: Value) -> Any:
     mask, source, rest = chosen.args
     dim = dims[0] % chosen.dim()
     is_one_hot = mask.node.meta.get("one_hot") == dim and rest.node.target in _ZEROS
-    fits = source.dim() in (0, chosen.dim()) and (not source.dim() or same(source.val.shape[dim], 1))
+    fits = source.dim() in (0, chosen.dim()) and (
+        not source.dim() or same(source.val.shape[dim], 1)
+    )
     if not is_one_hot or not fits or source.dtype != node.dtype:
         return None
     return source if source.dim() else None
@@ -337,7 +371,11 @@ for _name, _formula in _LATER:  # in newer releases of PyTorch
     if hasattr(aten, _name):
         _FUSED[getattr(aten, _name).default] = _formula
 
+_WHY = "exact to 2e-6, where the dtype is to 5e-4 or 4e-3"
+
 TABLE: Table = (
+    RewriteRule("half-gelu", _WHY, (aten.gelu.default,), gelu),
+    RewriteRule("half-gelu-backward", _WHY, (aten.gelu_backward.default,), half_gelu_backward),
     *(fused(op, formula) for op, formula in _FUSED.items()),
     one_hot,
     one_hot_sum,

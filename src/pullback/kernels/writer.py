@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from pullback.graph.cost import argument_of, hint_of
+from pullback.graph.cost import argument_of
 from pullback.graph.values import aten, held_value, is_scalar
-from pullback.kernels.axes import CREATED, REDUCTIONS, VIEWS, Axis, leaves_of, refusal
+from pullback.kernels.axes import CREATED, REDUCTIONS, SCATTERS, VIEWS, Axis, leaves_of, refusal
 from pullback.kernels.expressions import (
     ATOM,
     COMPARISON,
@@ -26,7 +26,6 @@ from pullback.kernels.expressions import (
     PRODUCT,
     SUM,
     TABLE,
-    TYPES,
     KernelText,
     add,
     called,
@@ -39,7 +38,6 @@ from pullback.kernels.expressions import (
     literal,
     made,
     mul,
-    negated,
     power,
 )
 from pullback.kernels.plan import Group, Kernel, KernelPlan, Store, is_tensor
@@ -190,7 +188,9 @@ class KernelWriter:
             raise refusal(node, "an index over several dimensions")
         return at.index[groups[0]]
 
-    def _set_index(self, row: Sequence[Axis], at: _At, node: fx.Node, text: KernelText, mask: Any) -> _At:
+    def _set_index(
+        self, row: Sequence[Axis], at: _At, node: fx.Node, text: KernelText, mask: Any
+    ) -> _At:
         leaves = leaves_of(tuple(row))
         if not leaves:
             return at if mask is None else at.moved("nothing", text, mask)
@@ -286,7 +286,11 @@ class KernelWriter:
         rounding = kwargs.pop("rounding_mode", None)
         if rounding is not None:
             raise refusal(node, f"rounding_mode={rounding!r}")
-        args = [None if a is None else self._float(a, at, node) for a in node.args if not isinstance(a, str)]
+        args = [
+            None if a is None else self._float(a, at, node)
+            for a in node.args
+            if not isinstance(a, str)
+        ]
         named = {k: self._float(v, at, node) for k, v in kwargs.items() if v is not None}
         form = TABLE[node.target]
         found = form(*args, *words, **named)
@@ -319,14 +323,18 @@ class KernelWriter:
             text += ".to(tl.float32)"
         elif dtype is torch.bool:
             text += " != 0"
-        found = KernelText(text, ATOM if dtype is not torch.bool else COMPARISON, offset.rows, offset.cols, True, 1)
+        found = KernelText(
+            text, ATOM if dtype is not torch.bool else COMPARISON, offset.rows, offset.cols, True, 1
+        )
         key = self._key(node, at)
         suffix = "" if at is self.root or not self._moved(node, at) else "_there"
         return self._bind(key, self._fresh(self._name(node) + suffix), found)
 
     def _moved(self, node: fx.Node, at: _At) -> bool:
         groups = [self._group(axis) for axis in self.plan.axes.all_of(node)]
-        return any(g not in self.root.index or at.index.get(g) != self.root.index[g] for g in groups)
+        return any(
+            g not in self.root.index or at.index.get(g) != self.root.index[g] for g in groups
+        )
 
     def _masked(self, mask: str, other: str, node: fx.Node) -> str:
         if not mask:
@@ -380,7 +388,9 @@ class KernelWriter:
         rows = any(axis in g.leaves for g in self.kernel.rows for axis in axes)
         cols = any(axis in g.leaves for g in self.kernel.cols for axis in axes)
         if rows and cols:
-            return KernelText(f"row * {self._count(self.kernel.cols, 'n_cols')} + col", SUM, True, True)
+            return KernelText(
+                f"row * {self._count(self.kernel.cols, 'n_cols')} + col", SUM, True, True
+            )
         if rows or cols:
             return KernelText("row" if rows else "col", ATOM, rows, cols)
         return KernelText("")
@@ -392,7 +402,9 @@ class KernelWriter:
 
     def _stride(self, node: fx.Node, group: Any) -> str:
         base = self._name(node)
-        word = "row" if self.kernel.rows == [group] else "col" if self.kernel.cols == [group] else ""
+        word = (
+            "row" if self.kernel.rows == [group] else "col" if self.kernel.cols == [group] else ""
+        )
         if not word:
             axes = dict.fromkeys(self._group(axis) for axis in self.plan.axes.all_of(node))
             word = f"stride_{list(axes).index(group)}"
@@ -421,7 +433,13 @@ class KernelWriter:
         value = argument_of(node, "s") if value is None else value
         found = self.value(value, at)
         dtype = held_value(node).dtype
-        return found if not dtype.is_floating_point or "." in found.text or "(" in found.text else literal(float(value)) if not isinstance(value, fx.Node) else found
+        return (
+            found
+            if not dtype.is_floating_point or "." in found.text or "(" in found.text
+            else literal(float(value))
+            if not isinstance(value, fx.Node)
+            else found
+        )
 
     # ---- reductions ----
 
@@ -463,7 +481,9 @@ class KernelWriter:
         name = {"max": "tl.max", "min": "tl.min"}.get(kind, "tl.sum")
         return KernelText(f"{name}({text}, {along})", ATOM, rows=source.rows or True, size=1)
 
-    def _finished(self, node: fx.Node, kind: str, total: KernelText, count: KernelText) -> KernelText:
+    def _finished(
+        self, node: fx.Node, kind: str, total: KernelText, count: KernelText
+    ) -> KernelText:
         if kind == "mean":
             return div(total, count)
         return called("tl.sqrt")(total) if kind == "norm" else total
@@ -501,12 +521,12 @@ class KernelWriter:
             if node in seen:
                 continue
             seen.add(node)
-            if node.op == "placeholder" or (
-                self.plan.kinds.get(node) == "total"
-            ):
+            if node.op == "placeholder" or (self.plan.kinds.get(node) == "total"):
                 continue
             for arg in node.all_input_nodes:
-                found[arg] = found.get(arg, 0) + (2 if node.target is aten.pow.Tensor_Scalar or node.target in _TWICE else 1)
+                found[arg] = found.get(arg, 0) + (
+                    2 if node.target is aten.pow.Tensor_Scalar or node.target in _TWICE else 1
+                )
             left += node.all_input_nodes
         for node in list(found):  # a view is used as often as what it is a view of
             if node.target in VIEWS and is_tensor(node.args[0]):
@@ -514,7 +534,12 @@ class KernelWriter:
         return found
 
 
-_TWICE = (aten.silu.default, aten.square.default, aten.linalg_vector_norm.default, aten.leaky_relu.default)
+_TWICE = (
+    aten.silu.default,
+    aten.square.default,
+    aten.linalg_vector_norm.default,
+    aten.leaky_relu.default,
+)
 
 
 def _summed(terms: Sequence[KernelText]) -> KernelText:
@@ -556,7 +581,9 @@ def _shifted(
     if step != 1:
         index = mul(index, writer.value(step, at))
     moved = index if start == 0 and isinstance(start, int) else add(index, writer.value(start, at))
-    return writer.value(source, writer._set_index(writer.plan.axes.of(source)[dim], at, node, moved, None))
+    return writer.value(
+        source, writer._set_index(writer.plan.axes.of(source)[dim], at, node, moved, None)
+    )
 
 
 def _from_end(start: Any, size: Any) -> Any:
@@ -629,7 +656,7 @@ def _less(a: KernelText, b: KernelText) -> KernelText:
 
 def _slice_backward(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     """Zeros, with a tensor from `start` on."""
-    part, _, dim, start, end, step = node.args
+    part, _, dim, start, _, step = node.args
     value = held_value(node)
     dim = int(dim) % value.dim()  # type: ignore[arg-type]
     if step != 1:
@@ -714,7 +741,21 @@ def _gather(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     return writer.value(source, writer._set_index(rows[dim], at, node, there, mask))
 
 
+def _scattered(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
+    """A value where its place is the index of its row, else another."""
+    into, dim, index, source = node.args
+    rows = writer.plan.axes.of(node)
+    here = writer._index_of(rows[int(dim) % len(rows)], at, node)  # type: ignore[arg-type]
+    rest, put = writer.value(into, at), writer.value(source, at)
+    if node.target is aten.scatter_add.default:
+        put = put if rest.is_zero and rest.text == "0.0" else add(rest, put)
+    if here is None:
+        return put
+    return chosen(_compare(here, "==", writer.value(index, at)), put, rest)
+
+
 MOVES = {
+    **dict.fromkeys(SCATTERS, _scattered),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.cat.default: _cat,

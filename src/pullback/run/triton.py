@@ -181,7 +181,7 @@ class _Program:
         taken = [i for i, x in enumerate(self.row) if isinstance(x, Tensor)]
         noted = self._noted(space, function)
         if _is_interpreted():
-            return lambda given: function(*given)
+            return lambda given: _interpreted(space, function, self.phase, given)
         if _has_native():
             try:
                 return self._native(noted, taken)
@@ -221,9 +221,8 @@ class _Program:
 
         names = {"empty": empty, "empty_permuted": permuted}
         space["torch"] = _Listening(names)
-        space["launch"] = launch
         with torch.no_grad():
-            self.results = function(*self.row)
+            self.results = function(*self.row, launch=launch)
         return noted
 
     def _made(self, noted: _Noted) -> list[int]:
@@ -245,6 +244,21 @@ class _Program:
         return native.native_extension().steps(device, [], len(noted.registers), *rows)  # type: ignore[no-any-return]
 
 
+def _interpreted(
+    space: dict[str, Any], function: Callable[..., Any], phase: PhaseText, given: list[Any]
+) -> Sequence[Any]:
+    """The launching function in Triton's interpreter."""
+    usual = {source.name: usual_options(source) for source in phase.kernels}
+    space["torch"] = torch
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        options = usual[kernel.fn.__name__]
+        return lambda *args, **given: kernel[grid](*args, **{**options, **given})
+
+    found: Sequence[Any] = function(*given, launch=launch)
+    return found
+
+
 class _Listening:
     """`torch`, with some of its functions replaced."""
 
@@ -262,7 +276,11 @@ def _text(phase: PhaseText) -> str:
 
 
 def _launch_of(
-    noted: _Noted, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+    noted: _Noted,
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> Launch:
     """How a compiled kernel is launched, as the driver is told."""
     try:
@@ -288,7 +306,9 @@ def _launch_of(
     function, threads, shared = facts
     x, y, z = (*grid, 1, 1, 1)[:3]
     # Two more pointers, to memory that no kernel of ours has; they are null.
-    return Launch(kernel, function, (x, y, z), threads, shared, letters + "OO", (*values, None, None))
+    return Launch(
+        kernel, function, (x, y, z), threads, shared, letters + "OO", (*values, None, None)
+    )
 
 
 def _in_python(noted: _Noted, taken: list[int], made: list[int]) -> Compiled:
@@ -320,11 +340,15 @@ def _maker(like: Tensor) -> Callable[[list[Any]], None]:
 
 
 def _launcher(
-    noted: _Noted, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+    noted: _Noted,
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> Callable[[list[Any]], None]:
     places = [(i, noted.place_of(x)) for i, x in enumerate(args) if isinstance(x, Tensor)]
     constants = [
-        options.get(name, None)
+        options.get(name)
         for name, kind in list(kernel.src.signature.items())[len(args) :]
         if kind == "constexpr"
     ]

@@ -1,1 +1,1 @@
-"""Triton: a Function as one file of kernels that imports torch and triton alone, and tests itself."""
+"""Triton: a Function as one file of kernels that needs torch and triton, and tests itself."""

@@ -88,7 +88,9 @@ def kernel_file(subject: EmitSubject) -> KernelFile:
     """The kernels of a subject; raises `KernelError` for what is in no kernel."""
     captured = subject.captured
     _require_plain(subject)
-    parts = kernel_parts(captured, "auto" if isinstance(subject.save, str) else subject.save, subject.wanted)
+    parts = kernel_parts(
+        captured, "auto" if isinstance(subject.save, str) else subject.save, subject.wanted
+    )
     names = HostNames({node.name: text for node, text in parts.names.items()})
     names.given = frozenset(node.name for node in parts.names.given)
     stem = snake(subject.name)
@@ -132,7 +134,9 @@ def _require_plain(subject: EmitSubject) -> None:
 def module_text(made: KernelFile, test: KernelTest, file: str, *, is_run: bool) -> str:
     """The whole file."""
     kernels = [
-        kernel_text(source, _comment(source, phase)) for phase in made.phases for source in phase.kernels
+        kernel_text(source, _comment(source, phase))
+        for phase in made.phases
+        for source in phase.kernels
     ]
     launches = [phase.function(_launch_doc(made, phase)) for phase in made.phases]
     blocks = [
@@ -167,7 +171,9 @@ def _docstring(made: KernelFile, is_run: bool) -> str:
     text += ", with --bench to measure it. Without a GPU, set TRITON_INTERPRET=1."
     lines += textwrap.wrap(text, WIDTH)
     if not is_run:
-        lines += textwrap.wrap("It has not been run where it was written: run its test first.", WIDTH)
+        lines += textwrap.wrap(
+            "It has not been run where it was written: run its test first.", WIDTH
+        )
     return '"""' + "\n".join(lines) + '\n"""'
 
 
@@ -177,8 +183,8 @@ def _comment(source: KernelSource, phase: PhaseText) -> list[str]:
     if kernel.is_final and kernel.source is not None:
         where = "COLS columns" if kernel.cols else "all"
         return textwrap.wrap(
-            f"Adds up what the programs of `{kernel.source.name}` wrote, {where} per program, always "
-            "in the same order.",
+            f"Adds up what the programs of `{kernel.source.name}` wrote, {where} per program, "
+            "always in the same order.",
             84,
         )
     said = {
@@ -239,7 +245,8 @@ def _class(made: KernelFile) -> str:
 def _class_doc(made: KernelFile) -> str:
     kept = [name for name in dict.fromkeys(made.saved) if name not in made.inputs]
     listed = ", ".join(f"`{name}`" for name in kept) or "nothing besides inputs"
-    return f"`{made.subject.captured.name.removesuffix('.apply')}` in Triton; {listed} kept for backward."
+    came = made.subject.captured.name.removesuffix(".apply")
+    return f"`{came}` in Triton; {listed} kept for backward."
 
 
 def _silent(made: KernelFile) -> list[str]:
@@ -293,7 +300,7 @@ def _ops(made: KernelFile) -> str:
         lines = [f'@torch.library.triton_op("{stem}::{word}", mutates_args=())']
         lines.append(f"def {word}_op({typed}) -> {kind}:")
         lines.append(f'    """`{phase.name}` as an op."""')
-        lines.append(f"    return {phase.name}({', '.join(phase.parameters)})")
+        lines.append(f"    return {phase.name}({', '.join([*phase.parameters, 'traced'])})")
         texts.append("\n".join(part for line in lines for part in wrapped_line(line)))
     return "\n\n\n".join(texts)
 

@@ -45,7 +45,8 @@ def few(y):
     """A tensor in few numbers: weighted sums of it."""
     flat = y.detach().double().flatten()
     weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
-    return torch.nn.functional.pad(flat * weights, (0, -flat.numel() % {sums})).reshape({sums}, -1).sum(1)
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % {sums}))
+    return padded.reshape({sums}, -1).sum(1)
 
 
 def same(got, what):
@@ -70,7 +71,8 @@ def run(given):
     found = {{f"output {{i}}": y for i, y in enumerate(outputs)}}
     wanted = {{n: x for n, x in zip({names}, given) if x.requires_grad}}
     live = [y for y in outputs if y.requires_grad]
-    pulled = torch.autograd.grad(live, list(wanted.values()), [cotangent(y, i) for i, y in enumerate(live)])
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
     return {{**found, **{{f"the gradient of `{{n}}`": g for n, g in zip(wanted, pulled)}}}}
 
 
@@ -79,20 +81,24 @@ def self_test(device):
     given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
     for (what, got), again in zip(run(given).items(), run(given).values()):
         same(got, what)
-        assert torch.equal(got, again) or bool(got.isnan().any()), f"{{what}} differs from run to run"
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{{what}} differs from run to run"
 
 
 def bench(device):
     """Time of forward and backward, and how that compares with moving the bytes once."""
     given = [x.detach().to(device) for x in inputs()]
     times = max(1, 2**26 // max(x.numel() for x in given))
-    given = [x.repeat(*(times if d == grows else 1 for d in range(x.dim()))) for x, grows in zip(given, GROWS)]
-    given = [x.requires_grad_(y.requires_grad) for x, y in zip(given, inputs())]
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
     moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
     taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
     block = torch.empty(2**29, dtype=torch.uint8, device=device)
-    speed = 2 * block.numel() / triton.testing.do_bench(lambda: block.clone(), return_mode="median")
-    print(f"{name}: {{taken:.3f}} ms, {{taken * speed / moved:.2f}} times the time to move its bytes")
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"{name}: {{taken:.3f}} ms, {{times:.2f}} times the time to move its bytes")
 
 
 GROWS = {grows}
@@ -233,6 +239,4 @@ def _grows(made: KernelFile) -> tuple[int | None, ...]:
     values = [held_value(node) for node in made.parts.joint.inputs]
     largest = max(zip(values, made.subject.specs, strict=True), key=lambda pair: pair[1].numel)[0]
     free = next((str(s) for s in largest.shape if isinstance(s, torch.SymInt)), None)
-    return tuple(
-        next((d for d, s in enumerate(v.shape) if str(s) == free), None) for v in values
-    )
+    return tuple(next((d for d, s in enumerate(v.shape) if str(s) == free), None) for v in values)

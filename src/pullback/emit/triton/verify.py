@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pullback.derive.comparison import aside
-from pullback.derive.source import differing_text
 from pullback.derive.difference import TextDifference
+from pullback.derive.source import differing_text
 from pullback.emit.subject import EmitSubject
 from pullback.function.generated import run_text
 
@@ -123,7 +123,9 @@ def _compared(trial: _Trial, got: Sequence[Tensor] | str) -> TextDifference | No
     if isinstance(got, str):
         return TextDifference("output", trial.what, "no error", got)
     allowed = max(TOLERANCES.get(x.dtype, 0.0) for x in trial.given)
-    for place, (name, value, other) in enumerate(zip(trial.names, trial.expected, got, strict=True)):
+    for place, (name, value, other) in enumerate(
+        zip(trial.names, trial.expected, got, strict=True)
+    ):
         kinds = [f"{name}: {y.dtype} {tuple(y.shape)}" for y in (value, other)]
         if kinds[0] != kinds[1]:
             return TextDifference("output", trial.what, *kinds)
@@ -156,7 +158,9 @@ for given, cotangents in torch.load(f"{folder}/trials.pt"):
         outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
         live = [y for y in outputs if y.requires_grad]
         wanted = [x for x in given if x.requires_grad]
-        pulled = torch.autograd.grad(live, wanted, cotangents, materialize_grads=True) if live and wanted else ()
+        pulled = ()
+        if live and wanted:
+            pulled = torch.autograd.grad(live, wanted, cotangents, materialize_grads=True)
         found.append([y.detach() for y in (*outputs, *pulled)])
     except Exception as error:
         found.append(f"{type(error).__name__}: {str(error)[:300]}")
@@ -169,7 +173,11 @@ def _interpreted(subject: EmitSubject, text: str, trials: Sequence[_Trial]) -> l
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "emitted.py").write_text(text, encoding="utf-8")
         torch.save([(one.given, one.cotangents) for one in trials], f"{folder}/trials.pt")
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         command = [sys.executable, "-W", "ignore", "-c", _DRIVER, folder, subject.name]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False

@@ -1,0 +1,280 @@
+"""`KlDiv`: Kullback-Leibler divergence, per batch.
+
+Written by pullback from `kl_div`, and yours: it needs torch and triton, nothing else.
+`KlDiv.apply(logp, q)` runs it. Run this file to test it, with --bench to measure it.
+Without a GPU, set TRITON_INTERPRET=1.
+It has not been run where it was written: run its test first.
+"""
+
+import functools
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = triton.knobs.runtime.interpret
+TUNED = {"cache_results": not INTERPRETED}  # kept on disk, by device, dtypes and width
+
+
+def configs(*options):
+    """What the autotuner tries, once per width of a row; Triton's interpreter measures nothing."""
+    found = [triton.Config(dict(meta), num_warps=warps) for meta, warps in options]
+    return found[:1] if INTERPRETED else found
+
+
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
+
+
+@functools.cache
+def programs_of(device):
+    """How many programs that go over several rows run on a device at once."""
+    if device.type != "cuda":
+        return 4
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tile(n_cols, most=1024):
+    """How many rows and columns a program takes at once where each element stands alone."""
+    cols = min(triton.next_power_of_2(n_cols), most)
+    return max(1, 2048 // cols), cols
+
+
+@triton.jit
+def xlogy(x, y):
+    """x log(y), which is zero where x is."""
+    return tl.where(x == 0, tl.where(y != y, y, 0.0), x * tl.log(y))
+
+
+@triton.autotune(configs(({}, 4), ({}, 8)), key=["n_cols"], **TUNED)
+@triton.jit
+def kl_div_forward_kernel(
+    q_ptr, logp_ptr, out_total_parts_ptr, q_row, q_col, logp_row, logp_col, n_cols, n_rows,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):
+    # Each program goes from tile of ROWS rows to tile of ROWS rows, and keeps its sums in
+    # registers.
+    program = tl.program_id(0).to(tl.int64)
+    col = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+    out_total_sum = tl.zeros((ROWS, COLS), tl.float32)
+    for first in range(program * ROWS, n_rows, tl.num_programs(0) * ROWS):
+        row = (first + tl.arange(0, ROWS))[:, None]
+        inside = (row < n_rows) & (col < n_cols)
+        q = tl.load(q_ptr + row * q_row + col * q_col, mask=inside, other=0.0)
+        logp = tl.load(logp_ptr + row * logp_row + col * logp_col, mask=inside, other=0.0)
+        out_total_sum += tl.where(inside, xlogy(q, q) - q * logp, 0.0)
+    tl.store(
+        out_total_parts_ptr + tl.program_id(1) * tl.num_programs(0) + program,
+        tl.sum(tl.sum(out_total_sum, 1), 0),
+    )
+
+
+@triton.jit
+def kl_div_forward_sums(out_total_parts_ptr, out_ptr, n_parts, size, PARTS: tl.constexpr):
+    # Adds up what the programs of `kl_div_forward_kernel` wrote, all per program, always
+    # in the same order.
+    out_total = tl.zeros((PARTS,), tl.float32)
+    for start in range(0, n_parts, PARTS):
+        part = start + tl.arange(0, PARTS)
+        out_total += tl.load(out_total_parts_ptr + part, mask=part < n_parts, other=0.0)
+    out_total = tl.sum(out_total, 0)
+    out = out_total / size
+    tl.store(out_ptr, out)
+
+
+@triton.autotune(configs(({}, 4), ({}, 8)), key=["n_cols"], **TUNED)
+@triton.jit
+def kl_div_backward_kernel(
+    grad_out_ptr, q_ptr, grad_logp_ptr, q_row, q_col, n_rows, n_cols, ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    # Each program computes a tile of ROWS rows and COLS columns.
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    col = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+    inside = (row < n_rows) & (col < n_cols)
+    grad_out = tl.load(grad_out_ptr)
+    q = tl.load(q_ptr + row * q_row + col * q_col, mask=inside, other=0.0)
+    grad_logp = -(grad_out / n_rows) * q
+    tl.store(grad_logp_ptr + row * n_cols + col, grad_logp, mask=inside)
+
+
+def kl_div_forward(logp, q, launch=direct):
+    """The output."""
+    out = torch.empty((), dtype=torch.float32, device=logp.device)
+    ROWS, COLS = tile(logp.shape[1], most=512)
+    blocks = triton.cdiv(logp.shape[1], COLS)
+    programs = (min(
+        triton.cdiv(logp.shape[0], ROWS), triton.cdiv(16 * programs_of(logp.device), blocks)
+    ), blocks)
+    out_total_parts = torch.empty(
+        (programs[0] * programs[1],), dtype=torch.float32, device=logp.device
+    )
+    launch(kl_div_forward_kernel, programs)(
+        q,
+        logp,
+        out_total_parts,
+        q.stride(0),
+        q.stride(1),
+        logp.stride(0),
+        logp.stride(1),
+        logp.shape[1],
+        logp.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
+    n_parts = out_total_parts.shape[0]
+    launch(kl_div_forward_sums, (1,))(
+        out_total_parts, out, n_parts, logp.shape[0], PARTS=1024, num_warps=4
+    )
+    return out
+
+
+def kl_div_backward(q, grad_out, launch=direct):
+    """The gradient, from what forward kept."""
+    grad_logp = torch.empty((q.shape[0], q.shape[1]), dtype=torch.float32, device=q.device)
+    ROWS, COLS = tile(q.shape[1])
+    launch(kl_div_backward_kernel, (triton.cdiv(q.shape[0], ROWS), triton.cdiv(q.shape[1], COLS)))(grad_out, q, grad_logp, q.stride(0), q.stride(1), q.shape[0], q.shape[1], ROWS=ROWS, COLS=COLS)
+    return grad_logp
+
+
+class KlDiv(torch.autograd.Function):
+    """`kl_div` in Triton; nothing besides inputs kept for backward."""
+
+    @staticmethod
+    def forward(ctx, logp, q):
+        require(logp, "logp", torch.float32, (logp.shape[0], logp.shape[1]))
+        require(q, "q", torch.float32, (logp.shape[0], logp.shape[1]))
+        out = kl_div_forward(logp, q)
+        ctx.save_for_backward(q)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_out):
+        q, = ctx.saved_tensors
+        grad_logp = kl_div_backward(q, grad_out)
+        return grad_logp, None
+
+
+@torch.library.triton_op("kl_div::forward", mutates_args=())
+def forward_op(logp: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """`kl_div_forward` as an op."""
+    return kl_div_forward(logp, q, traced)
+
+
+@torch.library.triton_op("kl_div::backward", mutates_args=())
+def backward_op(q: torch.Tensor, grad_out: torch.Tensor) -> torch.Tensor:
+    """`kl_div_backward` as an op."""
+    return kl_div_backward(q, grad_out, traced)
+
+
+def require(tensor, name, dtype, shape):
+    """Raise unless a tensor is of the dtype and shape that the kernels are written for."""
+    if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+        got = f"{tensor.dtype} {tuple(tensor.shape)}"
+        raise ValueError(f"`{name}` must be {dtype} {tuple(shape)}, got {got}")
+
+
+# ---- self-test: `python kl_div.py`, benchmark: `python kl_div.py --bench` ----
+
+
+def spread(start, low, high, *shape):
+    """Numbers between two, far from each other, and the same on every machine."""
+    places = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    places = (0.38196601125 * (start + 1) + 0.61803398875 * places) % 1
+    return (low + (high - low) * places).reshape(shape)
+
+
+def inputs():
+    """Inputs like those that this was written for."""
+    logp = spread(0, -3.45, 2.88, 4, 50).to(dtype=torch.float32).requires_grad_()
+    q = spread(1, 0.000364, 0.208, 4, 50).to(dtype=torch.float32)
+    return logp, q
+
+
+RECORDED = {
+    "output 0": [-6.87677, 0, 0, 0, 0, 0, 0, 0],
+    "the gradient of `logp`": [0.625317, 0.665792, 0.652779, 0.621911, 0.617851, 0.615596, 0.650305, 0.581961],
+}
+"""What `kl_div` gave for these inputs when this was written: weighted sums."""
+
+
+def few(y):
+    """A tensor in few numbers: weighted sums of it."""
+    flat = y.detach().double().flatten()
+    weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
+
+
+def same(got, what):
+    """Raise, and name `what` it is, unless a tensor is as recorded but for rounding."""
+    expected = torch.tensor(RECORDED[what], dtype=torch.float64, device=got.device)
+    allowed = 0.0001 * few(got.abs()) + 1e-6
+    if not bool(((few(got) - expected).abs() <= allowed).all()):
+        raise AssertionError(f"{what} is not as recorded: {few(got).tolist()}")
+
+
+def cotangent(y, i):
+    """What is pulled back from output `i`: other numbers for each of its elements."""
+    row = torch.arange(y.numel(), dtype=torch.float64, device=y.device)
+    return ((0.25 * i + 0.7548776662 * row) % 1 - 0.25).reshape(y.shape).to(y.dtype)
+
+
+def run(given):
+    """Outputs and gradients, by what they are."""
+    given = [x.detach().requires_grad_(x.requires_grad) for x in given]
+    outputs = KlDiv.apply(*given)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    found = {f"output {i}": y for i, y in enumerate(outputs)}
+    wanted = {n: x for n, x in zip(('logp', 'q'), given) if x.requires_grad}
+    live = [y for y in outputs if y.requires_grad]
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
+    return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
+
+
+def self_test(device):
+    """Raise unless outputs and gradients are as recorded, and the same twice over."""
+    given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
+    for (what, got), again in zip(run(given).items(), run(given).values()):
+        same(got, what)
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
+
+
+def bench(device):
+    """Time of forward and backward, and how that compares with moving the bytes once."""
+    given = [x.detach().to(device) for x in inputs()]
+    times = max(1, 2**26 // max(x.numel() for x in given))
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
+    moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
+    taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
+    block = torch.empty(2**29, dtype=torch.uint8, device=device)
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"KlDiv: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
+
+
+GROWS = (0, 0)
+"""The dimension of each input that a benchmark makes longer."""
+
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not INTERPRETED:
+        raise SystemExit("KlDiv needs a GPU, or TRITON_INTERPRET=1")
+    self_test(device)
+    print("KlDiv: outputs and gradients are right")
+    if "--bench" in sys.argv:
+        bench(device)

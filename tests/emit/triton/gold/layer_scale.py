@@ -1,0 +1,326 @@
+"""`LayerScale`: A residual branch, scaled per channel.
+
+Written by pullback from `layer_scale`, and yours: it needs torch and triton, nothing
+else.
+`LayerScale.apply(x, branch, gamma)` runs it. Run this file to test it, with --bench to
+measure it. Without a GPU, set TRITON_INTERPRET=1.
+It has not been run where it was written: run its test first.
+"""
+
+import functools
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = triton.knobs.runtime.interpret
+TUNED = {"cache_results": not INTERPRETED}  # kept on disk, by device, dtypes and width
+
+
+def configs(*options):
+    """What the autotuner tries, once per width of a row; Triton's interpreter measures nothing."""
+    found = [triton.Config(dict(meta), num_warps=warps) for meta, warps in options]
+    return found[:1] if INTERPRETED else found
+
+
+def direct(kernel, grid):
+    """A kernel on a grid, as it is."""
+    return kernel[grid]
+
+
+def traced(kernel, grid):
+    """A kernel on a grid, in a form that tracing and export see through."""
+    return kernel[grid] if INTERPRETED else torch.library.wrap_triton(kernel)[grid]
+
+
+@functools.cache
+def programs_of(device):
+    """How many programs that go over several rows run on a device at once."""
+    if device.type != "cuda":
+        return 4
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tile(n_cols, most=1024):
+    """How many rows and columns a program takes at once where each element stands alone."""
+    cols = min(triton.next_power_of_2(n_cols), most)
+    return max(1, 2048 // cols), cols
+
+
+@triton.autotune(configs(({}, 4), ({}, 8)), key=["n_cols"], **TUNED)
+@triton.jit
+def layer_scale_forward_kernel(
+    x_ptr, gamma_ptr, branch_ptr, out_ptr, x_row, x_col, gamma_col, branch_row, branch_col,
+    n_cols, n_rows, ROWS: tl.constexpr, COLS: tl.constexpr,
+):
+    # Each program computes a tile of ROWS rows and COLS columns.
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    col = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+    in_cols = col < n_cols
+    inside = (row < n_rows) & (col < n_cols)
+    gamma = tl.load(gamma_ptr + col * gamma_col, mask=in_cols, other=0.0)
+    x = tl.load(x_ptr + row * x_row + col * x_col, mask=inside, other=0.0)
+    branch = tl.load(branch_ptr + row * branch_row + col * branch_col, mask=inside, other=0.0)
+    out = x + gamma * branch
+    tl.store(out_ptr + row * n_cols + col, out, mask=inside)
+
+
+@triton.autotune(configs(({}, 4), ({}, 8)), key=["n_cols"], **TUNED)
+@triton.jit
+def layer_scale_backward_kernel(
+    grad_out_ptr, branch_ptr, gamma_ptr, grad_branch_ptr, grad_gamma_parts_ptr, grad_out_row,
+    grad_out_col, branch_row, branch_col, gamma_col, n_cols, n_rows, ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    # Each program goes from tile of ROWS rows to tile of ROWS rows, and keeps its sums in
+    # registers.
+    program = tl.program_id(0).to(tl.int64)
+    col = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+    in_cols = col < n_cols
+    gamma = tl.load(gamma_ptr + col * gamma_col, mask=in_cols, other=0.0)
+    grad_gamma_sum = tl.zeros((ROWS, COLS), tl.float32)
+    for first in range(program * ROWS, n_rows, tl.num_programs(0) * ROWS):
+        row = (first + tl.arange(0, ROWS))[:, None]
+        inside = (row < n_rows) & (col < n_cols)
+        grad_out = tl.load(
+            grad_out_ptr + row * grad_out_row + col * grad_out_col, mask=inside, other=0.0
+        )
+        branch = tl.load(
+            branch_ptr + row * branch_row + col * branch_col, mask=inside, other=0.0
+        )
+        grad_gamma_sum += grad_out * branch
+        grad_branch = grad_out * gamma
+        tl.store(grad_branch_ptr + row * n_cols + col, grad_branch, mask=inside)
+    tl.store(
+        grad_gamma_parts_ptr + program * n_cols + col,
+        tl.sum(grad_gamma_sum, 0, keep_dims=True),
+        mask=in_cols,
+    )
+
+
+@triton.jit
+def layer_scale_backward_sums(
+    grad_gamma_parts_ptr, grad_gamma_ptr, n_parts, n_cols, COLS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    # Adds up what the programs of `layer_scale_backward_kernel` wrote, COLS columns per
+    # program, always in the same order.
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = col < n_cols
+    grad_gamma = tl.zeros((PARTS, COLS), tl.float32)
+    for start in range(0, n_parts, PARTS):
+        part = start + tl.arange(0, PARTS)
+        grad_gamma += tl.load(
+            grad_gamma_parts_ptr + part[:, None] * n_cols + col[None, :],
+            mask=(part < n_parts)[:, None] & inside[None, :],
+            other=0.0,
+        )
+    grad_gamma = tl.sum(grad_gamma, 0)
+    tl.store(grad_gamma_ptr + col, grad_gamma, mask=inside)
+
+
+def layer_scale_forward(x, branch, gamma, launch=direct):
+    """The output."""
+    if x.stride(0) != x.shape[1] * x.stride(1):
+        x = x.contiguous()
+    if branch.stride(0) != branch.shape[1] * branch.stride(1):
+        branch = branch.contiguous()
+    out = torch.empty(
+        (x.shape[0], x.shape[1], x.shape[2]), dtype=torch.float32, device=x.device
+    )
+    ROWS, COLS = tile(x.shape[2])
+    launch(layer_scale_forward_kernel, (triton.cdiv(x.shape[0] * x.shape[1], ROWS), triton.cdiv(x.shape[2], COLS)))(x, gamma, branch, out, x.stride(1), x.stride(2), gamma.stride(0), branch.stride(1), branch.stride(2), x.shape[2], x.shape[0] * x.shape[1], ROWS=ROWS, COLS=COLS)
+    return out
+
+
+def layer_scale_backward(branch, gamma, grad_out, launch=direct):
+    """The gradients, from what forward kept."""
+    if branch.stride(0) != branch.shape[1] * branch.stride(1):
+        branch = branch.contiguous()
+    if grad_out.stride(0) != grad_out.shape[1] * grad_out.stride(1):
+        grad_out = grad_out.contiguous()
+    grad_branch = torch.empty(
+        (branch.shape[0], branch.shape[1], branch.shape[2]),
+        dtype=torch.float32,
+        device=branch.device,
+    )
+    grad_gamma = torch.empty((branch.shape[2],), dtype=torch.float32, device=branch.device)
+    ROWS, COLS = tile(branch.shape[2], most=512)
+    blocks = triton.cdiv(branch.shape[2], COLS)
+    programs = (min(
+        triton.cdiv(branch.shape[0] * branch.shape[1], ROWS),
+        triton.cdiv(16 * programs_of(branch.device), blocks),
+    ), blocks)
+    grad_gamma_parts = torch.empty(
+        (programs[0], branch.shape[2]), dtype=torch.float32, device=branch.device
+    )
+    launch(layer_scale_backward_kernel, programs)(
+        grad_out,
+        branch,
+        gamma,
+        grad_branch,
+        grad_gamma_parts,
+        grad_out.stride(1),
+        grad_out.stride(2),
+        branch.stride(1),
+        branch.stride(2),
+        gamma.stride(0),
+        branch.shape[2],
+        branch.shape[0] * branch.shape[1],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
+    n_parts = grad_gamma_parts.shape[0]
+    launch(layer_scale_backward_sums, (triton.cdiv(branch.shape[2], 16),))(
+        grad_gamma_parts,
+        grad_gamma,
+        n_parts,
+        branch.shape[2],
+        COLS=16,
+        PARTS=256,
+        num_warps=4,
+    )
+    return grad_branch, grad_gamma
+
+
+class LayerScale(torch.autograd.Function):
+    """`layer_scale` in Triton; nothing besides inputs kept for backward."""
+
+    @staticmethod
+    def forward(ctx, x, branch, gamma):
+        require(x, "x", torch.float32, (x.shape[0], x.shape[1], x.shape[2]))
+        require(branch, "branch", torch.float32, (x.shape[0], x.shape[1], x.shape[2]))
+        require(gamma, "gamma", torch.float32, (x.shape[2],))
+        out = layer_scale_forward(x, branch, gamma)
+        ctx.save_for_backward(branch, gamma)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_out):
+        branch, gamma = ctx.saved_tensors
+        grad_branch, grad_gamma = layer_scale_backward(branch, gamma, grad_out)
+        return grad_out, grad_branch, grad_gamma
+
+
+@torch.library.triton_op("layer_scale::forward", mutates_args=())
+def forward_op(x: torch.Tensor, branch: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    """`layer_scale_forward` as an op."""
+    return layer_scale_forward(x, branch, gamma, traced)
+
+
+@torch.library.triton_op("layer_scale::backward", mutates_args=())
+def backward_op(
+    branch: torch.Tensor, gamma: torch.Tensor, grad_out: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`layer_scale_backward` as an op."""
+    return layer_scale_backward(branch, gamma, grad_out, traced)
+
+
+def require(tensor, name, dtype, shape):
+    """Raise unless a tensor is of the dtype and shape that the kernels are written for."""
+    if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+        got = f"{tensor.dtype} {tuple(tensor.shape)}"
+        raise ValueError(f"`{name}` must be {dtype} {tuple(shape)}, got {got}")
+
+
+# ---- self-test: `python layer_scale.py`, benchmark: `python layer_scale.py --bench` ----
+
+
+def spread(start, low, high, *shape):
+    """Numbers between two, far from each other, and the same on every machine."""
+    places = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    places = (0.38196601125 * (start + 1) + 0.61803398875 * places) % 1
+    return (low + (high - low) * places).reshape(shape)
+
+
+def inputs():
+    """Inputs like those that this was written for."""
+    x = spread(0, -2.13, 2.35, 2, 3, 40).to(dtype=torch.float32).requires_grad_()
+    branch = spread(1, -2.13, 2.35, 2, 3, 40).to(dtype=torch.float32).requires_grad_()
+    gamma = spread(2, -2.46, 2.03, 40).to(dtype=torch.float32).requires_grad_()
+    return x, branch, gamma
+
+
+RECORDED = {
+    "output 0": [-90.0549, -79.6237, 21.3755, 110.93, 16.161, -39.1032, -5.48224, 25.8236],
+    "the gradient of `x`": [23.0908, 33.3773, 26.3806, 31.0379, 32.6915, 23.8851, 37.7956, 25.3864],
+    "the gradient of `branch`": [-11.1989, -3.4901, -8.91301, -2.89874, 0.351529, -15.2172, -5.55625, -24.0514],
+    "the gradient of `gamma`": [2.26137, 6.39589, 3.93947, 8.70629, -9.72574, 9.82111, -4.76611, 9.32501],
+}
+"""What `layer_scale` gave for these inputs when this was written: weighted sums."""
+
+
+def few(y):
+    """A tensor in few numbers: weighted sums of it."""
+    flat = y.detach().double().flatten()
+    weights = 1 + torch.arange(flat.numel(), device=y.device) % 7
+    padded = torch.nn.functional.pad(flat * weights, (0, -flat.numel() % 8))
+    return padded.reshape(8, -1).sum(1)
+
+
+def same(got, what):
+    """Raise, and name `what` it is, unless a tensor is as recorded but for rounding."""
+    expected = torch.tensor(RECORDED[what], dtype=torch.float64, device=got.device)
+    allowed = 0.0001 * few(got.abs()) + 1e-6
+    if not bool(((few(got) - expected).abs() <= allowed).all()):
+        raise AssertionError(f"{what} is not as recorded: {few(got).tolist()}")
+
+
+def cotangent(y, i):
+    """What is pulled back from output `i`: other numbers for each of its elements."""
+    row = torch.arange(y.numel(), dtype=torch.float64, device=y.device)
+    return ((0.25 * i + 0.7548776662 * row) % 1 - 0.25).reshape(y.shape).to(y.dtype)
+
+
+def run(given):
+    """Outputs and gradients, by what they are."""
+    given = [x.detach().requires_grad_(x.requires_grad) for x in given]
+    outputs = LayerScale.apply(*given)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    found = {f"output {i}": y for i, y in enumerate(outputs)}
+    wanted = {n: x for n, x in zip(('x', 'branch', 'gamma'), given) if x.requires_grad}
+    live = [y for y in outputs if y.requires_grad]
+    cotangents = [cotangent(y, i) for i, y in enumerate(live)]
+    pulled = torch.autograd.grad(live, list(wanted.values()), cotangents)
+    return {**found, **{f"the gradient of `{n}`": g for n, g in zip(wanted, pulled)}}
+
+
+def self_test(device):
+    """Raise unless outputs and gradients are as recorded, and the same twice over."""
+    given = [x.detach().to(device).requires_grad_(x.requires_grad) for x in inputs()]
+    for (what, got), again in zip(run(given).items(), run(given).values()):
+        same(got, what)
+        same_twice = torch.equal(got, again) or bool(got.isnan().any())
+        assert same_twice, f"{what} differs from run to run"
+
+
+def bench(device):
+    """Time of forward and backward, and how that compares with moving the bytes once."""
+    given = [x.detach().to(device) for x in inputs()]
+    times = max(1, 2**26 // max(x.numel() for x in given))
+    for place, (x, like) in enumerate(zip(given, inputs())):
+        longer = x.repeat(*(times if d == GROWS[place] else 1 for d in range(x.dim())))
+        given[place] = longer.requires_grad_(like.requires_grad)
+    moved = sum(x.nbytes for x in given) * 2 + sum(y.nbytes for y in run(given).values())
+    taken = triton.testing.do_bench(lambda: run(given), return_mode="median")
+    block = torch.empty(2**29, dtype=torch.uint8, device=device)
+    copied = triton.testing.do_bench(lambda: block.clone(), return_mode="median")
+    speed = 2 * block.numel() / copied
+    times = taken * speed / moved
+    print(f"LayerScale: {taken:.3f} ms, {times:.2f} times the time to move its bytes")
+
+
+GROWS = (0, 0, None)
+"""The dimension of each input that a benchmark makes longer."""
+
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not INTERPRETED:
+        raise SystemExit("LayerScale needs a GPU, or TRITON_INTERPRET=1")
+    self_test(device)
+    print("LayerScale: outputs and gradients are right")
+    if "--bench" in sys.argv:
+        bench(device)

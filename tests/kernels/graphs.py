@@ -1,0 +1,28 @@
+"""Graphs of small programs, as kernels are made of them."""
+
+from typing import Any
+
+import torch
+
+from pullback.derive.recipe import Parts
+from pullback.derive.recipes import Recipes
+from pullback.kernels.host import HostNames
+from pullback.kernels.primitives import kernel_parts
+
+
+def parts_of(program: Any, *given: torch.Tensor) -> Parts:
+    """Forward and backward of a program in primitive ops."""
+    return kernel_parts(Recipes(program, "auto").general(given).captured, "auto")
+
+
+def names_in(parts: Parts) -> HostNames:
+    """The names of its nodes."""
+    names = HostNames({node.name: text for node, text in parts.names.items()})
+    names.given = frozenset(node.name for node in parts.names.given)
+    return names
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers that require grad."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
