@@ -219,7 +219,7 @@ class Numpy(pb.Function):
         return g * 2
 
 
-def test_refused_group_runs_as_written():
+def test_group_with_a_function_that_cannot_be_traced_is_a_node():
     x, y = pair()
 
     def program(x, y):
@@ -227,11 +227,10 @@ def test_refused_group_runs_as_written():
 
     made = pb.hybrid(program, x, y, groups=[(0, 1), (2, 3)])
 
-    assert_same(derivatives_of(made.apply, (x, y)), derivatives_of(program, (x, y)))
+    got = torch.autograd.grad(made.apply(x, y).sum(), (x, y))
+    torch.testing.assert_close(got, torch.autograd.grad(program(x, y).sum(), (x, y)))
     lines = made.explain().splitlines()
-    assert lines[0] == 'hybrid: 1 node and 3 units as written, backend "eager"'
-    assert lines[1].startswith("  as written: 0 Square, 1 Numpy: `Square_Numpy` must do the same")
-    assert lines[2] == "  one node: 2 Exp, 3 Sin"
+    assert lines[0].startswith("hybrid: 2 nodes and 1 unit as written")
 
 
 def test_program_that_reads_values_runs_as_written():
