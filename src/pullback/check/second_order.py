@@ -183,8 +183,11 @@ class Point:
 
     def _kept(self, gradient: Tensor | None, name: str) -> Tensor | None:
         """The part of a gradient that counts, where an input keeps a form such as symmetry."""
+        return None if gradient is None else self._part_of(gradient, name)
+
+    def _part_of(self, gradient: Tensor, name: str) -> Tensor:
         part = self.parts.get(self.positions[name])
-        return gradient if gradient is None or part is None else part(gradient)
+        return gradient if part is None else part(gradient)
 
     def _counted(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Second derivatives, those by inputs as far as they count."""
@@ -332,7 +335,7 @@ class Point:
             along = torch.zeros(like.shape, dtype=like.dtype)
             along.view(-1)[flat : flat + 1] = torch.tensor(part, dtype=like.dtype)
             if source < len(self.names):
-                along = self._kept(along, self.names[source])
+                along = self._part_of(along, self.names[source])
             mine = 0.0 if got is None else _part(got.detach().flatten()[flat].item(), part)
             said = None if want is None else _part(want.detach().flatten()[flat].item(), part)
             estimate = self.slope(source, along)

@@ -86,7 +86,8 @@ def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
         grads = called.pull(copies_of(sent))
         for i in sorted(called.example.needs):
             found = grads.get(called.names[i])
-            is_other = found is not None and not torch.equal(found, sent[called.live[0]])
+            given = sent[called.live[0]]
+            is_other = found is not None and given is not None and not torch.equal(found, given)
             if is_other and _is_identity(subject, called, i):
                 yield Surrogate(called.names[i], Shape.IDENTITY)
     except (ForwardRefusedError, BackwardFailedError):

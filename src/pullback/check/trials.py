@@ -152,7 +152,7 @@ def has_usual_form(subject: Subject, called: Run) -> bool:
     usual = subject.trials.setdefault("form", [])
     usual = usual or [[t.dim() for t in subject.run(old).outputs]]
     subject.trials["form"] = usual
-    return [t.dim() for t in called.outputs] == usual[0]
+    return bool([t.dim() for t in called.outputs] == usual[0])
 
 
 def _is_like(one: Any, two: Any) -> bool:

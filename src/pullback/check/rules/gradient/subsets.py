@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -123,7 +124,8 @@ def _weight(subject: Subject, run: Run, output: int) -> Severity:
 def _nudged(tensor: Tensor) -> Tensor:
     if not can_differ(tensor):
         return tensor
-    return tensor + tensor.abs().clamp(min=1e-3) * torch.finfo(tensor.dtype).eps ** 0.5
+    step = math.sqrt(torch.finfo(tensor.dtype).eps)
+    return tensor + step * tensor.abs().clamp(min=1e-3)
 
 
 def _used_outputs(live: tuple[int, ...]) -> list[tuple[str, tuple[int, ...] | None]]:
