@@ -1,0 +1,48 @@
+"""Kernels: a candidate against its reference: is it right, how much faster is it, is it honest?
+
+`pb.judge` stands here and imports what it needs when it is called. A candidate runs in a process of
+its own, in which nothing else runs: the reference is called, and results are compared, in another.
+
+- `judging`: the order of events, in the process that asks; it holds the seed and the clock.
+- `host`: a warm process from which both others are forked, one candidate after the other.
+- `candidate`: what happens in the candidate's process. `referee`: what happens beside it.
+- `trials`: inputs that nobody can foresee. `comparing`: how far results may be apart.
+- `timing`: times, and the intervals of their ratios. `limits`: what the machine can do.
+- `tampering`: functions of PyTorch and Python that were replaced.
+- `rules`, `reasons`: what can be found, and by what it is told. `verdict`: the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+# The folder of that name is loaded first: Python then leaves `pullback.judge`, the function, alone.
+import pullback.judge  # noqa: F401
+
+if TYPE_CHECKING:
+    from pullback.kernels.verdict import Verdict
+
+
+def judge(
+    candidate: Any,
+    reference: Callable[..., Any] | str,
+    inputs: Any = None,
+    **options: Any,
+) -> Verdict:
+    """A `Verdict` on `candidate`: see `kernels.judging.judge`."""
+    from pullback.kernels.judging import judge as run  # heavy
+
+    return run(candidate, reference, inputs, **options)
+
+
+def judge_all(
+    candidates: Iterable[Any],
+    reference: Callable[..., Any] | str,
+    inputs: Any = None,
+    **options: Any,
+) -> Iterator[Verdict]:
+    """One `Verdict` after the other, by one warm worker: see `kernels.judging.judge_all`."""
+    from pullback.kernels.judging import judge_all as run
+
+    return run(candidates, reference, inputs, **options)

@@ -1,0 +1,51 @@
+"""`pb.check` of a candidate with its reference, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pullback.check.finding import Severity
+from pullback.check.runner import check
+from pullback.kernels.host import Talk
+from pullback.kernels.sources import Source, example_args
+
+
+def serve(talk: Talk) -> None:
+    """Do what is asked for, until nobody asks."""
+    talk.serve({"check": _check})
+
+
+def _check(
+    candidate: Source, reference: Source, examples: str, profile: str, seconds: float
+) -> dict[str, Any]:
+    """The findings on a candidate, as plain data; those that say that it is wrong first."""
+    torch.set_num_threads(torch.get_num_threads())  # before a fork decides for itself
+    args = [example_args(example) for example in torch.load(Path(examples), weights_only=False)]
+    report = check(
+        candidate.loaded(),
+        args,
+        reference=reference.loaded(),
+        profile=profile,
+        seconds=seconds,
+    )
+    findings = sorted(report.findings, key=lambda f: f.weight != Severity.WRONG)
+    return {
+        "findings": [
+            {
+                "code": finding.rule.code,
+                "name": finding.rule.name,
+                "severity": str(finding.weight),
+                "sentence": finding.rule.sentence,
+                "at": finding.at,
+                "expected": finding.expected,
+                "got": finding.got,
+            }
+            for finding in findings
+        ],
+        "rules": len(report.rules),
+        "runs": report.tried.get("runs", 0),
+        "refused": sum(skip.is_refusal for skip in report.skips),
+    }

@@ -1,0 +1,102 @@
+"""By what name wrong results are told: what they have in common says how they came about.
+
+A result that is wrong is wrong by whatever name. The name follows from where results are right, and
+from what the wrong ones look like; where nothing more is known, it is "wrong-result".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pullback.kernels import rules
+from pullback.kernels.rules import JudgeFinding, JudgeRule
+from pullback.kernels.trials import GIVEN, LIKE, Trial
+
+NEARLY_ALL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a candidate gave in one trial, beside the truth."""
+
+    trial: Trial
+    compared: dict[str, Any]
+    truth: str = ""  # the digest of what is right
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all of it is right."""
+        return bool(self.compared.get("status") == "right")
+
+    @property
+    def pattern(self) -> str:
+        """What the wrong entries look like."""
+        return str(self.compared.get("pattern", ""))
+
+    @property
+    def digest(self) -> str:
+        """The same text for the same numbers."""
+        return str(self.compared.get("digest", ""))
+
+
+def finding_of(rule: JudgeRule, result: Result, why: str = "") -> JudgeFinding:
+    """A finding about one result."""
+    said = result.compared
+    where = f"{said.get('at') or said.get('what', '')} ({result.trial.label()})"
+    return JudgeFinding(rule, where, str(said.get("expected", "")), str(said.get("got", "")), why)
+
+
+def reasons_of(results: Sequence[Result], *, ignored: str = "") -> list[JudgeFinding]:
+    """Why results are wrong: one finding, the most telling one; none where all are right.
+
+    `ignored` names a part of the inputs that the candidate does not read and the reference does.
+    """
+    wrong = [result for result in results if not result.is_right]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda r: float(r.compared.get("error", 0.0)))
+    stale = _stale(results)
+    if stale is not None:
+        key = "the shapes, or the first call" if stale.trial.is_ordinary else "less than its inputs"
+        return [finding_of(rules.STALE, stale, f"it seems to be kept by {key}")]
+    if ignored:
+        return [finding_of(rules.LEFT_OUT, worst, f"{ignored} is not read")]
+    return [_by_place(results, wrong, worst)]
+
+
+def _stale(results: Sequence[Result]) -> Result | None:
+    """A wrong result that is, to the last bit, one of another trial with another truth."""
+    seen: dict[str, Result] = {}
+    for result in results:
+        before = seen.get(result.digest)
+        if not result.is_right and before is not None and before.truth != result.truth:
+            if not result.pattern:
+                return result
+        seen.setdefault(result.digest, result)
+    return None
+
+
+def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result) -> JudgeFinding:
+    """The finding by where results are right, and by what the wrong entries look like."""
+    patterns = {result.pattern.partition(":")[0] for result in wrong}
+    if patterns <= {"rounded", "coarse"}:
+        how, _, name = worst.pattern.partition(": ")
+        said = "the inputs are rounded to" if how == "rounded" else "the errors are those of"
+        return finding_of(rules.LOW_PRECISION, worst, f"{said} {name}, or of an approximation")
+    shares = [float(result.compared.get("share", 1.0)) for result in wrong]
+    if patterns == {"zeros"} and max(shares) > NEARLY_ALL:
+        return finding_of(rules.ZEROS_ONLY, worst, "all of it is zero")
+    at_given = [result for result in results if result.trial.is_at_given_sizes]
+    wrong_there = [result for result in at_given if not result.is_right]
+    if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):
+        return finding_of(rules.OTHER_SIZES, worst)
+    kinds = {r.trial.values for r in at_given if r.is_right and not r.trial.layout}
+    ordinary = [r for r in wrong_there if r.trial.values == LIKE and not r.trial.layout]
+    if GIVEN in kinds and LIKE not in kinds and ordinary:
+        return finding_of(rules.EXAMPLE_ONLY, ordinary[0])
+    if patterns <= {"zeros", "not finite"} and min(shares) < NEARLY_ALL:
+        return finding_of(rules.LEFT_OUT, worst, "the wrong entries hold nothing")
+    is_gradient = str(worst.compared.get("what", "")).startswith("gradient")
+    return finding_of(rules.WRONG_GRADIENT if is_gradient else rules.WRONG_RESULT, worst)
