@@ -118,7 +118,8 @@ class Here:
     def again(self, first: Trial, second: Trial, how: str, paths: Sequence[str]) -> dict[str, Any]:
         """Two forward calls, the second at other numbers in the same place.
 
-        By "identity", these are the same tensors, changed; by "address", others in their memory.
+        By "identity", these are the same tensors, changed; by "address", others in their memory;
+        by "shape", others elsewhere.
         """
         one, two = self.maker.made(first), self.maker.made(second)
         if one is None or two is None:
@@ -130,10 +131,11 @@ class Here:
                 warnings.simplefilter("ignore")
                 before = forward(self.apply, args)
                 _save([_plain(t, copy=False) for t in before.outputs], paths[0])
-                for old, other in zip(tensors_in(args), tensors_in(new), strict=True):
-                    old.copy_(other)
-                passed = args if how == "identity" else _renamed(args)
-                after = forward(self.apply, passed)
+                if how != "shape":
+                    for old, other in zip(tensors_in(args), tensors_in(new), strict=True):
+                        old.copy_(other)
+                    new = args if how == "identity" else _renamed(args)
+                after = forward(self.apply, new)
                 self._settle()
                 _save([_plain(t, copy=False) for t in after.outputs], paths[1])
         except Exception as error:

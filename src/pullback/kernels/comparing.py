@@ -24,7 +24,7 @@ from pullback.kernels.calling import Called, call_once
 MOVE = 1e-6  # of each input, in float64: how the truth reacts
 ROUNDINGS, SUMMED, OWN = 4.0, 8.0, 4.0  # what is allowed, in multiples of each part
 SPREAD = 0.3  # of all entries are off, where numbers are rounded: not some few
-ROUNDED = 0.35  # of the error is left beside a truth for rounded inputs
+ROUNDED = 0.8  # of the error is left, at most, beside a truth for rounded inputs
 COARSE = {"bfloat16": 2.0**-8, "float16 or TF32": 2.0**-11}
 MOST = 0.1  # an error beyond this share is no rounding
 
@@ -127,10 +127,9 @@ class Truth:
             return "zeros"
         plain, want, allowed = self.plain[place], self.wide[place], self.allowed[place]
         assert plain is not None and want is not None and allowed is not None
-        error = float(relative[torch.isfinite(relative)].max())
-        off = (have - want).abs()
-        touched = float((off > allowed / 8).double().mean())
-        if error > MOST or touched < SPREAD or not plain.is_floating_point():
+        finite = torch.isfinite(relative)
+        off = torch.where(finite, (have - want).abs(), 0.0)
+        if not bool(finite.all()) or float(relative.max()) > MOST or not plain.is_floating_point():
             return ""
         away = float(off.square().mean().sqrt())
         for name, other in rounded().items():
@@ -138,9 +137,15 @@ class Truth:
             if beside is not None and beside.shape == have.shape:
                 if float((have - beside).square().mean().sqrt()) < ROUNDED * away:
                     return f"rounded: {name}"
+        scale = self.scale[place]
+        assert scale is not None
+        counts = scale >= scale.mean()  # entries that are made of large enough numbers
+        touched = float((off > allowed / 8)[counts].double().mean())
+        if touched < SPREAD:
+            return ""
         eps = torch.finfo(plain.dtype).eps
-        typical = float(relative[torch.isfinite(relative)].quantile(0.9)) if relative.numel() < 1e6 else error
-        fitting = [n for n, e in COARSE.items() if eps < e / 4 and e / 32 < typical < 4 * e]
+        usual = float(relative[counts].square().mean().sqrt())
+        fitting = [n for n, e in COARSE.items() if eps < e / 4 and e / 32 < usual < 4 * e]
         return f"coarse: {fitting[-1]}" if fitting else ""
 
 

@@ -21,7 +21,7 @@ from pullback.errors import ExamplesError
 from pullback.judge.example import example_of
 from pullback.kernels import rules
 from pullback.kernels.host import LostError, Peer, RefusedError, warm_host
-from pullback.kernels.reasons import Result, finding_of, reasons_of
+from pullback.kernels.reasons import BY_SHAPE, Result, finding_of, reasons_of
 from pullback.kernels.rules import JudgeFinding
 from pullback.kernels.sections import BACKWARD, BOTH_WAYS, FORWARD
 from pullback.kernels.sources import Source, source_of
@@ -33,9 +33,16 @@ CALLS = {"cpu": 3, "cuda": 5}  # in a section
 ROUNDS = (FEW + 2, 30)
 SECONDS = {"cpu": 3.0, "cuda": 6.0}  # of timing
 CHECKING = {"cpu": 4.0, "cuda": 8.0}  # of `pb.check`, after which no rule is begun
-ROW = 40  # calls by the clock outside
+ROW, MANY, ENOUGH = 40, 1000, 0.02  # calls by the clock outside, and seconds that tell something
 IMPOSSIBLE = 0.5  # of the time that the machine needs to move the numbers
 TAIL, TAIL_SHARE = 5e-5, 0.25  # seconds of work after a call, and share of the call
+
+# What a result may be kept by, from the finest to the coarsest.
+KEYS = {
+    "identity": "it is kept by the identity of its inputs",
+    "address": "it is kept by the address of its inputs",
+    "shape": BY_SHAPE,
+}
 
 Clock = Callable[[], float]
 
@@ -262,8 +269,8 @@ class _Case:
             return
         self._tries()
         self._poisoned()
-        self._kept_results()
         self._name_wrong()
+        self._kept_results()
         if self._is_right():
             self._time()
         self._tampered()
@@ -282,7 +289,9 @@ class _Case:
 
     def _is_run_at_given(self, is_function: bool) -> bool:
         """Whether the candidate runs at the given inputs; it decides whether it has a gradient."""
-        first = Trial(self.rng.getrandbits(62), GIVEN)
+        first = ordinary(self.rng)
+        if not self.bench.ask("truth", first, False)["accepted"]:
+            first = replace(first, values=GIVEN)
         said = self._call(first, self.bench.path(), self.gradients)
         has_gradient = bool(said.get("has_gradient"))
         if self.gradients and not has_gradient:
@@ -356,10 +365,12 @@ class _Case:
                 self._found(finding_of(rules.UNWRITTEN, replace(plain, compared=compared), why))
 
     def _kept_results(self) -> None:
-        """Calls at other numbers in the same tensors, or in the same memory."""
+        """Calls at other numbers in the same tensors, in the same memory, or elsewhere."""
+        if not any(result.is_right for result in self.results):
+            return
         stale: list[str] = []
         shown: Result | None = None
-        for how in ("identity", "address"):
+        for how in KEYS:
             first, second = ordinary(self.rng), ordinary(self.rng)
             truth = self.bench.ask("truth", second, False)
             paths = [self.bench.path(), self.bench.path()]
@@ -372,14 +383,13 @@ class _Case:
                 stale.append(how)
                 shown = Result(second, compared)
         if shown is not None:
-            key = "address" if "address" in stale else "identity"
-            self._found(finding_of(rules.STALE, shown, f"it is kept by the {key} of its inputs"))
+            self._found(finding_of(rules.STALE, shown, KEYS[stale[-1]]))
 
     def _name_wrong(self) -> None:
         """Findings about the results of all trials."""
         if all(result.is_right for result in self.results):
             return
-        if any(one.rule in (rules.UNWRITTEN, rules.STALE) for one in self.findings):
+        if any(one.rule in (rules.UNWRITTEN, rules.INPUTS) for one in self.findings):
             return
         for finding in reasons_of(self.results, ignored=self._ignored()):
             self._found(finding)
@@ -474,16 +484,19 @@ class _Case:
 
     def _outside(self, mode: str) -> None:
         """Calls in a row, by the clock of this process."""
-        sections = []
-        for _ in range(3):
-            trials = [ordinary(self.rng) for _ in range(ROW)]
+        sections: list[tuple[int, float]] = []
+        calls = ROW
+        for _ in range(4):
+            trials = [ordinary(self.rng) for _ in range(calls)]
             self.peer.ask("prepare", mode, trials, self.gradients)
             start = self.bench.clock()
             self.peer.ask("row")
-            sections.append((ROW, self.bench.clock() - start))
+            sections.append((calls, self.bench.clock() - start))
+            if sections[-1][1] < ENOUGH and calls < MANY:
+                calls *= 5  # too short to be told from what a message takes
         told = self.times[mode].calls
         if not is_believed(told, sections):
-            calls, seconds = min(sections, key=lambda section: section[1])
+            calls, seconds = min(sections, key=lambda section: section[1] / section[0])
             expected = f"{statistics.median(told):.3g} s a call, as its own clock says"
             got = f"{seconds / calls:.3g} s a call"
             why = "its own clock was replaced, or what waits for the end of the work"

@@ -12,9 +12,10 @@ from typing import Any
 
 from pullback.kernels import rules
 from pullback.kernels.rules import JudgeFinding, JudgeRule
-from pullback.kernels.trials import GIVEN, LIKE, Trial
+from pullback.kernels.trials import GIVEN, Trial
 
 NEARLY_ALL = 0.95
+BY_SHAPE = "it is kept by the shapes of its inputs, or from the first call on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,19 @@ def reasons_of(results: Sequence[Result], *, ignored: str = "") -> list[JudgeFin
     if not wrong:
         return []
     worst = max(wrong, key=lambda r: float(r.compared.get("error", 0.0)))
-    stale = _stale(results)
+    stale = None if _is_memorised(results) else _stale(results)
     if stale is not None:
-        key = "the shapes, or the first call" if stale.trial.is_ordinary else "less than its inputs"
-        return [finding_of(rules.STALE, stale, f"it seems to be kept by {key}")]
+        return [finding_of(rules.STALE, stale, BY_SHAPE)]
     if ignored:
         return [finding_of(rules.LEFT_OUT, worst, f"{ignored} is not read")]
     return [_by_place(results, wrong, worst)]
+
+
+def _is_memorised(results: Sequence[Result]) -> bool:
+    """Whether results are right for the given numbers, and for no others, be they the first."""
+    given = [r.is_right for r in results if r.trial.values == GIVEN]
+    others = [r.is_right for r in results if r.trial.is_ordinary]
+    return bool(given) and all(given) and bool(others) and not any(others)
 
 
 def _stale(results: Sequence[Result]) -> Result | None:
@@ -92,9 +99,8 @@ def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result)
     wrong_there = [result for result in at_given if not result.is_right]
     if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):
         return finding_of(rules.OTHER_SIZES, worst)
-    kinds = {r.trial.values for r in at_given if r.is_right and not r.trial.layout}
-    ordinary = [r for r in wrong_there if r.trial.values == LIKE and not r.trial.layout]
-    if GIVEN in kinds and LIKE not in kinds and ordinary:
+    ordinary = [r for r in wrong_there if r.trial.is_ordinary]
+    if ordinary and _is_memorised(results):
         return finding_of(rules.EXAMPLE_ONLY, ordinary[0])
     if patterns <= {"zeros", "not finite"} and min(shares) < NEARLY_ALL:
         return finding_of(rules.LEFT_OUT, worst, "the wrong entries hold nothing")
