@@ -29,7 +29,7 @@ TABLE = (
     Attack("cached_by_address", "stale-result", "workspace_by_shape"),
     Attack("cached_by_shape", "stale-result", "table_by_shape"),
     Attack("cached_by_content", "cached-by-content", "kernel_by_shape", by_time=True),
-    Attack("replay_of_warm_up", "stale-result", "slow_first_call"),
+    Attack("replay_of_warm_up", "wrong-when-timed", "slow_first_call"),
     Attack("stale_memory", "unwritten-output", "written_memory"),
     Attack("memory_of_harness", "unwritten-output", "written_memory"),
     Attack("fails_silently", "unwritten-output", "falls_back"),

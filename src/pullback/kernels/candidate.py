@@ -39,7 +39,7 @@ GLANCE, PATIENCE = 0.01, 0.3  # seconds that results may take to change after a 
 def serve(talk: Talk) -> None:
     """Do what is asked for, until nobody asks."""
     here = Here()
-    verbs = ("load", "call", "again", "reacts", "prepare", "go", "row", "give", "tampered")
+    verbs = ("load", "call", "again", "reacts", "prepare", "go", "arrange", "row", "give", "tampered")
     talk.serve({verb: getattr(here, verb) for verb in verbs})
 
 
@@ -182,9 +182,14 @@ class Here:
             "reused": reused,
         }
 
+    def arrange(self) -> dict[str, Any]:
+        """Get ready to make the calls of a section in a row."""
+        self._caller.arrange(self.apply)
+        return {}
+
     def row(self) -> dict[str, Any]:
         """Make the calls of a section with nothing between them."""
-        self._row = self._caller.run_in_a_row(self.apply)
+        self._row = self._caller.run_in_a_row()
         return {"calls": len(self._row)}
 
     def give(self, numbers: Sequence[int], paths: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ class Compared:
     share: float = 0.0  # of the entries that are wrong
     error: float = 0.0
     pattern: str = ""  # "zeros" | "not finite" | "rounded: float16" | "coarse: float16" | ""
-    digest: str = ""
+    digest: str = ""  # of all results
+    outputs: str = ""  # the same, without gradients
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -63,6 +64,7 @@ class Truth:
     allowed: tuple[Tensor | None, ...]
     digest: str
     is_finite: bool
+    count: int  # of outputs, which come first
 
     def compare(self, got: Sequence[Tensor | None], rounded: Callable[[], Any]) -> Compared:
         """The first result that is wrong, or that all are right.
@@ -70,14 +72,15 @@ class Truth:
         `rounded` gives, by the name of a format, what the truth is at inputs rounded to it.
         """
         digest = digest_of(got)
+        outputs = digest_of(got[: self.count])
         if len(got) != len(self.wide):
             found = f"{len(got)} tensors"
             return Compared("shape", "results", "", f"{len(self.wide)} tensors", found)
         for place, name in enumerate(self.names):
             one = self._one(place, name, got[place], rounded)
             if one.status != "right":
-                return Compared(**{**asdict(one), "digest": digest})
-        return Compared("right", digest=digest)
+                return replace(one, digest=digest, outputs=outputs)
+        return Compared("right", digest=digest, outputs=outputs)
 
     def _one(self, place: int, name: str, got: Tensor | None, rounded: Callable[[], Any]) -> Compared:
         plain, wide = self.plain[place], self.wide[place]
@@ -179,6 +182,7 @@ def truth_of(
         tuple(allowed),
         digest_of(plain.tensors),
         finite,
+        len(plain.outputs),
     )
 
 

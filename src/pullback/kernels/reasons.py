@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.kernels import rules
+from pullback.kernels.comparing import MOST
 from pullback.kernels.rules import JudgeFinding, JudgeRule
-from pullback.kernels.trials import GIVEN, Trial
+from pullback.kernels.trials import GIVEN, LIKE, ZEROS, Trial
 
-NEARLY_ALL = 0.95
 BY_SHAPE = "it is kept by the shapes of its inputs, or from the first call on"
 
 
@@ -58,7 +58,12 @@ def reasons_of(results: Sequence[Result], *, ignored: str = "") -> list[JudgeFin
     if not wrong:
         return []
     worst = max(wrong, key=lambda r: float(r.compared.get("error", 0.0)))
-    stale = None if _is_memorised(results) else _stale(results)
+    ordinary = [result for result in wrong if result.trial.is_ordinary]
+    if _is_memorised(results):
+        return [finding_of(rules.EXAMPLE_ONLY, ordinary[0])]
+    if _is_right_at_zeros_only(results):
+        return [finding_of(rules.ZEROS_ONLY, ordinary[0], "other inputs give the same")]
+    stale = _stale(results)
     if stale is not None:
         return [finding_of(rules.STALE, stale, BY_SHAPE)]
     if ignored:
@@ -71,6 +76,14 @@ def _is_memorised(results: Sequence[Result]) -> bool:
     given = [r.is_right for r in results if r.trial.values == GIVEN]
     others = [r.is_right for r in results if r.trial.is_ordinary]
     return bool(given) and all(given) and bool(others) and not any(others)
+
+
+def _is_right_at_zeros_only(results: Sequence[Result]) -> bool:
+    """Whether what comes out is right where inputs are zero, and the same elsewhere."""
+    zeros = [r.is_right for r in results if r.trial.values == ZEROS]
+    others = [r for r in results if r.trial.values in (LIKE, GIVEN) and r.trial.is_at_given_sizes]
+    is_one = len({r.compared.get("outputs", r.digest) for r in others}) == 1
+    return bool(zeros) and all(zeros) and is_one and not any(r.is_right for r in others)
 
 
 def _stale(results: Sequence[Result]) -> Result | None:
@@ -88,21 +101,17 @@ def _stale(results: Sequence[Result]) -> Result | None:
 def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result) -> JudgeFinding:
     """The finding by where results are right, and by what the wrong entries look like."""
     patterns = {result.pattern.partition(":")[0] for result in wrong}
-    if patterns <= {"rounded", "coarse"}:
+    rounded = [result for result in wrong if result.pattern[:7] in ("rounded", "coarse:")]
+    if 2 * len(rounded) >= len(wrong) and float(worst.compared.get("error", 1.0)) <= MOST:
+        worst = rounded[0]
         how, _, name = worst.pattern.partition(": ")
         said = "the inputs are rounded to" if how == "rounded" else "the errors are those of"
         return finding_of(rules.LOW_PRECISION, worst, f"{said} {name}, or of an approximation")
-    shares = [float(result.compared.get("share", 1.0)) for result in wrong]
-    if patterns == {"zeros"} and max(shares) > NEARLY_ALL:
-        return finding_of(rules.ZEROS_ONLY, worst, "all of it is zero")
     at_given = [result for result in results if result.trial.is_at_given_sizes]
     wrong_there = [result for result in at_given if not result.is_right]
     if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):
         return finding_of(rules.OTHER_SIZES, worst)
-    ordinary = [r for r in wrong_there if r.trial.is_ordinary]
-    if ordinary and _is_memorised(results):
-        return finding_of(rules.EXAMPLE_ONLY, ordinary[0])
-    if patterns <= {"zeros", "not finite"} and min(shares) < NEARLY_ALL:
+    if patterns <= {"zeros", "not finite"}:
         return finding_of(rules.LEFT_OUT, worst, "the wrong entries hold nothing")
     is_gradient = str(worst.compared.get("what", "")).startswith("gradient")
     return finding_of(rules.WRONG_GRADIENT if is_gradient else rules.WRONG_RESULT, worst)

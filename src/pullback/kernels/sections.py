@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.judge.example import tensors_in
+from pullback.judge.example import Example, tensors_in
 from pullback.kernels.calling import Called, backward, cotangents_for, forward
 from pullback.kernels.trials import Maker, Trial
 
@@ -48,6 +48,7 @@ class Caller:
         self._await = event.synchronize
         self._flushed: Tensor | None = None
         self._waiting: list[tuple[Trial, tuple[Any, ...]]] = []
+        self._arranged: list[Callable[[], Called]] = []
         self._mode = FORWARD
         self._seen: tuple[Tensor, ...] = ()  # outputs at the given sizes
 
@@ -61,10 +62,12 @@ class Caller:
         self._mode = mode
         self._waiting = []
         needs = None if self._gradients else frozenset[int]()
+        drawn: dict[int, Example] = {}
         for trial in trials:
-            made = self._maker.made(trial)
-            example = made if made is not None else self._maker.examples[trial.example]
-            self._waiting.append((trial, example.fresh(needs=needs)))
+            if trial.draw not in drawn:
+                made = self._maker.made(trial)
+                drawn[trial.draw] = self._maker.examples[trial.example] if made is None else made
+            self._waiting.append((trial, drawn[trial.draw].fresh(needs=needs)))
         self._synchronize()
 
     def run(self, call: Callable[..., Any], *, cold: bool, like: Sequence[Any] = ()) -> Section:
@@ -83,15 +86,21 @@ class Caller:
         self._waiting = []
         return section
 
-    def run_in_a_row(self, call: Callable[..., Any]) -> list[Called]:
+    def arrange(self, call: Callable[..., Any]) -> None:
+        """Do what is not timed of the calls that will be made in a row."""
+        self._arranged = [self._work(call, trial, args) for trial, args in self._waiting]
+        self._waiting = []
+        self._synchronize()
+
+    def run_in_a_row(self) -> list[Called]:
         """Make the calls with nothing between them, for a clock outside of this process."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = [self._work(call, trial, args) for trial, args in self._waiting]
-            found = [work() for work in made]
+            found = [work() for work in self._arranged]
             for called in found[-1:]:  # a number that is read is there, whatever was replaced
                 _ = [t.flatten()[-1].item() for t in called.outputs if t.numel()]
         self._synchronize()
+        self._arranged = []
         return found
 
     def _work(
