@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--gpu", action="store_true", help="those that need a GPU")
     parser.add_argument("--check", action="store_true", help="with `pb.check`, too")
+    parser.add_argument("--seconds", type=float, help="how long to time each")
+    parser.add_argument("--no-plain", action="store_true", help="without the plain harness")
     options = parser.parse_args(argv)
     wanted = [a for a in TABLE if (a.file == "gpu.py") == options.gpu]
     wanted = [a for a in wanted if not options.names or a.name in options.names]
@@ -86,13 +88,14 @@ def main(argv: list[str] | None = None) -> int:
     *_, reference, examples = names_of(wanted[0])
     targets = [names_of(a)[0] for a in wanted]
     sound = list(dict.fromkeys(names_of(a)[1] for a in wanted))
-    settings = {"compiled": False, "check": options.check}
+    settings = {"compiled": False, "check": options.check, "seconds": options.seconds}
     verdicts = {}
     seconds = []
     start = time.perf_counter()
     for verdict in pb.judge_all([*targets, *sound], reference, examples, **settings):
         verdicts[verdict.candidate] = verdict
         seconds.append(time.perf_counter() - start)
+        print(f"{seconds[-1]:.1f} s\n{verdict}", file=sys.stderr, flush=True)
         start = time.perf_counter()
     faults = 0
     print("| attack | plain harness | pb.judge | sound counterpart |")
@@ -104,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         caught = attack.finding in every
         silent = other.ok
         faults += (not caught) + (not silent)
-        plain = plain_verdict(target, reference, examples)
+        plain = "-" if options.no_plain else plain_verdict(target, reference, examples)
         named = ", ".join(every) if every else "nothing"
         quiet = "nothing found" if silent else ", ".join(other.names())
         print(f"| {attack.name} | {plain} | {named} | {attack.sound}: {quiet} |", flush=True)

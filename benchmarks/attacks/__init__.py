@@ -53,5 +53,14 @@ TABLE = (
     Attack("reused_output", "reused-output", "workspace_by_shape"),
     Attack("crashes", "candidate-fails", "other_order"),
     Attack("calls_reference", "calls-reference", "other_order"),
+    Attack("other_stream", "unfinished-work", "joined_stream", "gpu.py"),
+    Attack("tf32", "low-precision", "other_order_gpu", "gpu.py"),
+    Attack("low_precision_gpu", "low-precision", "other_order_gpu", "gpu.py"),
+    Attack("stale_memory_gpu", "unwritten-output", "written_memory_gpu", "gpu.py"),
+    Attack("launch_fails", "unwritten-output", "written_memory_gpu", "gpu.py"),
+    Attack("graph_of_old_inputs", "stale-result", "graph_of_new_inputs", "gpu.py"),
+    Attack("patched_events", "patched-function", "own_events", "gpu.py"),
+    Attack("patched_synchronize", "patched-function", "own_events", "gpu.py"),
+    Attack("cached_by_address_gpu", "stale-result", "written_memory_gpu", "gpu.py"),
 )
 """By name: a note ("calls-reference") takes nothing away from the verdict."""

@@ -19,3 +19,11 @@ def examples():
     x = torch.randn(40, 64, generator=generator)
     w = torch.randn(64, 64, generator=generator) / 8
     return x, w
+
+
+def examples_gpu():
+    """Larger inputs on a GPU."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1024, 1024, generator=generator)
+    w = torch.randn(1024, 1024, generator=generator) / 32
+    return x.cuda(), w.cuda()

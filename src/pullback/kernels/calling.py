@@ -79,9 +79,7 @@ def cotangents_for(
             continue
         generator = torch.Generator(output.device).manual_seed((draw ^ 0x5BD1E995) + number)
         dtype = torch.complex64 if output.is_complex() else torch.float32
-        numbers = torch.randn(
-            output.shape, generator=generator, device=output.device, dtype=dtype
-        )
+        numbers = torch.randn(output.shape, generator=generator, device=output.device, dtype=dtype)
         rounded = asked[number].dtype if asked is not None else output.dtype
         made.append(numbers.to(rounded).to(output.dtype))
     return made

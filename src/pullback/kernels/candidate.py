@@ -39,7 +39,18 @@ GLANCE, PATIENCE = 0.01, 0.3  # seconds that results may take to change after a 
 def serve(talk: Talk) -> None:
     """Do what is asked for, until nobody asks."""
     here = Here()
-    verbs = ("load", "call", "again", "reacts", "prepare", "go", "arrange", "row", "give", "tampered")
+    verbs = (
+        "load",
+        "call",
+        "again",
+        "reacts",
+        "prepare",
+        "go",
+        "arrange",
+        "row",
+        "give",
+        "tampered",
+    )
     talk.serve({verb: getattr(here, verb) for verb in verbs})
 
 

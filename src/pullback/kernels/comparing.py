@@ -82,7 +82,9 @@ class Truth:
                 return replace(one, digest=digest, outputs=outputs)
         return Compared("right", digest=digest, outputs=outputs)
 
-    def _one(self, place: int, name: str, got: Tensor | None, rounded: Callable[[], Any]) -> Compared:
+    def _one(
+        self, place: int, name: str, got: Tensor | None, rounded: Callable[[], Any]
+    ) -> Compared:
         plain, wide = self.plain[place], self.wide[place]
         if plain is None or wide is None:
             is_zero = got is None or not bool((got != 0).any())
@@ -172,7 +174,9 @@ def truth_of(
         want, scale, allow = _allowed(tensor, found, length)
         truths.append(want), scales.append(scale), allowed.append(allow)
     finite = all(bool(torch.isfinite(t.abs()).all()) for t in truths if t is not None)
-    titles = [f"output {i}" if len(plain.outputs) > 1 else "output" for i in range(len(plain.outputs))]
+    titles = [
+        f"output {i}" if len(plain.outputs) > 1 else "output" for i in range(len(plain.outputs))
+    ]
     titles += [f"gradient of {name}" for name in names]
     return Truth(
         tuple(titles),
@@ -194,9 +198,7 @@ def rounded_truths(
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
         coarse = example.map(lambda t, d=dtype: t.to(d).to(t.dtype) if _is_wider(t, d) else t, "")
         try:
-            called = call_once(
-                call, coarse.double(), draw, gradients=gradients, asked=plain
-            )
+            called = call_once(call, coarse.double(), draw, gradients=gradients, asked=plain)
         except Exception:
             continue
         found[name] = [None if t is None else wide_of(t) for t in called.tensors]
@@ -212,9 +214,7 @@ def _wide(
 ) -> Called | None:
     """The same call in float64; None where the reference computes in another dtype by itself."""
     try:
-        called = call_once(
-            call, example.double(), draw, gradients=gradients, asked=plain.outputs
-        )
+        called = call_once(call, example.double(), draw, gradients=gradients, asked=plain.outputs)
     except Exception:
         return None
     wide = (torch.float64, torch.complex128)

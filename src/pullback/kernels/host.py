@@ -105,9 +105,12 @@ class Host:
         self._talk, theirs = Pipe()
         found = [str(Path(__file__).resolve().parents[2]), *(place for place in sys.path if place)]
         shown = None if os.environ.get(HIDDEN) else subprocess.DEVNULL
+        # To ask PyTorch whether there is a GPU must not start it: forks could not use it then.
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _MAIN.format(found=found, jobs=theirs.fileno())],
             pass_fds=[theirs.fileno()],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=shown,
             stderr=shown,

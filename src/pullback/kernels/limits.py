@@ -117,7 +117,9 @@ def _clock(device: torch.device) -> float | None:
             return float(torch.cuda.clock_rate(device))
         except Exception:  # it needs a package that need not be there
             return None
-    rates = [float(line.partition(":")[2]) for line in _lines("/proc/cpuinfo") if line[:7] == "cpu MHz"]
+    rates = [
+        float(line.partition(":")[2]) for line in _lines("/proc/cpuinfo") if line[:7] == "cpu MHz"
+    ]
     return statistics.median(rates) if rates else None
 
 

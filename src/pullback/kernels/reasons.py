@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pullback.kernels import rules
-from pullback.kernels.comparing import MOST
 from pullback.kernels.rules import JudgeFinding, JudgeRule
 from pullback.kernels.trials import GIVEN, LIKE, ZEROS, Trial
 
@@ -101,8 +100,9 @@ def _stale(results: Sequence[Result]) -> Result | None:
 def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result) -> JudgeFinding:
     """The finding by where results are right, and by what the wrong entries look like."""
     patterns = {result.pattern.partition(":")[0] for result in wrong}
-    rounded = [result for result in wrong if result.pattern[:7] in ("rounded", "coarse:")]
-    if 2 * len(rounded) >= len(wrong) and float(worst.compared.get("error", 1.0)) <= MOST:
+    usual = [result for result in wrong if result.trial.values in (LIKE, GIVEN)]
+    rounded = [result for result in usual if result.pattern[:7] in ("rounded", "coarse:")]
+    if rounded and 2 * len(rounded) >= len(usual):
         worst = rounded[0]
         how, _, name = worst.pattern.partition(": ")
         said = "the inputs are rounded to" if how == "rounded" else "the errors are those of"

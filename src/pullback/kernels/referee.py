@@ -66,10 +66,14 @@ class Referee:
             "is_steady": is_steady,
             "changes": self._changes(),
             "device": _device(tensors),
-            "codes": fingerprints_of(source.loaded()) if source.name else fingerprints_of(target.call),
+            "codes": fingerprints_of(source.loaded())
+            if source.name
+            else fingerprints_of(target.call),
             "title": target.name,
             "inputs": [
-                ", ".join(f"{n}: {describe_value(a)}" for n, a in zip(self.names, e.args, strict=False))
+                ", ".join(
+                    f"{n}: {describe_value(a)}" for n, a in zip(self.names, e.args, strict=False)
+                )
                 for e in self.maker.examples
             ],
         }

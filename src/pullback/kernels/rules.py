@@ -61,7 +61,10 @@ OTHER_SIZES = JudgeRule(
     "J103", "wrong-at-other-sizes", "results are right at the given sizes, not at others", RIGHT
 )
 EXAMPLE_ONLY = JudgeRule(
-    "J104", "right-for-example-only", "results are right for the given numbers, not for others", RIGHT
+    "J104",
+    "right-for-example-only",
+    "results are right for the given numbers, not for others",
+    RIGHT,
 )
 ZEROS_ONLY = JudgeRule("J105", "right-at-zeros-only", "results are right for zeros alone", RIGHT)
 LEFT_OUT = JudgeRule("J106", "work-left-out", "a part of the work is not done", RIGHT)
@@ -71,7 +74,9 @@ LOW_PRECISION = JudgeRule(
 UNWRITTEN = JudgeRule(
     "J108", "unwritten-output", "results hold memory that the candidate never wrote", BOTH
 )
-FAILS = JudgeRule("J109", "candidate-fails", "the candidate does not run at the given inputs", RIGHT)
+FAILS = JudgeRule(
+    "J109", "candidate-fails", "the candidate does not run at the given inputs", RIGHT
+)
 NO_GRADIENT = JudgeRule(
     "J110", "no-gradient", "the reference has a gradient and the candidate has none", RIGHT
 )
@@ -86,7 +91,9 @@ CACHED = JudgeRule(
 UNFINISHED = JudgeRule(
     "J203", "unfinished-work", "results are written after the call has returned", HONEST
 )
-LAZY = JudgeRule("J204", "lazy-output", "what comes back is no plain tensor with its numbers", HONEST)
+LAZY = JudgeRule(
+    "J204", "lazy-output", "what comes back is no plain tensor with its numbers", HONEST
+)
 PATCHED = JudgeRule(
     "J205", "patched-function", "functions of Python, PyTorch or the judge were replaced", HONEST
 )
@@ -106,7 +113,9 @@ REUSED = JudgeRule(
 
 SAME_CODE = JudgeRule("J301", "calls-reference", "the candidate runs the code of the reference")
 SETTINGS = JudgeRule("J302", "changed-settings", "the candidate changed settings of PyTorch")
-REFUSES = JudgeRule("J303", "refuses-inputs", "the candidate refuses inputs that the reference takes")
+REFUSES = JudgeRule(
+    "J303", "refuses-inputs", "the candidate refuses inputs that the reference takes"
+)
 FORWARD_ONLY = JudgeRule("J304", "forward-only", "the candidate has no gradient: none was judged")
 FEWER = JudgeRule(
     "J305", "fewer-operations", "a call is faster than the reference's operations can be done"

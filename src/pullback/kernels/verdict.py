@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,3 +91,12 @@ class Verdict:
         lines += [f"  note: {note}" for note in self.notes]
         lines.append(f"  seed {self.seed}, {self.seconds:.1f} s")
         return "\n".join(lines)
+
+
+def documents(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Several verdicts as one document, with what a gate asks first."""
+    return {
+        "schema": SCHEMA,
+        "ok": all(verdict.ok for verdict in verdicts),
+        "verdicts": [verdict.to_json() for verdict in verdicts],
+    }
