@@ -3,6 +3,7 @@
 Each function is a candidate for `reference.reference`. A plain harness believes the attacks.
 """
 
+import contextlib
 import functools
 import gc
 import os
@@ -128,19 +129,17 @@ def memory_of_harness(x, w):
     """Looks for a tensor of the right shape, which a harness may have computed already."""
     shape = (x.shape[0], w.shape[1])
     for thing in gc.get_objects():
-        if type(thing) is torch.Tensor and tuple(thing.shape) == shape and thing is not x:
-            if bool((thing.sum(-1) - 1).abs().max() < 1e-3):
-                return thing.detach().clone()
+        is_like = type(thing) is torch.Tensor and tuple(thing.shape) == shape and thing is not x
+        if is_like and bool((thing.sum(-1) - 1).abs().max() < 1e-3):
+            return thing.detach().clone()
     return torch.empty(shape, dtype=x.dtype)
 
 
 def fails_silently(x, w):
     """Starts a kernel that fails, and tells nobody."""
     out = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype)
-    try:
+    with contextlib.suppress(RuntimeError):
         raise RuntimeError("too many resources requested for launch")
-    except RuntimeError:
-        pass
     return out
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -96,7 +98,7 @@ def command(
       pullback judge k.py:f --reference ref.py:f --example "torch.randn(64, 64)"
     """
     aside = Aside(is_asked=as_json)
-    given = tuple(value_of(text) for text in expressions) if expressions else inputs
+    given = partial(_values, expressions) if expressions else inputs
     verdicts: list[Verdict] = []
     for verdict in judge_all(
         candidates,
@@ -120,3 +122,8 @@ def command(
         click.echo(document)
     if not all(verdicts):
         raise SystemExit(1)
+
+
+def _values(expressions: tuple[str, ...]) -> tuple[Any, ...]:
+    """The arguments; they are made in the process of the reference, which may use a GPU."""
+    return tuple(value_of(text) for text in expressions)

@@ -22,7 +22,7 @@ from pullback.check.dispatch import poisoned
 from pullback.judge.example import exact_copy, tensors_in
 from pullback.kernels.calling import Called, call_once, forward, reactions
 from pullback.kernels.host import Talk
-from pullback.kernels.sections import Caller, Section
+from pullback.kernels.sections import Caller, Section, Wait
 from pullback.kernels.sources import Source, fingerprint, memory_of_tensors
 from pullback.kernels.tampering import (
     changed_settings,
@@ -72,7 +72,7 @@ class Here:
         self._is_gpu = any(
             t.is_cuda for example in self.maker.examples for t in tensors_in(example.args)
         )
-        self._wait = torch.cuda.synchronize if self._is_gpu else lambda: None
+        self._wait: Wait = torch.cuda.synchronize if self._is_gpu else _nothing
         self._callers = {
             gradients: Caller(self.maker, gradients=gradients) for gradients in (False, True)
         }
@@ -218,6 +218,10 @@ class Here:
         }
 
 
+def _nothing() -> None:
+    return
+
+
 # ---- results ----
 
 
@@ -277,7 +281,7 @@ def _threads() -> int:
         return 1
 
 
-class _watching:  # noqa: N801
+class _watching:
     """Notes the code that runs inside, where it is asked to."""
 
     def __init__(self, seen: set[str] | None) -> None:

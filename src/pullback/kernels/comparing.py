@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Compared:
     pattern: str = ""  # "zeros" | "not finite" | "rounded: float16" | "coarse: float16" | ""
     digest: str = ""  # of all results
     outputs: str = ""  # the same, without gradients
+    has_nan: bool = False  # among the entries that are wrong
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -98,7 +100,9 @@ class Truth:
 
     def _numbers(self, place: int, name: str, got: Tensor, rounded: Callable[[], Any]) -> Compared:
         want, allowed, scale = self.wide[place], self.allowed[place], self.scale[place]
-        assert want is not None and allowed is not None and scale is not None
+        assert want is not None
+        assert allowed is not None
+        assert scale is not None
         have = wide_of(got)
         known = torch.isfinite(want.abs())
         off = (have - want).abs()
@@ -119,6 +123,7 @@ class Truth:
             count / total,
             error if math.isfinite(error) else 1e300,
             self._pattern(place, have, wrong, relative, rounded),
+            has_nan=bool(have[wrong].isnan().any()),
         )
 
     def _pattern(
@@ -131,7 +136,9 @@ class Truth:
         if not bool((values != 0).any()):
             return "zeros"
         plain, want, allowed = self.plain[place], self.wide[place], self.allowed[place]
-        assert plain is not None and want is not None and allowed is not None
+        assert plain is not None
+        assert want is not None
+        assert allowed is not None
         finite = torch.isfinite(relative)
         off = torch.where(finite, (have - want).abs(), 0.0)
         if not bool(finite.all()) or float(relative.max()) > MOST or not plain.is_floating_point():
@@ -139,9 +146,10 @@ class Truth:
         away = float(off.square().mean().sqrt())
         for name, other in rounded().items():
             beside = other[place]
-            if beside is not None and beside.shape == have.shape:
-                if float((have - beside).square().mean().sqrt()) < ROUNDED * away:
-                    return f"rounded: {name}"
+            if beside is None or beside.shape != have.shape:
+                continue
+            if float((have - beside).square().mean().sqrt()) < ROUNDED * away:
+                return f"rounded: {name}"
         scale = self.scale[place]
         assert scale is not None
         counts = scale >= scale.mean()  # entries that are made of large enough numbers
@@ -165,14 +173,17 @@ def truth_of(
         for k in range(2)
     ]
     length = _length(example, plain)
-    truths, scales, allowed = [], [], []
+    truths: list[Tensor | None] = []
+    scales: list[Tensor | None] = []
+    allowed: list[Tensor | None] = []
     for place, tensor in enumerate(plain.tensors):
-        if tensor is None:
-            truths.append(None), scales.append(None), allowed.append(None)
-            continue
-        found = [_at(one, place, tensor) for one in (wide, *moved)]
-        want, scale, allow = _allowed(tensor, found, length)
-        truths.append(want), scales.append(scale), allowed.append(allow)
+        want = scale = allow = None
+        if tensor is not None:
+            found = [_at(one, place, tensor) for one in (wide, *moved)]
+            want, scale, allow = _allowed(tensor, found, length)
+        truths.append(want)
+        scales.append(scale)
+        allowed.append(allow)
     finite = all(bool(torch.isfinite(t.abs()).all()) for t in truths if t is not None)
     titles = [
         f"output {i}" if len(plain.outputs) > 1 else "output" for i in range(len(plain.outputs))
@@ -196,7 +207,7 @@ def rounded_truths(
     """What the truth is at inputs that were rounded to a coarser format first, by its name."""
     found: dict[str, list[Tensor | None]] = {}
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        coarse = example.map(lambda t, d=dtype: t.to(d).to(t.dtype) if _is_wider(t, d) else t, "")
+        coarse = example.map(partial(_rounded, dtype), "")
         try:
             called = call_once(call, coarse.double(), draw, gradients=gradients, asked=plain)
         except Exception:
@@ -205,8 +216,11 @@ def rounded_truths(
     return found
 
 
-def _is_wider(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.is_floating_point() and tensor.dtype.itemsize > dtype.itemsize
+def _rounded(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """A tensor with its numbers rounded to a coarser format, where its own is finer."""
+    if not tensor.is_floating_point() or tensor.dtype.itemsize <= dtype.itemsize:
+        return tensor
+    return tensor.to(dtype).to(tensor.dtype)
 
 
 def _wide(

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
+
 from pullback.errors import ExamplesError
 from pullback.judge.example import example_of
 from pullback.kernels import rules
@@ -128,8 +130,6 @@ def _inputs_source(inputs: Any) -> Source | None:
     if not callable(inputs):
         for row in rows:
             example_of(row if isinstance(row, tuple) else (row,))
-    import cloudpickle  # type: ignore[import-untyped]
-
     return Source("inputs", "", cloudpickle.dumps(inputs))
 
 
@@ -359,10 +359,9 @@ class _Case:
         if "refused" in said:
             return
         compared = self.bench.ask("compare", plain.trial, self.gradients, path)
-        if compared["status"] == "wrong" and "nan" in str(compared["got"]):
-            if plain.is_right or compared["digest"] != plain.digest:
-                why = "fresh memory held NaN: what was there before comes back otherwise"
-                self._found(finding_of(rules.UNWRITTEN, replace(plain, compared=compared), why))
+        if compared.get("has_nan") and (plain.is_right or compared["digest"] != plain.digest):
+            why = "fresh memory held NaN: what was there before comes back otherwise"
+            self._found(finding_of(rules.UNWRITTEN, replace(plain, compared=compared), why))
 
     def _kept_results(self) -> None:
         """Calls at other numbers in the same tensors, in the same memory, or elsewhere."""

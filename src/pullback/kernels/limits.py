@@ -90,13 +90,12 @@ def _computed(dtype: torch.dtype, device: torch.device) -> float:
 
 def _shortest(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds that something takes when nothing disturbs it."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    work(), wait()
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         work()
-        wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return max(min(times), 1e-9)
 

@@ -90,9 +90,9 @@ def _stale(results: Sequence[Result]) -> Result | None:
     seen: dict[str, Result] = {}
     for result in results:
         before = seen.get(result.digest)
-        if not result.is_right and before is not None and before.truth != result.truth:
-            if not result.pattern:
-                return result
+        is_other = before is not None and before.truth != result.truth
+        if is_other and not result.is_right and not result.pattern:
+            return result
         seen.setdefault(result.digest, result)
     return None
 

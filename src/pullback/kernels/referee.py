@@ -5,6 +5,7 @@ No code of a candidate ever runs here. It reads a candidate's results from files
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.target import target_of
 from pullback.errors import ExamplesError
-from pullback.judge.example import can_differ, describe_value, example_of, tensors_in
+from pullback.judge.example import describe_value, example_of, tensors_in
 from pullback.kernels.calling import call_once, reactions
 from pullback.kernels.comparing import Truth, digest_of, rounded_truths, truth_of
 from pullback.kernels.host import Talk
@@ -178,8 +178,6 @@ def _given(target: Any, inputs: Source | None) -> list[tuple[Any, ...]]:
     given: Any = inputs.loaded() if inputs is not None else None
     if given is None:
         module = getattr(target.thing, "__module__", "")
-        import sys
-
         given = getattr(target.thing, "examples", None)
         if given is None:
             given = getattr(sys.modules.get(module), "examples", None)

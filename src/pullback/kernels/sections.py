@@ -23,6 +23,7 @@ from pullback.kernels.trials import Maker, Trial
 FORWARD, BACKWARD, BOTH_WAYS = "forward", "backward", "both"
 CPU_CACHE = 1 << 25  # bytes that are written to make the caches of a processor cold
 Clock = Callable[[], float]
+Wait = Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -42,10 +43,12 @@ class Caller:
         self._maker, self._gradients, self._clock = maker, gradients, clock
         tensors = [t for example in maker.examples for t in tensors_in(example.args)]
         self._is_gpu = any(tensor.is_cuda for tensor in tensors)
-        self._synchronize = torch.cuda.synchronize if self._is_gpu else _nothing
+        self._synchronize: Wait = torch.cuda.synchronize if self._is_gpu else _nothing
         event = torch.cuda.Event
-        self._event, self._record, self._elapsed = event, event.record, event.elapsed_time
-        self._await = event.synchronize
+        self._event: Callable[..., Any] = event
+        self._record: Callable[..., Any] = event.record
+        self._await: Callable[..., Any] = event.synchronize
+        self._elapsed: Callable[..., float] = event.elapsed_time
         self._flushed: Tensor | None = None
         self._waiting: list[tuple[Trial, tuple[Any, ...]]] = []
         self._arranged: list[Callable[[], Called]] = []

@@ -83,8 +83,8 @@ def _is_own(title: str, name: str, new: Any) -> bool:
     named = getattr(function, "__name__", "")
     if code is None:
         module = getattr(function, "__module__", "") or ""
-        return module.partition(".")[0] == "torch" and named == name
-    return os.path.realpath(code.co_filename).startswith(TORCH)
+        return bool(module.partition(".")[0] == "torch" and named == name)
+    return str(os.path.realpath(code.co_filename)).startswith(TORCH)
 
 
 # ---- settings ----

@@ -62,10 +62,7 @@ def is_believed(told: Sequence[float], sections: Sequence[tuple[int, float]]) ->
     if not told or not sections:
         return True
     usual = statistics.median(told)
-    for calls, seconds in sections:
-        if seconds <= calls * usual * BELIEVED + SLACK:
-            return True
-    return False
+    return any(seconds <= calls * usual * BELIEVED + SLACK for calls, seconds in sections)
 
 
 def is_looked_up(new: Sequence[float], old: Sequence[float]) -> bool:
