@@ -80,9 +80,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="with `pb.check`, too")
     parser.add_argument("--seconds", type=float, help="how long to time each")
     parser.add_argument("--no-plain", action="store_true", help="without the plain harness")
+    parser.add_argument("--rounds", type=int, metavar="N", help="only the first N of them")
     options = parser.parse_args(argv)
     wanted = [a for a in TABLE if (a.file == "gpu.py") == options.gpu]
     wanted = [a for a in wanted if not options.names or a.name in options.names]
+    wanted = wanted[: options.rounds]
     if not wanted:
         parser.error("no such attack")
     *_, reference, examples = names_of(wanted[0])

@@ -22,6 +22,7 @@ ORDER = (
     "check-cpp",
     "ci",
     "check-ranks",
+    "judge",
     "emit",
     "commands",
     "extend",

@@ -30,7 +30,7 @@ from pullback.kernels.verdict import Verdict, documents
 @click.option(
     "--inputs",
     metavar="FILE:NAME",
-    help="A function that gives the arguments; `examples` beside the reference, unless it is given.",
+    help="A function that gives the arguments, instead of `examples` beside the reference.",
 )
 @click.option(
     "--example",

@@ -28,12 +28,30 @@ def judge(
     candidate: Any,
     reference: Callable[..., Any] | str,
     inputs: Any = None,
-    **options: Any,
+    *,
+    gradients: bool | None = None,
+    seed: int | None = None,
+    check: bool = True,
+    compiled: bool = True,
+    cold: bool = True,
+    seconds: float | None = None,
+    profile: str = "standard",
 ) -> Verdict:
     """A `Verdict` on `candidate`: see `kernels.judging.judge`."""
     from pullback.kernels.judging import judge as run  # heavy
 
-    return run(candidate, reference, inputs, **options)
+    return run(
+        candidate,
+        reference,
+        inputs,
+        gradients=gradients,
+        seed=seed,
+        check=check,
+        compiled=compiled,
+        cold=cold,
+        seconds=seconds,
+        profile=profile,
+    )
 
 
 def judge_all(

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pullback.kernels.rules import JudgeFinding
+from pullback.kernels.schema import VERSION
 from pullback.kernels.timing import Ratio
-
-SCHEMA = "pullback-judge/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data: `docs/judge-schema.json` describes it."""
         return {
-            "schema": SCHEMA,
+            "schema": VERSION,
             "candidate": self.candidate,
             "reference": self.reference,
             "right": self.right,
@@ -96,7 +95,7 @@ class Verdict:
 def documents(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Several verdicts as one document, with what a gate asks first."""
     return {
-        "schema": SCHEMA,
+        "schema": VERSION,
         "ok": all(verdict.ok for verdict in verdicts),
         "verdicts": [verdict.to_json() for verdict in verdicts],
     }
