@@ -81,6 +81,12 @@ def test_coarse_results_are_named():
     assert found.pattern == "coarse: float16 or TF32"
 
 
+def test_a_factor_near_one_is_no_rounding():
+    args = (torch.randn(64, 32, generator=DRAWN), torch.randn(32, 64, generator=DRAWN))
+
+    assert compared(lambda x, w: 0.998 * (x @ w), args, torch.matmul).pattern == ""
+
+
 def test_half_precision_asked_for_is_right():
     args = tuple(arg.bfloat16() for arg in ARGS)
 

@@ -26,6 +26,7 @@ MOVE = 1e-6  # of each input, in float64: how the truth reacts
 ROUNDINGS, SUMMED, OWN = 4.0, 8.0, 4.0  # what is allowed, in multiples of each part
 SPREAD = 0.3  # of all entries are off, where numbers are rounded: not some few
 ROUNDED = 0.8  # of the error is left, at most, beside a truth for rounded inputs
+SYSTEMATIC = 0.7  # of the error is left beside a factor, where it is one
 COARSE = {"bfloat16": 2.0**-8, "float16 or TF32": 2.0**-11}
 MOST = 0.1  # an error beyond this share is no rounding
 
@@ -144,6 +145,8 @@ class Truth:
         if not bool(finite.all()) or float(relative.max()) > MOST or not plain.is_floating_point():
             return ""
         away = float(off.square().mean().sqrt())
+        if _is_factor(have - want, want, away):
+            return ""
         for name, other in rounded().items():
             beside = other[place]
             if beside is None or beside.shape != have.shape:
@@ -160,6 +163,13 @@ class Truth:
         usual = float(relative[counts].square().mean().sqrt())
         fitting = [n for n, e in COARSE.items() if eps < e / 4 and e / 32 < usual < 4 * e]
         return f"coarse: {fitting[-1]}" if fitting else ""
+
+
+def _is_factor(error: Tensor, want: Tensor, away: float) -> bool:
+    """Whether errors follow the numbers, as those of a factor do and those of rounding do not."""
+    size = float(want.abs().square().sum())
+    slope = float((error * want.conj()).sum().real) / size if size else 0.0
+    return float((error - slope * want).abs().square().mean().sqrt()) < SYSTEMATIC * away
 
 
 def truth_of(
