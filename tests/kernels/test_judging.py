@@ -10,13 +10,19 @@ import pullback as pb
 from benchmarks.attacks import TABLE
 from benchmarks.judged_attacks import names_of
 from pullback.errors import ExamplesError, TargetError
-from pullback.kernels import rules
+from pullback.kernels import judging, rules
 from pullback.kernels.judging import Bench, Settings, _Case, _Times, judge_all
 from pullback.kernels.sections import FORWARD
 from pullback.kernels.sources import source_of
 
 ATTACKS = [attack for attack in TABLE if attack.file == "cpu.py"]
 QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
+
+
+@pytest.fixture
+def few_rounds(monkeypatch):
+    """As few rounds of timing as give a speed-up."""
+    monkeypatch.setattr(judging, "ROUNDS", (5, 5))
 
 
 def judged(attacks, which):
@@ -39,7 +45,7 @@ def missed(attacks, verdicts):
     return found
 
 
-def test_every_attack_is_caught_for_its_reason():
+def test_every_attack_is_caught_for_its_reason(few_rounds):
     attacks = [attack for attack in ATTACKS if not attack.by_time]
 
     assert missed(attacks, judged(attacks, 0)) == {}
@@ -52,7 +58,7 @@ def test_attacks_by_time_are_caught():
     assert missed(attacks, judged(attacks, 0)) == {}
 
 
-def test_sound_counterparts_are_silent():
+def test_sound_counterparts_are_silent(few_rounds):
     verdicts = judged(ATTACKS, 1)
     loud = {name: verdict.names() for name, verdict in verdicts.items() if not verdict.ok}
 
@@ -127,7 +133,7 @@ def never_ends(x):
 X = torch.randn(8, 12)
 
 
-def test_kinds_of_candidates():
+def test_kinds_of_candidates(few_rounds):
     candidates = [Softmax, with_numpy, doubled, NoGradient, even_rows_only]
     verdicts = dict(zip(candidates, judge_all(candidates, reference, (X,), **QUICK), strict=True))
     names = {c: [f.rule.name for f in v.findings] for c, v in verdicts.items()}

@@ -229,7 +229,9 @@ def _plain(tensor: Tensor, *, copy: bool) -> Tensor:
     """The numbers of a tensor, in a plain one."""
     found = tensor.detach()
     if type(found) is not Tensor:
-        found = torch.empty(found.shape, dtype=found.dtype, device=found.device).copy_(found)
+        plain = torch.empty(found.shape, dtype=found.dtype, device=found.device)
+        plain.copy_(found)  # what that returns may be of the class again
+        return plain
     return found.clone() if copy else found
 
 

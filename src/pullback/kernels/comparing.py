@@ -162,7 +162,10 @@ class Truth:
         eps = torch.finfo(plain.dtype).eps
         usual = float(relative[counts].square().mean().sqrt())
         fitting = [n for n, e in COARSE.items() if eps < e / 4 and e / 32 < usual < 4 * e]
-        return f"coarse: {fitting[-1]}" if fitting else ""
+        if not fitting:
+            return ""
+        # Numbers rounded to a format are off by a quarter of its last place, as a rule.
+        return f"coarse: {min(fitting, key=lambda n: abs(math.log(4 * usual / COARSE[n])))}"
 
 
 def _is_factor(error: Tensor, want: Tensor, away: float) -> bool:

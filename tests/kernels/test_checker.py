@@ -1,0 +1,28 @@
+"""`pb.check` runs with the reference, and its findings come as plain data."""
+
+import torch
+
+from pullback.judge.example import example_of
+from pullback.kernels.checker import _check
+from pullback.kernels.sources import source_of
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+def test_wrong_gradients_are_found(tmp_path):
+    torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
+    reference = source_of(lambda x: 2 * x, "reference")
+    said = _check(
+        source_of(Doubled, "candidate"), reference, str(tmp_path / "examples.pt"), "quick", 20.0
+    )
+
+    assert said["findings"][0]["severity"] == "wrong"
+    assert said["rules"] > 10
