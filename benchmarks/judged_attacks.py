@@ -41,7 +41,7 @@ def timed(call):
     wait = torch.cuda.synchronize if x.is_cuda else (lambda: None)
     wait()
     start = time.perf_counter()
-    for _ in range(50):
+    for _ in range(300):
         call(x, w)
     if x.is_cuda:
         torch.cuda.current_stream().synchronize()

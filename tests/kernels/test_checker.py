@@ -21,7 +21,12 @@ def test_wrong_gradients_are_found(tmp_path):
     torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
     reference = source_of(lambda x: 2 * x, "reference")
     said = _check(
-        source_of(Doubled, "candidate"), reference, str(tmp_path / "examples.pt"), "quick", 20.0
+        source_of(Doubled, "candidate"),
+        reference,
+        str(tmp_path / "examples.pt"),
+        None,
+        "quick",
+        20.0,
     )
 
     assert said["findings"][0]["severity"] == "wrong"

@@ -1,4 +1,4 @@
-"""Every attack is caught for its reason, every sound counterpart is silent, and the verdict holds."""
+"""Attacks are caught for their reason, sound counterparts are silent, and the verdict holds."""
 
 import threading
 from pathlib import Path

@@ -10,7 +10,8 @@ import torch
 from pullback.check.finding import Severity
 from pullback.check.runner import check
 from pullback.kernels.host import Talk
-from pullback.kernels.sources import Source, example_args
+from pullback.kernels.sources import Source
+from pullback.kernels.trials import Maker, Trial
 
 
 def serve(talk: Talk) -> None:
@@ -19,11 +20,20 @@ def serve(talk: Talk) -> None:
 
 
 def _check(
-    candidate: Source, reference: Source, examples: str, profile: str, seconds: float
+    candidate: Source,
+    reference: Source,
+    examples: str,
+    trial: Trial | None,
+    profile: str,
+    seconds: float,
 ) -> dict[str, Any]:
-    """The findings on a candidate, as plain data; those that say that it is wrong first."""
-    torch.set_num_threads(torch.get_num_threads())  # before a fork decides for itself
-    args = [example_args(example) for example in torch.load(Path(examples), weights_only=False)]
+    """The findings on a candidate, as plain data; those that say that it is wrong first.
+
+    They are found at the examples, or at the inputs of a trial.
+    """
+    given = torch.load(Path(examples), weights_only=False)
+    made = Maker(given).made(trial) if trial is not None else None
+    args = [example.fresh() for example in (given if made is None else [made])]
     report = check(
         candidate.loaded(),
         args,

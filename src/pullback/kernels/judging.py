@@ -15,11 +15,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from pullback.errors import ExamplesError
+from pullback.errors import ExamplesError, InternalError
 from pullback.judge.example import example_of
 from pullback.kernels import rules
 from pullback.kernels.host import LostError, Peer, RefusedError, warm_host
@@ -37,6 +38,9 @@ SECONDS = {"cpu": 3.0, "cuda": 6.0}  # of timing
 CHECKING = {"cpu": 4.0, "cuda": 8.0}  # of `pb.check`, after which no rule is begun
 ROW, MANY, ENOUGH = 40, 1000, 0.02  # calls by the clock outside, and seconds that tell something
 IMPOSSIBLE = 0.5  # of the time that the machine needs to move the numbers
+FIRST = 300.0  # seconds that a call may take that loads, builds or tunes something
+HEAVY, SELDOM = 1 << 24, 0.25  # bytes of results of which not every row of calls is looked at
+LARGE = 1 << 20  # numbers of an example for which `pb.check` gets a smaller one
 TAIL, TAIL_SHARE = 5e-5, 0.25  # seconds of work after a call, and share of the call
 
 # What a result may be kept by, from the finest to the coarsest.
@@ -157,7 +161,8 @@ class Bench:
         self.referee = self.host.fork("referee")
         self.examples = self.path()
         try:
-            self.known = self.ask("start", self.reference, self.inputs, self.examples)
+            given = (self.reference, self.inputs, self.examples)
+            self.known = self.referee.ask("start", *given, seconds=FIRST)
         except (RefusedError, LostError) as error:
             raise ExamplesError(
                 f"the reference `{self.reference.title}` must run at its inputs",
@@ -170,7 +175,7 @@ class Bench:
             )
         if self.settings.compiled:
             try:
-                self.ask("compile", seconds=300.0)
+                self.referee.ask("compile", seconds=FIRST)
                 self.is_compiled = True
             except (RefusedError, LostError) as error:
                 self.notes.append(f"torch.compile of the reference was not timed: {error}"[:200])
@@ -181,9 +186,14 @@ class Bench:
             self.referee.stop()
 
     def ask(self, verb: str, *args: Any, seconds: float = 120.0) -> Any:
-        """What the referee answers."""
+        """What the referee answers, in which no code runs that is not trusted."""
         assert self.referee is not None
-        return self.referee.ask(verb, *args, seconds=seconds)
+        try:
+            return self.referee.ask(verb, *args, seconds=seconds)
+        except (RefusedError, LostError) as error:
+            raise InternalError(
+                f"the reference `{self.reference.title}` must be judged by", got=f"{verb}: {error}"
+            ) from None
 
     def path(self) -> str:
         """A new file."""
@@ -233,8 +243,8 @@ class _Case:
         start = self.bench.clock()
         try:
             self._judged()
-        except LostError as lost:
-            self._found(JudgeFinding(rules.FAILS, got=str(lost)))
+        except (LostError, RefusedError) as error:
+            self._found(JudgeFinding(rules.FAILS, got=str(error)))
         finally:
             self.peer.stop()
         broken = {what for finding in self.findings for what in finding.rule.breaks}
@@ -260,7 +270,7 @@ class _Case:
 
     def _judged(self) -> None:
         try:
-            loaded = self.peer.ask("load", self.source, self.bench.examples)
+            loaded = self.peer.ask("load", self.source, self.bench.examples, seconds=FIRST)
         except RefusedError as error:
             self._found(JudgeFinding(rules.FAILS, "where it is loaded", got=str(error)))
             return
@@ -310,7 +320,8 @@ class _Case:
     ) -> dict[str, Any]:
         """One call of the candidate, with what it did beside noted."""
         codes = self.bench.known["codes"] if watch else []
-        said: dict[str, Any] = self.peer.ask("call", trial, path, gradients, poison, codes)
+        asked = (trial, path, gradients, poison, codes)
+        said: dict[str, Any] = self.peer.ask("call", *asked, seconds=FIRST)
         if "refused" in said:
             return said
         if said["lazy"]:
@@ -377,6 +388,7 @@ class _Case:
             if "refused" in said or not truth["accepted"]:
                 continue
             before = self.bench.ask("digest", paths[0])["digest"]
+            Path(paths[0]).unlink(missing_ok=True)
             compared = self.bench.ask("compare", second, False, paths[1])
             if compared["status"] == "wrong" and compared["digest"] == before:
                 stale.append(how)
@@ -447,12 +459,15 @@ class _Case:
             which = "eager" if side == "reference" else "compiled"
             return self.bench.ask("go", which, self.settings.cold)["times"], []
         said = self._own_section(mode, trials)
+        times = [float(t) for t in said["times"]], [float(t) for t in said["tails"]]
+        if self.bench.known["bytes"] > HEAVY and self.rng.random() > SELDOM:
+            return times
         number = self.rng.randrange(len(trials))  # which one nobody could know before
         path = self.bench.path()
         self.peer.ask("give", [number], [path])
         is_whole = mode != FORWARD and self.gradients
         self._verify(trials[number], is_whole, path)
-        return [float(t) for t in said["times"]], [float(t) for t in said["tails"]]
+        return times
 
     def _own_section(self, mode: str, trials: Sequence[Trial]) -> dict[str, Any]:
         self.peer.ask("prepare", mode, list(trials), self.gradients)
@@ -539,6 +554,9 @@ class _Case:
         """What the machine can do, beside what the candidate says."""
         said = self.bench.ask("limits", self.gradients)
         machine, needs = said["machine"], said["needs"]
+        if not machine:
+            self.notes.append(f"no limit is known: {said['why']} while the reference was counted")
+            return
         self.limits = {**machine, "needs": needs, "share_of_limit": {}}
         for mode in modes:
             taken = statistics.median(self.times[mode].calls)
@@ -584,6 +602,13 @@ class _Case:
         if said["settings"]:
             self._found(JudgeFinding(rules.SETTINGS, got="; ".join(said["settings"])))
 
+    def _small_trial(self) -> Trial | None:
+        """The trial with the smallest inputs that was gone through, where those given are large."""
+        sizes = [r.trial for r in self.results if r.trial.sizes and not r.trial.layout]
+        if self.bench.known["elements"] < LARGE or not sizes:
+            return None
+        return min(sizes, key=lambda trial: sum(trial.sizes.values()))
+
     def _check(self) -> None:
         """What `pb.check` finds, with the reference."""
         if not self.gradients:
@@ -597,6 +622,7 @@ class _Case:
                 self.source,
                 self.bench.reference,
                 self.bench.examples,
+                self._small_trial(),
                 self.settings.profile,
                 limit,
                 seconds=limit + 120.0,
@@ -607,7 +633,7 @@ class _Case:
         finally:
             peer.stop()
         self.checked = said["findings"]
-        self.tried["rules"] = said["rules"]
+        self.tried |= {"rules": said["rules"], "rules_left_out": said["refused"]}
         for one in self.checked:
             if one["severity"] == "wrong":
                 told = f"{one['code']} {one['name']}: {one['sentence']}"

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pullback.check.target import Target, target_of
 from pullback.errors import TargetError
-from pullback.judge.example import Example
 
 MOST = 50  # pieces of code that belong to one function
 
@@ -57,12 +56,6 @@ def source_of(thing: Any, what: str) -> Source:
             got=f"{type(error).__name__}: {lines[0]}",
             fix='put it into a file, and name it: pb.judge("file.py:F", ...)',
         ) from None
-
-
-def example_args(example: Example) -> tuple[Any, ...]:
-    """The arguments of an example, which require grad where it says so."""
-    args = example.fresh()
-    return tuple(args)
 
 
 # ---- code ----

@@ -27,7 +27,8 @@ FACTORS = {LARGE: 8.0, SMALL: 1 / 64}
 
 ODD = (1, 2, 3, 5, 7, 9, 17, 31, 33, 63, 65, 100, 127, 129, 255, 257, 1000, 1025)
 MANY = 1 << 16  # numbers of a tensor from which on they are drawn where they are needed
-ELEMENTS = 1 << 22  # of all arguments together, at other sizes
+ELEMENTS = 1 << 22  # of all arguments together, at other sizes, unless there are more as given
+LONG = 512  # a size from which on another one is a small one, as a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,13 @@ def _draw(rng: random.Random) -> int:
 
 def _other(sizes: Sequence[int], rng: random.Random) -> dict[int, int]:
     """Some of the sizes as others: next to the old one, or any of those that kernels get wrong."""
+    if any(size > LONG for size in sizes) and rng.random() < 0.25:
+        size = rng.choice([size for size in sizes if size > LONG])
+        return {size: size + rng.choice((1, -1))}
     chosen = rng.sample(list(sizes), rng.randint(1, len(sizes)))
-    near = {size: [size + 1, max(size - 1, 1), 2 * size + 1] for size in chosen}
-    return {size: rng.choice((*ODD, *near[size])) for size in chosen}
+    chosen += [size for size in sizes if size > LONG and size not in chosen]
+    near = {size: [size + 1, max(size - 1, 1), 2 * size + 1] for size in chosen if size <= LONG}
+    return {size: rng.choice((*ODD, *near.get(size, ()))) for size in chosen}
 
 
 # ---- arguments ----
@@ -113,7 +118,7 @@ class Maker:
         if trial.values == GIVEN:
             return example
         if trial.sizes:
-            if not fits(example, trial.sizes, ELEMENTS):
+            if not fits(example, trial.sizes, max(ELEMENTS, example.size + example.size // 8)):
                 return None
             example = resized(example, trial.sizes, "")
         free = not any(relation.positions for relation in relations)
