@@ -6,7 +6,7 @@ import torch
 
 from pullback.judge.example import example_of
 from pullback.kernels.calling import call_once, cotangents_for, reactions
-from pullback.kernels.trials import Maker, ordinary
+from pullback.kernels.trials import TrialMaker, ordinary
 
 EXAMPLE = example_of((torch.randn(3, 4), 2.0))
 
@@ -40,7 +40,7 @@ def test_integers_have_no_cotangent():
 
 
 def test_halves_that_are_not_read_are_seen():
-    maker = Maker([example_of((torch.randn(3, 6), torch.randn(2)))])
+    maker = TrialMaker([example_of((torch.randn(3, 6), torch.randn(2)))])
     trial = ordinary(random.Random(0))
 
     def first_half(x, y):

@@ -8,7 +8,7 @@ import torch
 from pullback.judge.example import example_of
 from pullback.kernels.candidate import Here
 from pullback.kernels.sections import FORWARD
-from pullback.kernels.sources import source_of
+from pullback.kernels.sources import sendable
 from pullback.kernels.trials import Trial
 
 
@@ -19,7 +19,7 @@ def loaded(tmp_path):
     def load(candidate):
         torch.save([example_of((torch.randn(4, 3),))], tmp_path / "examples.pt")
         here = Here()
-        here.load(source_of(candidate, "candidate"), str(tmp_path / "examples.pt"))
+        here.load(sendable(candidate, "candidate"), str(tmp_path / "examples.pt"))
         here.path = str(tmp_path / "out.pt")
         return here
 

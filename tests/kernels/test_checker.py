@@ -4,7 +4,7 @@ import torch
 
 from pullback.judge.example import example_of
 from pullback.kernels.checker import _check
-from pullback.kernels.sources import source_of
+from pullback.kernels.sources import sendable
 
 
 class Doubled(torch.autograd.Function):
@@ -19,9 +19,9 @@ class Doubled(torch.autograd.Function):
 
 def test_wrong_gradients_are_found(tmp_path):
     torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
-    reference = source_of(lambda x: 2 * x, "reference")
+    reference = sendable(lambda x: 2 * x, "reference")
     said = _check(
-        source_of(Doubled, "candidate"),
+        sendable(Doubled, "candidate"),
         reference,
         str(tmp_path / "examples.pt"),
         None,

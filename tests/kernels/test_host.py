@@ -9,7 +9,7 @@ import torch
 
 from pullback.judge.example import example_of
 from pullback.kernels.host import LostError, RefusedError, warm_host
-from pullback.kernels.sources import source_of
+from pullback.kernels.sources import sendable
 from pullback.kernels.trials import Trial
 
 
@@ -34,7 +34,7 @@ def writes(x):
 def loaded(candidate, tmp_path):
     peer = warm_host().fork("candidate")
     torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
-    peer.ask("load", source_of(candidate, "candidate"), str(tmp_path / "examples.pt"))
+    peer.ask("load", sendable(candidate, "candidate"), str(tmp_path / "examples.pt"))
     return peer
 
 
@@ -87,7 +87,7 @@ def test_garbage_is_no_answer(tmp_path):
 def test_an_error_is_told(tmp_path):
     peer = warm_host().fork("candidate")
     with pytest.raises(RefusedError, match="FileNotFoundError"):
-        peer.ask("load", source_of("nowhere.py:f", "candidate"), str(tmp_path / "none.pt"))
+        peer.ask("load", sendable("nowhere.py:f", "candidate"), str(tmp_path / "none.pt"))
     peer.stop()
 
 

@@ -13,7 +13,7 @@ from pullback.errors import ExamplesError, TargetError
 from pullback.kernels import judging, rules
 from pullback.kernels.judging import Bench, Settings, _Case, _Times, judge_all
 from pullback.kernels.sections import FORWARD
-from pullback.kernels.sources import source_of
+from pullback.kernels.sources import sendable
 
 ATTACKS = [attack for attack in TABLE if attack.file == "cpu.py"]
 QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
@@ -255,10 +255,10 @@ class Referee:
 
 def limited(taken, **needs):
     machine = {"bytes_per_second": 1e9, "flops_per_second": 1e9, "cache_bytes": 0}
-    bench = Bench(source_of(reference, "reference"), None, Settings())
+    bench = Bench(sendable(reference, "reference"), None, Settings())
     bench.known = {"has_gradient": False, "device": "cpu"}
     bench.referee = Referee(limits={"machine": machine, "needs": needs})
-    case = _Case(bench, source_of(doubled, "candidate"))
+    case = _Case(bench, sendable(doubled, "candidate"))
     case.peer.stop()
     case.times = {FORWARD: _Times(calls=[taken])}
     case._limit([FORWARD])

@@ -7,7 +7,7 @@ import torch
 
 from pullback.errors import ExamplesError
 from pullback.kernels.referee import Referee
-from pullback.kernels.sources import source_of
+from pullback.kernels.sources import sendable
 from pullback.kernels.trials import LIKE, Trial
 
 
@@ -18,8 +18,8 @@ def log(x):
 @pytest.fixture
 def referee(tmp_path):
     found = Referee()
-    inputs = source_of(lambda: (torch.rand(4, 6) + 0.5,), "inputs")
-    found.known = found.start(source_of(log, "reference"), inputs, str(tmp_path / "examples.pt"))
+    inputs = sendable(lambda: (torch.rand(4, 6) + 0.5,), "inputs")
+    found.known = found.start(sendable(log, "reference"), inputs, str(tmp_path / "examples.pt"))
     found.path = str(tmp_path / "got.pt")
     return found
 
@@ -62,15 +62,15 @@ def test_files_that_hold_code_are_not_run(referee, tmp_path):
 
 def test_inputs_must_be_arguments(tmp_path):
     with pytest.raises(ExamplesError) as caught:
-        Referee().start(source_of(log, "reference"), None, str(tmp_path / "examples.pt"))
+        Referee().start(sendable(log, "reference"), None, str(tmp_path / "examples.pt"))
 
     assert "must come with inputs to judge with" in str(caught.value)
 
 
 def test_a_reference_that_writes_says_so(tmp_path):
-    inputs = source_of(lambda: (torch.rand(3),), "inputs")
+    inputs = sendable(lambda: (torch.rand(3),), "inputs")
     found = Referee().start(
-        source_of(lambda x: x.detach().add_(1), "reference"), inputs, str(tmp_path / "e.pt")
+        sendable(lambda x: x.detach().add_(1), "reference"), inputs, str(tmp_path / "e.pt")
     )
 
     assert found["changes"] == [0]

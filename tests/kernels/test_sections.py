@@ -8,12 +8,12 @@ import torch
 from pullback.judge.example import example_of
 from pullback.kernels.calling import call_once
 from pullback.kernels.sections import BACKWARD, BOTH_WAYS, FORWARD, Caller
-from pullback.kernels.trials import Maker, ordinary
+from pullback.kernels.trials import TrialMaker, ordinary
 
 
 def caller(gradients=True):
     ticks = itertools.count(step=3.0)
-    made = Maker([example_of((torch.randn(4, 5),))])
+    made = TrialMaker([example_of((torch.randn(4, 5),))])
     found = Caller(made, gradients=gradients, clock=lambda: next(ticks))
     found.remember(call_once(torch.sin, made.examples[0], 0, gradients=False))
     return found

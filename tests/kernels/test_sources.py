@@ -2,7 +2,7 @@
 
 import torch
 
-from pullback.kernels.sources import fingerprint, fingerprints_of, source_of
+from pullback.kernels.sources import fingerprint, fingerprints_of, sendable
 
 
 def longer(x, w):
@@ -12,13 +12,13 @@ def longer(x, w):
 
 
 def test_names_are_not_loaded_here():
-    source = source_of("nowhere.py:f", "candidate")
+    source = sendable("nowhere.py:f", "candidate")
 
     assert (source.title, source.name, source.value) == ("f", "nowhere.py:f", b"")
 
 
 def test_values_come_back():
-    source = source_of(lambda x: x + 1, "candidate")
+    source = sendable(lambda x: x + 1, "candidate")
 
     assert source.loaded()(1) == 2
 

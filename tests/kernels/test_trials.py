@@ -11,15 +11,15 @@ from pullback.kernels.trials import (
     LIKE,
     MANY,
     ZEROS,
-    Maker,
     Trial,
+    TrialMaker,
     ordinary,
     trials_of,
 )
 
 
 def maker(*args):
-    return Maker([example_of(args)])
+    return TrialMaker([example_of(args)])
 
 
 def test_one_seed_gives_the_same_trials():

@@ -13,7 +13,7 @@ from torch import Tensor
 from pullback.check.inputs.layouts import dense
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import pulled_gradients
-from pullback.kernels.trials import Maker, Trial
+from pullback.kernels.trials import Trial, TrialMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def cotangents_for(
     return made
 
 
-def reactions(call: Callable[..., Any], maker: Maker, trial: Trial, side: int) -> list[bool]:
+def reactions(call: Callable[..., Any], maker: TrialMaker, trial: Trial, side: int) -> list[bool]:
     """By argument: whether the outputs change with its first (0) or last (1) half.
 
     The halves are along the last dimension.

@@ -30,7 +30,7 @@ from pullback.kernels.tampering import (
     replaced_names,
     torch_settings,
 )
-from pullback.kernels.trials import Maker, Trial
+from pullback.kernels.trials import Trial, TrialMaker
 
 PLAIN = (Tensor, torch.nn.Parameter)
 GLANCE, PATIENCE = 0.01, 0.3  # seconds that results may take to change after a call
@@ -68,7 +68,7 @@ class Here:
 
     def load(self, source: Source, examples: str) -> dict[str, Any]:
         """Load the examples, then the candidate."""
-        self.maker = Maker(torch.load(Path(examples), weights_only=False))
+        self.maker = TrialMaker(torch.load(Path(examples), weights_only=False))
         self._is_gpu = any(
             t.is_cuda for example in self.maker.examples for t in tensors_in(example.args)
         )

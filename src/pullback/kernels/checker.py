@@ -11,7 +11,7 @@ from pullback.check.finding import Severity
 from pullback.check.runner import check
 from pullback.kernels.host import Talk
 from pullback.kernels.sources import Source
-from pullback.kernels.trials import Maker, Trial
+from pullback.kernels.trials import Trial, TrialMaker
 
 
 def serve(talk: Talk) -> None:
@@ -32,7 +32,7 @@ def _check(
     They are found at the examples, or at the inputs of a trial.
     """
     given = torch.load(Path(examples), weights_only=False)
-    made = Maker(given).made(trial) if trial is not None else None
+    made = TrialMaker(given).made(trial) if trial is not None else None
     args = [example.fresh() for example in (given if made is None else [made])]
     report = check(
         candidate.loaded(),

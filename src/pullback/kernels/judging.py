@@ -27,7 +27,7 @@ from pullback.kernels.host import LostError, Peer, RefusedError, warm_host
 from pullback.kernels.reasons import BY_SHAPE, Result, finding_of, reasons_of
 from pullback.kernels.rules import JudgeFinding
 from pullback.kernels.sections import BACKWARD, BOTH_WAYS, FORWARD
-from pullback.kernels.sources import Source, source_of
+from pullback.kernels.sources import Source, sendable
 from pullback.kernels.timing import FEW, is_believed, is_looked_up, speedup
 from pullback.kernels.trials import GIVEN, Trial, ordinary, trials_of
 from pullback.kernels.verdict import Verdict
@@ -115,11 +115,11 @@ def judge_all(
 ) -> Iterator[Verdict]:
     """A verdict on each candidate in turn: the reference is loaded, and compiled, once."""
     settings = Settings(**options)
-    bench = Bench(source_of(reference, "reference"), _inputs_source(inputs), settings)
+    bench = Bench(sendable(reference, "reference"), _inputs_source(inputs), settings)
     try:
         bench.start()
         for candidate in candidates:
-            yield bench.judge(source_of(candidate, "candidate"))
+            yield bench.judge(sendable(candidate, "candidate"))
     finally:
         bench.stop()
 

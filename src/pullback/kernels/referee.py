@@ -22,7 +22,7 @@ from pullback.kernels.host import Talk
 from pullback.kernels.limits import limits_of, needs_of
 from pullback.kernels.sections import Caller
 from pullback.kernels.sources import Source, fingerprints_of
-from pullback.kernels.trials import GIVEN, Maker, Trial
+from pullback.kernels.trials import GIVEN, Trial, TrialMaker
 from pullback.run.lower import compile_privately
 
 KEPT = 4  # truths that are kept for another look
@@ -47,7 +47,7 @@ class Referee:
         target = source.target()
         self._calls = {"eager": target.call}
         given = _given(target, inputs)
-        self.maker = Maker([example_of(args) for args in given])
+        self.maker = TrialMaker([example_of(args) for args in given])
         torch.save(list(self.maker.examples), Path(path))
         first = self.maker.examples[0]
         self.names = target.names_of(len(first.args))

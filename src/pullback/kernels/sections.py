@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pullback.judge.example import Example, tensors_in
 from pullback.kernels.calling import Called, backward, cotangents_for, forward
-from pullback.kernels.trials import Maker, Trial
+from pullback.kernels.trials import Trial, TrialMaker
 
 FORWARD, BACKWARD, BOTH_WAYS = "forward", "backward", "both"
 CPU_CACHE = 1 << 25  # bytes that are written to make the caches of a processor cold
@@ -39,7 +39,9 @@ class Section:
 class Caller:
     """Makes rows of calls, and times them with what was known before the candidate was loaded."""
 
-    def __init__(self, maker: Maker, *, gradients: bool, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self, maker: TrialMaker, *, gradients: bool, clock: Clock = time.perf_counter
+    ) -> None:
         self._maker, self._gradients, self._clock = maker, gradients, clock
         tensors = [t for example in maker.examples for t in tensors_in(example.args)]
         self._is_gpu = any(tensor.is_cuda for tensor in tensors)

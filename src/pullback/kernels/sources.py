@@ -40,7 +40,7 @@ class Source:
         return target_of(self.loaded(), "" if not self.name else self.title)
 
 
-def source_of(thing: Any, what: str) -> Source:
+def sendable(thing: Any, what: str) -> Source:
     """What to send for `thing`; raises `TargetError` where it cannot be sent."""
     if isinstance(thing, Source):
         return thing

@@ -100,7 +100,7 @@ def _other(sizes: Sequence[int], rng: random.Random) -> dict[int, int]:
 # ---- arguments ----
 
 
-class Maker:
+class TrialMaker:
     """Makes the arguments of trials from examples, and knows what holds between them."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
