@@ -24,6 +24,6 @@ def examples():
 def examples_gpu():
     """Larger inputs on a GPU."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1024, 1024, generator=generator)
-    w = torch.randn(1024, 1024, generator=generator) / 32
+    x = torch.randn(2048, 2048, generator=generator)
+    w = torch.randn(2048, 2048, generator=generator) / 45
     return x.cuda(), w.cuda()

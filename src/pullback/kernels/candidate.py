@@ -121,6 +121,8 @@ class Here:
         }
 
     def _called(self, example: Any, draw: int, gradients: bool, poison: bool) -> Called:
+        if self._is_gpu:
+            _keep_busy()
         if not poison:
             return call_once(self.apply, example, draw, gradients=gradients)
         with poisoned():
@@ -220,6 +222,17 @@ class Here:
 
 def _nothing() -> None:
     return
+
+
+def _keep_busy() -> None:
+    """Give the GPU some milliseconds of work.
+
+    All that the call launches is then there before any of it runs: work on another stream, for
+    which the call's own does not wait, cannot be done by chance when its result is copied.
+    """
+    one = torch.ones(4096, 4096, device="cuda")
+    for _ in range(4):
+        one = one @ one
 
 
 # ---- results ----

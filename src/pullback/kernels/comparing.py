@@ -254,12 +254,13 @@ def _wide(
 
 def _moved(example: Example, draw: int) -> Example:
     """The example in float64 with every number a little larger or smaller."""
-    generator = torch.Generator().manual_seed(draw)
 
     def move(tensor: Tensor) -> Tensor:
         if not can_differ(tensor):
             return tensor
-        signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+        generator = torch.Generator(tensor.device).manual_seed(draw)
+        options: Any = {"generator": generator, "device": tensor.device}
+        signs = torch.randint(0, 2, tensor.shape, **options) * 2 - 1
         return tensor * (1 + MOVE * signs)
 
     return example.double().map(move, "")

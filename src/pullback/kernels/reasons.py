@@ -105,8 +105,10 @@ def _by_place(results: Sequence[Result], wrong: Sequence[Result], worst: Result)
     if rounded and 2 * len(rounded) >= len(usual):
         worst = rounded[0]
         how, _, name = worst.pattern.partition(": ")
-        said = "the inputs are rounded to" if how == "rounded" else "the errors are those of"
-        return finding_of(rules.LOW_PRECISION, worst, f"{said} {name}, or of an approximation")
+        why = f"the errors are those of {name}, or of an approximation"
+        if how == "rounded":
+            why = f"the errors are those of inputs that were rounded to {name}"
+        return finding_of(rules.LOW_PRECISION, worst, why)
     at_given = [result for result in results if result.trial.is_at_given_sizes]
     wrong_there = [result for result in at_given if not result.is_right]
     if at_given and not wrong_there and not any(r.trial.layout for r in wrong if not r.trial.sizes):

@@ -20,7 +20,7 @@ from pullback.check.inputs.layouts import dense, is_expanded, is_lazy, layouts_o
 from pullback.check.inputs.relations import broken_by, relations_of, restored
 from pullback.check.inputs.shapes import fits, resized, symbols_of
 from pullback.check.inputs.values import resampled
-from pullback.judge.example import Example, can_differ, mapped
+from pullback.judge.example import Example, can_differ, mapped, tensors_in
 
 GIVEN, LIKE, ZEROS, LARGE, SMALL = "as given", "like those given", "zeros", "large", "small"
 FACTORS = {LARGE: 8.0, SMALL: 1 / 64}
@@ -117,12 +117,14 @@ class TrialMaker:
         relations = self._relations[trial.example]
         if trial.values == GIVEN:
             return example
+        is_free = not any(relation.positions for relation in relations)
+        given = tensors_in(example.args)
         if trial.sizes:
             if not fits(example, trial.sizes, max(ELEMENTS, example.size + example.size // 8)):
                 return None
+            example = example.map(_shape_alone, "") if is_free else example
             example = resized(example, trial.sizes, "")
-        free = not any(relation.positions for relation in relations)
-        example = _redrawn(example, trial, free)
+        example = _redrawn(example, given if is_free else tensors_in(example.args), trial, is_free)
         example = restored(example, relations)
         if broken_by(example, relations) is not None:
             return None
@@ -131,43 +133,51 @@ class TrialMaker:
         return replace(example, label=trial.label())
 
 
-def _redrawn(example: Example, trial: Trial, is_free: bool) -> Example:
-    """The example with new numbers in every tensor."""
-    numbers = iter(range(1 << 20))
+def _shape_alone(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape that is quickly made, where its numbers are drawn again anyway."""
+    is_large = can_differ(tensor) and tensor.numel() >= MANY and tensor.layout == torch.strided
+    return tensor.flatten()[:1].expand(tensor.shape) if is_large else tensor
+
+
+def _redrawn(example: Example, given: Sequence[Tensor], trial: Trial, is_free: bool) -> Example:
+    """The example with new numbers in every tensor, like those given."""
+    numbers = iter(range(len(given)))
 
     def renew(tensor: Tensor) -> Tensor:
-        draw = (trial.draw + 7919 * next(numbers)) % (1 << 62)
+        number = next(numbers)
+        draw = (trial.draw + 7919 * number) % (1 << 62)
         if trial.values == ZEROS and can_differ(tensor):
-            return torch.zeros_like(tensor)
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if is_index(tensor) or tensor.dtype == torch.bool:
-            return _like(tensor, draw) if is_free else tensor
-        made = _like(tensor, draw) if is_free else resampled(tensor, tensor.shape, draw)
+            return resampled(tensor, tensor.shape, draw) if is_free else tensor
+        like = given[number]
+        made = _like(like, tensor.shape, draw) if is_free else resampled(like, tensor.shape, draw)
         return made * FACTORS[trial.values] if trial.values in FACTORS else made
 
     return replace(example, args=tuple(mapped(arg, renew) for arg in example.args))
 
 
-def _like(tensor: Tensor, draw: int) -> Tensor:
-    """Numbers like those of a tensor; many of them are drawn on its own device."""
+def _like(tensor: Tensor, shape: torch.Size, draw: int) -> Tensor:
+    """Numbers like those of a tensor, in a shape; many of them are drawn on its own device."""
     is_plain = tensor.is_floating_point() and tensor.dtype.itemsize > 1
     if can_differ(tensor) and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()):
-        return _around(tensor, draw)
+        return _around(tensor, shape, draw)
     if tensor.numel() < MANY or not is_plain or tensor.layout != torch.strided:
-        return resampled(tensor, tensor.shape, draw)
+        return resampled(tensor, shape, draw)
     generator = torch.Generator(tensor.device).manual_seed(draw)
     options: dict[str, Any] = {"generator": generator, "device": tensor.device}
     low, high = (float(end) for end in torch.aminmax(tensor))
     if low >= 0:
-        made = torch.rand(tensor.shape, **options) * (high - low) + low
+        made = torch.rand(shape, **options) * (high - low) + low
     else:
         mean, spread = float(tensor.mean(dtype=torch.float64)), float(tensor.double().std())
-        made = torch.randn(tensor.shape, **options) * spread + mean
+        made = torch.randn(shape, **options) * spread + mean
     return made.to(tensor.dtype)
 
 
-def _around(tensor: Tensor, draw: int) -> Tensor:
+def _around(tensor: Tensor, shape: torch.Size, draw: int) -> Tensor:
     """Numbers near the one that all entries of a tensor are: weights of ones may be ignored."""
-    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(draw))
+    noise = torch.rand(shape, generator=torch.Generator().manual_seed(draw))
     first = tensor.flatten()[0]
     step = 0.5 * max(float(first.abs()), 1.0)
     return (first + step * noise.to(tensor.device)).to(tensor.dtype)
