@@ -93,6 +93,15 @@ def test_candidate_is_not_imported_here(run):
     assert "ref" not in sys.modules
 
 
+def test_explain_knows_what_can_be_found():
+    result = CliRunner().invoke(app, ["explain", "j201"])
+
+    assert result.output == (
+        "J201 stale-result (pullback judge: not right and not honest)\n\n"
+        "the result of an earlier call comes back for other inputs\n"
+    )
+
+
 def test_reference_that_fails_is_an_error(run):
     result = run("kernels.py:good", "--reference", "ref.py:fails")
 

@@ -14,7 +14,7 @@ def test_codes_and_names_are_unique():
 
     assert len({rule.code for rule in rules.ALL}) == len(rules.ALL)
     assert len({rule.name for rule in rules.ALL}) == len(rules.ALL)
-    assert {rule.name for rule in rules.ALL if rule.name in others} == {"reused-output"} & others
+    assert [rule.name for rule in rules.ALL if rule.name in others] == []
 
 
 def test_guide_lists_every_rule():
