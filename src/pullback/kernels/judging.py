@@ -37,6 +37,7 @@ ROUNDS = (FEW + 2, 30)
 SECONDS = {"cpu": 3.0, "cuda": 6.0}  # of timing
 CHECKING = {"cpu": 4.0, "cuda": 8.0}  # of `pb.check`, after which no rule is begun
 ROW, MANY, ENOUGH = 40, 1000, 0.02  # calls by the clock outside, and seconds that tell something
+REPEATS = 16  # calls in a row at the same numbers, or at new ones
 IMPOSSIBLE = 0.5  # of the time that the machine needs to move the numbers
 FIRST = 300.0  # seconds that a call may take that loads, builds or tunes something
 HEAVY, SELDOM = 1 << 24, 0.25  # bytes of results of which not every row of calls is looked at
@@ -503,9 +504,7 @@ class _Case:
         for _ in range(4):
             few = [ordinary(self.rng) for _ in range(8)]
             trials = [few[i % len(few)] for i in range(calls)]
-            self.peer.ask("prepare", mode, trials, self.gradients)
-            self.peer.ask("arrange")
-            sections.append((calls, self._seconds_of(lambda: self.peer.ask("row"))))
+            sections.append((calls, self._row(mode, trials)))
             if sections[-1][1] < ENOUGH and calls < MANY:
                 calls *= 5  # too short to be told from what a message takes
         told = self.times[mode].calls
@@ -522,29 +521,32 @@ class _Case:
             why = "the GPU was still busy when the call's own stream had nothing left to do"
             self._found(JudgeFinding(rules.UNFINISHED, "in timed calls", got=got, why=why))
 
-    def _seconds_of(self, task: Callable[[], Any]) -> float:
-        """How long the candidate's process takes, by what it cannot reach.
+    def _row(self, mode: str, trials: Sequence[Trial]) -> float:
+        """How long calls in a row take, by what the candidate's process cannot reach.
 
         On a processor, what the system says that it has computed: other programs do not count. A
         GPU is waited for, so there the clock counts.
         """
+        self.peer.ask("prepare", mode, list(trials), self.gradients)
+        self.peer.ask("arrange")
         before, start = self.peer.work(), self.bench.clock()
-        task()
+        self.peer.ask("row")
         after, end = self.peer.work(), self.bench.clock()
         if before is None or after is None or self.bench.device != "cpu":
             return end - start
         return min(after - before, end - start)
 
     def _repeated(self) -> None:
-        """Calls at numbers that came before, between calls at new ones."""
+        """Rows of calls at numbers that came before, between rows at new ones."""
         new: list[float] = []
         old: list[float] = []
         kept = ordinary(self.rng)
-        for number in range(4):
-            fresh = [ordinary(self.rng) for _ in range(3)]
-            new += self._own_section(FORWARD, fresh)["times"]
-            again = self._own_section(FORWARD, [kept] * 3)["times"]
-            old += again if number else again[1:]
+        for number in range(FEW + 1):
+            again = self._row(FORWARD, [kept] * REPEATS)
+            fresh = self._row(FORWARD, [ordinary(self.rng) for _ in range(REPEATS)])
+            if number:  # the first ones fill what is looked up
+                old.append(again / REPEATS)
+                new.append(fresh / REPEATS)
         if is_looked_up(new, old):
             expected = f"{statistics.median(new):.3g} s, as at new numbers"
             got = f"{statistics.median(old):.3g} s"
