@@ -234,6 +234,18 @@ def test_what_cannot_be_sent_is_refused():
     assert "must be something that can be sent" in str(caught.value)
 
 
+def test_a_candidate_that_refuses_all_but_the_first_call_fails():
+    calls = []
+
+    def once(x):
+        calls.append(1)
+        if len(calls) > 1:
+            raise ValueError("no more")
+        return torch.softmax(x, -1)
+
+    assert pb.judge(once, reference, (X,), **QUICK).names() == ["candidate-fails"]
+
+
 def test_missing_candidate_is_a_finding():
     verdict = pb.judge("nowhere.py:f", reference, (X,), **QUICK)
 

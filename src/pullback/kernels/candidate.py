@@ -81,7 +81,11 @@ class Here:
         count = len(self.maker.examples[0].args)
         names = target.names_of(count)
         self._threads = _threads()
-        kept = [i for i, name in enumerate(names) if target.intent.is_donated(name)]
+        kept, number = [], 0  # the numbers of tensors that may be written to
+        for name, arg in zip(names, self.maker.examples[0].args, strict=True):
+            inside = len(tensors_in(arg))
+            kept += range(number, number + inside) if target.intent.is_donated(name) else ()
+            number += inside
         return {"donated": kept, "is_function": target.is_function}
 
     # ---- calls that are not timed ----

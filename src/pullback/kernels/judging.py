@@ -354,11 +354,16 @@ class _Case:
             said = self._call(trial, path, self.gradients, watch=number == 1)
             if "refused" in said:
                 refused.append(f"{trial.label()}: {said['refused']}")
+                if trial.is_ordinary or trial.values == GIVEN:
+                    self._found(JudgeFinding(rules.FAILS, trial.label(), got=said["refused"]))
                 continue
             compared = self.bench.ask("compare", trial, self.gradients, path)
             self.results.append(Result(trial, compared, truth["digest"]))
         self.tried |= {"trials": len(self.results), "dropped": dropped, "refused": len(refused)}
-        if refused:
+        if not any(r.trial.is_ordinary or r.trial.values == GIVEN for r in self.results):
+            why = "no result at the given sizes could be compared"
+            self._found(JudgeFinding(rules.FAILS, why=why))
+        elif refused:
             self._found(JudgeFinding(rules.REFUSES, got="; ".join(refused[:3])[:400]))
 
     def _poisoned(self) -> None:
