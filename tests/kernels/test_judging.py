@@ -10,10 +10,8 @@ import pullback as pb
 from benchmarks.attacks import TABLE
 from benchmarks.judged_attacks import names_of
 from pullback.errors import ExamplesError, TargetError
-from pullback.kernels import judging, rules
-from pullback.kernels.judging import Bench, Settings, _Case, _Times, judge_all
-from pullback.kernels.sections import FORWARD
-from pullback.kernels.sources import sendable
+from pullback.kernels import case
+from pullback.kernels.judging import judge_all
 
 ATTACKS = [attack for attack in TABLE if attack.file == "cpu.py"]
 QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
@@ -22,7 +20,7 @@ QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}
 @pytest.fixture
 def few_rounds(monkeypatch):
     """As few rounds of timing as give a speed-up."""
-    monkeypatch.setattr(judging, "ROUNDS", (5, 5))
+    monkeypatch.setattr(case, "ROUNDS", (5, 5))
 
 
 def judged(attacks, which):
@@ -250,38 +248,3 @@ def test_missing_candidate_is_a_finding():
     verdict = pb.judge("nowhere.py:f", reference, (X,), **QUICK)
 
     assert verdict.names() == ["candidate-fails"]
-
-
-# ---- limits, with times that were made up ----
-
-
-class Referee:
-    """Answers what a test says."""
-
-    def __init__(self, **answers):
-        self.answers = answers
-
-    def ask(self, verb, *args, seconds=0.0):
-        return self.answers[verb]
-
-
-def limited(taken, **needs):
-    machine = {"bytes_per_second": 1e9, "flops_per_second": 1e9, "cache_bytes": 0}
-    bench = Bench(sendable(reference, "reference"), None, Settings())
-    bench.known = {"has_gradient": False, "device": "cpu"}
-    bench.referee = Referee(limits={"machine": machine, "needs": needs})
-    case = _Case(bench, sendable(doubled, "candidate"))
-    case.peer.stop()
-    case.times = {FORWARD: _Times(calls=[taken])}
-    case._limit([FORWARD])
-    return [finding.rule for finding in case.findings]
-
-
-def test_what_beats_the_machine_is_impossible():
-    assert limited(1e-4, forward_bytes=1e6) == [rules.IMPOSSIBLE]
-    assert limited(1e-3, forward_bytes=1e6) == []
-
-
-def test_fewer_operations_are_a_note():
-    assert limited(1e-4, forward_flops=1e6) == [rules.FEWER]
-    assert rules.FEWER.breaks == ()

@@ -3,7 +3,7 @@
 `pb.judge` stands here and imports what it needs when it is called. A candidate runs in a process of
 its own, in which nothing else runs: the reference is called, and results are compared, in another.
 
-- `judging`: the order of events, in the process that asks; it holds the seed and the clock.
+- `judging`, `case`: the order of events, in the process that asks, which holds seed and clock.
 - `host`: a warm process from which both others are forked, one candidate after the other.
 - `candidate`: what happens in the candidate's process. `referee`: what happens beside it.
 - `trials`: inputs that nobody can foresee. `comparing`: how far results may be apart.
