@@ -81,7 +81,8 @@ class Here:
         count = len(self.maker.examples[0].args)
         names = target.names_of(count)
         self._threads = _threads()
-        kept, number = [], 0  # the numbers of tensors that may be written to
+        kept: list[int] = []  # the numbers of tensors that may be written to
+        number = 0
         for name, arg in zip(names, self.maker.examples[0].args, strict=True):
             inside = len(tensors_in(arg))
             kept += range(number, number + inside) if target.intent.is_donated(name) else ()
