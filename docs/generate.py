@@ -16,7 +16,7 @@ from pathlib import Path
 from docs.site import site_text
 from pullback import errors
 from pullback.check.rules import Registered, explained
-from pullback.kernels.schema import JUDGE_SCHEMA
+from pullback.candidates.schema import JUDGE_SCHEMA
 from pullback.report.json import SCHEMA
 
 HERE = Path(__file__).resolve().parent

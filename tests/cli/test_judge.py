@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from pullback.cli.main import app
 from pullback.errors import ExamplesError
-from pullback.kernels.schema import JUDGE_SCHEMA
+from pullback.candidates.schema import JUDGE_SCHEMA
 from tests.report.test_json import faults_of
 
 REFERENCE = """
@@ -89,7 +89,7 @@ def test_candidate_is_not_imported_here(run):
 
     run("kernels.py:bad", "--reference", "ref.py:softmax")
 
-    assert "kernels" not in sys.modules
+    assert "candidates" not in sys.modules
     assert "ref" not in sys.modules
 
 

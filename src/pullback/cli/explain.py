@@ -13,7 +13,7 @@ from pullback import errors
 from pullback.check.rules import Registered, explained
 from pullback.cli.complete import complete_codes
 from pullback.errors import TargetError
-from pullback.kernels.rules import ALL as JUDGED
+from pullback.candidates.rules import ALL as JUDGED
 
 
 @click.command("explain")

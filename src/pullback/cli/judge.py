@@ -12,8 +12,8 @@ import click
 from pullback.cli.aside import Aside
 from pullback.cli.complete import complete_targets
 from pullback.cli.target import value_of
-from pullback.kernels.judging import judge_all
-from pullback.kernels.verdict import Verdict, documents
+from pullback.candidates.judging import judge_all
+from pullback.candidates.verdict import Verdict, documents
 
 
 @click.command("judge")
