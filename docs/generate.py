@@ -18,6 +18,7 @@ from docs.pictures import pictures
 from docs.site import site_text
 from pullback import errors
 from pullback.check.rules import Registered, explained
+from pullback.candidates.schema import JUDGE_SCHEMA
 from pullback.report.json import SCHEMA
 
 HERE = Path(__file__).resolve().parent
@@ -137,6 +138,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield HERE / "errors.md", errors_page()
     yield HERE / "torch-failures.md", torch_failures_page()
     yield HERE / "check-schema.json", json.dumps(SCHEMA, indent=2) + "\n"
+    yield HERE / "judge-schema.json", json.dumps(JUDGE_SCHEMA, indent=2) + "\n"
     yield HERE / "rules" / "README.md", rules_index()
     for registered in own_rules():
         yield HERE / "rules" / f"{registered.rule.name}.md", rule_page(registered)

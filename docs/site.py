@@ -21,7 +21,7 @@ SECTIONS = {
         "i-train-on-many-gpus",
         "ci",
     ),
-    "Verbs": ("define", "derive", "compose", "plan", "check", "emit", "look"),
+    "Verbs": ("define", "derive", "compose", "plan", "check", "judge", "emit", "look"),
     "More": ("why", "install", "commands", "check-cpp", "check-ranks", "extend"),
     "Reference": (
         "api",

@@ -19,6 +19,8 @@ from pullback.function.context import AutogradContext as AutogradContext
 from pullback.function.dispatch import below_autograd as below_autograd
 from pullback.function.function import Function as Function
 from pullback.function.unwritten import derived as derived
+from pullback.candidates import judge as judge
+from pullback.candidates import judge_all as judge_all
 from pullback.plan import load_plan as load_plan
 from pullback.plan import plan as plan
 from pullback.prove import prove as prove

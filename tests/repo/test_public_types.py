@@ -70,6 +70,10 @@ width: int = pb.plan(layer, x).best.in_features
 plan = pb.plan(program, x, y, objective="time")
 table: str = plan.table()
 plan.save(Path("plan.json"))
+judged = pb.judge("kernels.py:F", program, (x, y), seconds=1.0)
+is_fine: bool = judged.right and judged.honest
+faster: float = judged.speedup.low if judged.speedup else 0.0
+rows: list[str] = [str(one) for one in pb.judge_all([program], program, (x, y))]
 verdict: str = pb.prove(pb.Function, x, seconds=1.0).verdict
 best: Tensor = pb.load_plan("plan.json", program).best(x, y)
 

@@ -13,6 +13,7 @@ from pullback import errors
 from pullback.check.rules import Registered, explained
 from pullback.cli.complete import complete_codes
 from pullback.errors import TargetError
+from pullback.candidates.rules import ALL as JUDGED
 
 
 @click.command("explain")
@@ -42,10 +43,15 @@ def _page(code: str, classes: list[Any], rules: tuple[Registered, ...]) -> str:
         if code.upper() == rule.code or code.lower() == rule.name:
             facts = f"{rule.severity}, group {rule.group}, from profile {rule.profile} on"
             return f"{rule.code} {rule.name} ({facts})\n\n{registered.page}"
+    for judged in JUDGED:
+        if code.upper() == judged.code or code.lower() == judged.name:
+            takes = f"not {' and not '.join(judged.breaks)}" if judged.breaks else "a note"
+            return f"{judged.code} {judged.name} (pullback judge: {takes})\n\n{judged.sentence}"
     group = [registered for registered in rules if registered.rule.group == code.lower()]
     if group:
         return _list([], group)
     known = [word for cls in classes for word in (cls.code, cls.name)]
+    known += [word for judged in JUDGED for word in (judged.code, judged.name)]
     known += [word for registered in rules for word in (registered.rule.code, registered.rule.name)]
     near = [*get_close_matches(code.lower(), known, 3), *get_close_matches(code.upper(), known, 3)]
     raise TargetError(
@@ -68,4 +74,7 @@ def _list(classes: Sequence[Any], rules: Sequence[Registered]) -> str:
             group = rule.group
             lines += ["", f"Rules: {group}"]
         lines.append(f"  {rule.code} {rule.name:<{width}}  {rule.sentence}")
+    if classes:
+        lines += ["", "Findings of pullback judge"]
+        lines += [f"  {one.code} {one.name:<{width}}  {one.sentence}" for one in JUDGED]
     return "\n".join(lines).lstrip()

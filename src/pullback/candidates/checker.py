@@ -1,0 +1,61 @@
+"""`pb.check` of a candidate with its reference, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pullback.check.finding import Severity
+from pullback.check.runner import check
+from pullback.candidates.host import Talk
+from pullback.candidates.sources import Source
+from pullback.candidates.trials import Trial, TrialMaker
+
+
+def serve(talk: Talk) -> None:
+    """Do what is asked for, until nobody asks."""
+    talk.serve({"check": _check})
+
+
+def _check(
+    candidate: Source,
+    reference: Source,
+    examples: str,
+    trial: Trial | None,
+    profile: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """The findings on a candidate, as plain data; those that say that it is wrong first.
+
+    They are found at the examples, or at the inputs of a trial.
+    """
+    given = torch.load(Path(examples), weights_only=False)
+    made = TrialMaker(given).made(trial) if trial is not None else None
+    args = [example.fresh() for example in (given if made is None else [made])]
+    report = check(
+        candidate.loaded(),
+        args,
+        reference=reference.loaded(),
+        profile=profile,
+        seconds=seconds,
+    )
+    findings = sorted(report.findings, key=lambda f: f.weight != Severity.WRONG)
+    return {
+        "findings": [
+            {
+                "code": finding.rule.code,
+                "name": finding.rule.name,
+                "severity": str(finding.weight),
+                "sentence": finding.rule.sentence,
+                "at": finding.at,
+                "expected": finding.expected,
+                "got": finding.got,
+            }
+            for finding in findings
+        ],
+        "rules": len(report.rules),
+        "runs": report.tried.get("runs", 0),
+        "refused": sum(skip.is_refusal for skip in report.skips),
+    }

@@ -1,0 +1,243 @@
+"""A warm process from which others are forked: each begins clean, and none takes seconds to start.
+
+The host imports PyTorch once, and computes nothing: no threads, no GPU, so its forks can have both.
+A fork serves one side (a candidate, or the referee) until it is stopped. What it says is JSON, of
+which nothing is executed: it may come from code that nobody trusts. It ends with whoever asked for
+it, and all that it has started ends with it (see `check.confine`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any
+
+from pullback.check.confine import end_group, lead
+from pullback.errors import InternalError
+
+START = 120.0  # seconds until a process answers for the first time
+_MAIN = "import sys; sys.path[:] = {found}; from pullback.candidates.host import serve; serve({jobs})"
+HIDDEN = "PULLBACK_JUDGE_SHOW"  # set it to see what candidates print
+
+
+class LostError(Exception):
+    """A process has ended, or does not answer; the message says which."""
+
+
+class Peer:
+    """A process that does what it is asked, one request after the other."""
+
+    def __init__(self, pid: int, ends: tuple[Connection, Connection]) -> None:
+        self.pid = pid
+        self._talk, self._life = ends
+        self._is_stopped = False
+
+    def ask(self, verb: str, *args: Any, seconds: float = 60.0) -> Any:
+        """What it answers; raises `LostError` where nothing comes."""
+        self.send(verb, *args)
+        return self.answer(seconds)
+
+    def send(self, verb: str, *args: Any) -> None:
+        """Ask for something, and do not wait."""
+        try:
+            self._talk.send_bytes(pickle.dumps((verb, args)))
+        except OSError:
+            raise LostError("its process has ended") from None
+
+    def answer(self, seconds: float = 60.0) -> Any:
+        """What it says next."""
+        try:
+            if not self._talk.poll(seconds):
+                raise LostError(f"it did not end within {seconds:g} s")
+            said = json.loads(self._talk.recv_bytes())
+        except (EOFError, OSError):
+            raise LostError("its process has ended") from None
+        except ValueError:
+            raise LostError("it wrote into the pipe of the judge") from None
+        if not isinstance(said, dict) or "raised" in said:
+            text = said.get("raised") if isinstance(said, dict) else "no answer"
+            raise RefusedError(str(text))
+        return said
+
+    def work(self) -> float | None:
+        """Seconds that its first thread has computed, as the system counts; None where unknown.
+
+        Other programs do not add to that, and nothing that runs in it can change it.
+        """
+        try:
+            said = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text("ascii")
+            return int(said.split()[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def stop(self) -> None:
+        """End it, and all that it has started."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        end_group(self.pid)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
+        for end in (self._talk, self._life):
+            end.close()
+
+
+class RefusedError(Exception):
+    """What was asked for raised an error in the other process; the message says which."""
+
+
+class Host:
+    """The process that the others are forked from."""
+
+    def __init__(self) -> None:
+        self._talk, theirs = Pipe()
+        found = [str(Path(__file__).resolve().parents[2]), *(place for place in sys.path if place)]
+        shown = None if os.environ.get(HIDDEN) else subprocess.DEVNULL
+        # To ask PyTorch whether there is a GPU must not start it: forks could not use it then.
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN.format(found=found, jobs=theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=shown,
+            stderr=shown,
+            start_new_session=True,
+        )
+        theirs.close()
+        self.owner = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(prefix="pullback-judge-", dir=_fast_folder())
+        self.folder = Path(self._folder.name)
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked for a process."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def fork(self, side: str) -> Peer:
+        """A new process that serves `side`: "candidate", "referee" or "checker"."""
+        talk, their_talk = Pipe()
+        life, their_life = Pipe()
+        try:
+            self._talk.send((side, sys.path, os.getcwd()))
+            for end in (their_talk, their_life):
+                send_handle(self._talk, end.fileno(), self._process.pid)
+            if not self._talk.poll(START):
+                raise InternalError("a process must be there to judge in", got="no answer")
+            pid = int(self._talk.recv())
+        except (EOFError, OSError):
+            raise InternalError("a process must be there to judge in", got="it ended") from None
+        finally:
+            their_talk.close()
+            their_life.close()
+        return Peer(pid, (talk, life))
+
+    def stop(self) -> None:
+        """End it."""
+        if self.owner != os.getpid():
+            return
+        self._process.kill()
+        self._process.wait()
+        self._talk.close()
+        self._folder.cleanup()
+
+
+def _fast_folder() -> str | None:
+    """A folder in memory, where the system has one that can be written to."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+_hosts: list[Host] = []
+
+
+def warm_host() -> Host:
+    """The host of this process; it is started when it is first asked for."""
+    while _hosts and not _hosts[-1].is_alive():
+        _hosts.pop().stop()
+    if not _hosts:
+        _hosts.append(Host())
+    return _hosts[-1]
+
+
+@atexit.register
+def _stop_hosts() -> None:
+    while _hosts:
+        _hosts.pop().stop()
+
+
+# ---- in the host, and in its forks ----
+
+
+def serve(fd: int) -> None:
+    """Fork a process for each request, until nobody asks any more."""
+    from pullback.candidates import candidate, checker, referee  # what forks then have already
+
+    sides = {"candidate": candidate.serve, "referee": referee.serve, "checker": checker.serve}
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    asked = Connection(fd)
+    os.set_inheritable(fd, False)
+    while True:
+        try:
+            side, path, folder = asked.recv()
+            ends = [recv_handle(asked) for _ in range(2)]
+        except (EOFError, OSError):
+            os._exit(0)
+        pid = os.fork()
+        if pid:
+            for end in ends:
+                os.close(end)
+            asked.send(pid)
+            continue
+        try:
+            asked.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            lead(ends[1])
+            sys.path[:] = path
+            os.chdir(folder)
+            sides[side](Talk(Connection(ends[0])))
+        finally:
+            os._exit(0)
+
+
+class Talk:
+    """The end of a forked process: requests come, answers go as JSON."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._clock = time.perf_counter  # before anything could replace it
+
+    def next(self) -> tuple[str, tuple[Any, ...]]:
+        """The next request; ends the process where none will come."""
+        try:
+            verb, args = pickle.loads(self._connection.recv_bytes())
+            return verb, args
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def say(self, **answer: Any) -> None:
+        """Answer."""
+        self._connection.send_bytes(json.dumps(answer).encode())
+
+    def serve(self, verbs: dict[str, Callable[..., dict[str, Any]]]) -> None:
+        """Do what is asked for, by its name; an error is an answer too."""
+        while True:
+            verb, args = self.next()
+            try:
+                self.say(**verbs[verb](*args))
+            except KeyboardInterrupt:
+                os._exit(0)
+            except BaseException as error:
+                lines = str(error).splitlines()
+                said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+                self.say(raised=said[:300])

@@ -1,0 +1,182 @@
+"""`pb.judge`: a candidate and its reference become a verdict.
+
+The process that asks holds what a candidate must not reach: the seed, and a clock. It never loads
+a candidate that is given by its name. The order: inputs that nobody can foresee, calls that would
+come from a cache, timed calls whose results are looked at again, calls by the clock outside, and
+`pb.check` last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from pullback.errors import ExamplesError, InternalError
+from pullback.judge.example import example_of
+from pullback.candidates.case import FIRST, Case
+from pullback.candidates.host import LostError, Peer, RefusedError, warm_host
+from pullback.candidates.sources import Source, sendable
+from pullback.candidates.verdict import Verdict
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to judge: see `judge`."""
+
+    gradients: bool | None = None
+    seed: int | None = None
+    check: bool = True
+    compiled: bool = True
+    cold: bool = True
+    seconds: float | None = None
+    profile: str = "standard"
+
+
+def judge(
+    candidate: Any,
+    reference: Callable[..., Any] | str,
+    inputs: Any = None,
+    *,
+    gradients: bool | None = None,
+    seed: int | None = None,
+    check: bool = True,
+    compiled: bool = True,
+    cold: bool = True,
+    seconds: float | None = None,
+    profile: str = "standard",
+) -> Verdict:
+    """Whether `candidate` is right, honest, and how much faster than `reference` it is.
+
+    Both are a Function class, a callable, or the name of one ("file.py:F"). A candidate that is not
+    trusted is given by its name: then its code runs in a process of its own alone. `inputs` is a
+    tuple of arguments, a list of such tuples, or a function that gives one; left out, `examples` of
+    the reference or of its module is asked.
+
+    `gradients` says whether the candidate must have a gradient; left out, one that has none is
+    judged by its forward alone, and the verdict says so. `seed` makes the inputs of an earlier
+    verdict again. `check` runs `pb.check` as well, in this `profile`. `compiled` times
+    `torch.compile` of the reference, too. With `cold`, caches are cold before each timed call.
+    `seconds` is how long to time.
+    """
+    (verdict,) = judge_all(
+        [candidate],
+        reference,
+        inputs,
+        gradients=gradients,
+        seed=seed,
+        check=check,
+        compiled=compiled,
+        cold=cold,
+        seconds=seconds,
+        profile=profile,
+    )
+    return verdict
+
+
+def judge_all(
+    candidates: Iterable[Any],
+    reference: Callable[..., Any] | str,
+    inputs: Any = None,
+    **options: Any,
+) -> Iterator[Verdict]:
+    """A verdict on each candidate in turn: the reference is loaded, and compiled, once."""
+    settings = Settings(**options)
+    bench = Bench(sendable(reference, "reference"), _inputs_source(inputs), settings)
+    try:
+        bench.start()
+        for candidate in candidates:
+            yield bench.judge(sendable(candidate, "candidate"))
+    finally:
+        bench.stop()
+
+
+def _inputs_source(inputs: Any) -> Source | None:
+    """The inputs, to be sent; tensors keep that they require grad."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        return Source(inputs, inputs)
+    rows = inputs if isinstance(inputs, list) else [inputs]
+    if not callable(inputs):
+        for row in rows:
+            example_of(row if isinstance(row, tuple) else (row,))
+    return Source("inputs", "", cloudpickle.dumps(inputs))
+
+
+class Bench:
+    """A reference in a process of its own, against which candidates are judged."""
+
+    def __init__(
+        self,
+        reference: Source,
+        inputs: Source | None,
+        settings: Settings,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.reference, self.inputs, self.settings = reference, inputs, settings
+        self.clock = clock
+        self.host = warm_host()
+        self.numbers = itertools.count()
+        self.referee: Peer | None = None
+        self.known: dict[str, Any] = {}
+        self.is_compiled = False
+        self.notes: list[str] = []
+
+    def start(self) -> None:
+        """Load the reference, and compile it where that is asked for."""
+        self.referee = self.host.fork("referee")
+        self.examples = self.path()
+        try:
+            given = (self.reference, self.inputs, self.examples)
+            self.known = self.referee.ask("start", *given, seconds=FIRST)
+        except (RefusedError, LostError) as error:
+            raise ExamplesError(
+                f"the reference `{self.reference.title}` must run at its inputs",
+                got=str(error),
+            ) from None
+        if not self.known["is_steady"]:
+            raise ExamplesError(
+                f"the reference `{self.reference.title}` must give the same for the same inputs",
+                got="two results that differ: it draws random numbers, or keeps a state",
+            )
+        if self.settings.compiled:
+            try:
+                self.referee.ask("compile", seconds=FIRST)
+                self.is_compiled = True
+            except (RefusedError, LostError) as error:
+                self.notes.append(f"torch.compile of the reference was not timed: {error}"[:200])
+
+    def stop(self) -> None:
+        """End the process of the reference."""
+        if self.referee is not None:
+            self.referee.stop()
+
+    def ask(self, verb: str, *args: Any, seconds: float = 120.0) -> Any:
+        """What the referee answers, in which no code runs that is not trusted."""
+        assert self.referee is not None
+        try:
+            return self.referee.ask(verb, *args, seconds=seconds)
+        except (RefusedError, LostError) as error:
+            raise InternalError(
+                f"the reference `{self.reference.title}` must be judged by", got=f"{verb}: {error}"
+            ) from None
+
+    def path(self) -> str:
+        """A new file."""
+        return str(self.host.folder / f"{next(self.numbers)}.pt")
+
+    @property
+    def device(self) -> str:
+        """The kind of device of the inputs."""
+        return str(self.known["device"]).partition(":")[0]
+
+    def judge(self, source: Source) -> Verdict:
+        """A verdict on one candidate, in a process of its own."""
+        return Case(self, source).verdict()

@@ -1,0 +1,33 @@
+"""`pb.check` runs with the reference, and its findings come as plain data."""
+
+import torch
+
+from pullback.judge.example import example_of
+from pullback.candidates.checker import _check
+from pullback.candidates.sources import sendable
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+def test_wrong_gradients_are_found(tmp_path):
+    torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
+    reference = sendable(lambda x: 2 * x, "reference")
+    said = _check(
+        sendable(Doubled, "candidate"),
+        reference,
+        str(tmp_path / "examples.pt"),
+        None,
+        "quick",
+        20.0,
+    )
+
+    assert said["findings"][0]["severity"] == "wrong"
+    assert said["rules"] > 10

@@ -1,0 +1,109 @@
+"""Processes are forked from a warm host, answer in plain data, and end with whoever asked."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from pullback.judge.example import example_of
+from pullback.candidates.host import LostError, RefusedError, warm_host
+from pullback.candidates.sources import sendable
+from pullback.candidates.trials import Trial
+
+
+def ends(x):
+    os.abort()
+
+
+def hangs(x):
+    while True:
+        time.sleep(0.01)
+
+
+def writes(x):
+    for end in range(3, 30):
+        try:
+            os.write(end, b"\0\0\0\5hello")
+        except OSError:
+            continue
+    return x
+
+
+def loaded(candidate, tmp_path):
+    peer = warm_host().fork("candidate")
+    torch.save([example_of((torch.randn(3),))], tmp_path / "examples.pt")
+    peer.ask("load", sendable(candidate, "candidate"), str(tmp_path / "examples.pt"))
+    return peer
+
+
+def call(peer, tmp_path, seconds=20.0):
+    return peer.ask("call", Trial(1), str(tmp_path / "out.pt"), False, False, [], seconds=seconds)
+
+
+def test_host_is_started_once():
+    assert warm_host() is warm_host()
+
+
+def test_results_come_in_a_file(tmp_path):
+    peer = loaded(torch.sin, tmp_path)
+    said = call(peer, tmp_path)
+    peer.stop()
+
+    assert said["lazy"] == ""
+    assert len(torch.load(tmp_path / "out.pt", weights_only=True)) == 1
+
+
+def test_a_crash_is_told(tmp_path):
+    peer = loaded(ends, tmp_path)
+    with pytest.raises(LostError, match="its process has ended"):
+        call(peer, tmp_path)
+    peer.stop()
+
+
+def test_a_hang_is_told_and_ended(tmp_path):
+    peer = loaded(hangs, tmp_path)
+    with pytest.raises(LostError, match="did not end within"):
+        call(peer, tmp_path, seconds=0.5)
+    peer.stop()
+    for _ in range(100):
+        try:
+            os.kill(peer.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(peer.pid, 0)
+
+
+def test_garbage_is_no_answer(tmp_path):
+    peer = loaded(writes, tmp_path)
+    with pytest.raises((LostError, RefusedError)):
+        call(peer, tmp_path)
+    peer.stop()
+
+
+def test_an_error_is_told(tmp_path):
+    peer = warm_host().fork("candidate")
+    with pytest.raises(RefusedError, match="FileNotFoundError"):
+        peer.ask("load", sendable("nowhere.py:f", "candidate"), str(tmp_path / "none.pt"))
+    peer.stop()
+
+
+def test_work_is_counted_by_the_system(tmp_path):
+    peer = loaded(torch.sin, tmp_path)
+    before = peer.work()
+    call(peer, tmp_path)
+    after = peer.work()
+    peer.stop()
+
+    assert before is None or after > before
+
+
+def test_host_is_replaced_when_it_is_gone():
+    first = warm_host()
+    os.kill(first._process.pid, signal.SIGKILL)
+    first._process.wait()
+
+    assert warm_host() is not first

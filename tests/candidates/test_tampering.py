@@ -1,0 +1,68 @@
+"""Functions that were replaced are named; those that PyTorch replaces itself are not."""
+
+import time
+
+import torch
+
+from pullback.candidates.tampering import (
+    changed_settings,
+    known_functions,
+    replaced_names,
+    torch_settings,
+)
+
+
+def test_nothing_is_replaced_by_ordinary_work():
+    before = known_functions()
+    torch.compile(torch.sin)
+    torch.randn(3).sin().sum()
+
+    assert replaced_names(before) == []
+
+
+def test_replaced_functions_are_named(monkeypatch):
+    before = known_functions()
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(torch, "allclose", lambda *args: True)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *args: 0.0)
+
+    names = replaced_names(before)
+
+    assert "time.perf_counter" in names
+    assert "torch.allclose" in names
+    assert any(name.endswith("Event.elapsed_time") for name in names)
+
+
+def test_another_function_of_torch_is_no_excuse(monkeypatch):
+    before = known_functions()
+    monkeypatch.setattr(torch, "softmax", torch.sigmoid)
+
+    assert replaced_names(before) == ["torch.softmax"]
+
+
+def test_what_was_taken_away_is_named(monkeypatch):
+    before = known_functions()
+    monkeypatch.delattr(torch, "allclose")
+
+    assert replaced_names(before) == ["torch.allclose"]
+
+
+def test_the_judge_itself_is_watched(monkeypatch):
+    import pullback.candidates.calling as calling
+
+    before = known_functions()
+    monkeypatch.setattr(calling, "forward", lambda *args: None)
+
+    assert "pullback.candidates.calling.forward" in replaced_names(before)
+
+
+def test_changed_settings_are_told():
+    before = torch_settings()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert changed_settings(before) == [
+            "torch.get_default_dtype(): torch.float32, now torch.float64"
+        ]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert changed_settings(before) == []
