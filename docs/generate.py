@@ -17,8 +17,8 @@ from docs.api import api_page
 from docs.pictures import pictures
 from docs.site import site_text
 from pullback import errors
-from pullback.check.rules import Registered, explained
 from pullback.candidates.schema import JUDGE_SCHEMA
+from pullback.check.rules import Registered, explained
 from pullback.report.json import SCHEMA
 
 HERE = Path(__file__).resolve().parent

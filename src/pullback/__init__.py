@@ -1,5 +1,7 @@
 """pullback makes custom autograd functions right and fast."""
 
+from pullback.candidates import judge as judge
+from pullback.candidates import judge_all as judge_all
 from pullback.check import assert_sound as assert_sound
 from pullback.check import check as check
 from pullback.check import recording as recording
@@ -19,8 +21,6 @@ from pullback.function.context import AutogradContext as AutogradContext
 from pullback.function.dispatch import below_autograd as below_autograd
 from pullback.function.function import Function as Function
 from pullback.function.unwritten import derived as derived
-from pullback.candidates import judge as judge
-from pullback.candidates import judge_all as judge_all
 from pullback.plan import load_plan as load_plan
 from pullback.plan import plan as plan
 from pullback.prove import prove as prove

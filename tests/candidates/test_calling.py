@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.calling import call_once, cotangents_for, reactions
 from pullback.candidates.trials import TrialMaker, ordinary
+from pullback.judge.example import example_of
 
 EXAMPLE = example_of((torch.randn(3, 4), 2.0))
 

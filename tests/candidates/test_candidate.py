@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.candidate import Here
 from pullback.candidates.sections import FORWARD
 from pullback.candidates.sources import sendable
 from pullback.candidates.trials import Trial
+from pullback.judge.example import example_of
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.checker import _check
 from pullback.candidates.sources import sendable
+from pullback.judge.example import example_of
 
 
 class Doubled(torch.autograd.Function):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.comparing import digest_of, rounded_truths, truth_of
+from pullback.judge.example import example_of
 
 
 def program(x, w):

@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.host import LostError, RefusedError, warm_host
 from pullback.candidates.sources import sendable
 from pullback.candidates.trials import Trial
+from pullback.judge.example import example_of
 
 
 def ends(x):

@@ -9,9 +9,9 @@ import torch
 import pullback as pb
 from benchmarks.attacks import TABLE
 from benchmarks.judged_attacks import names_of
-from pullback.errors import ExamplesError, TargetError
 from pullback.candidates import case
 from pullback.candidates.judging import judge_all
+from pullback.errors import ExamplesError, TargetError
 
 ATTACKS = [attack for attack in TABLE if attack.file == "cpu.py"]
 QUICK = {"check": False, "compiled": False, "cold": False, "seconds": 0.01}

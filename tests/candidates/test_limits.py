@@ -2,8 +2,8 @@
 
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.limits import limits_of, needs_of
+from pullback.judge.example import example_of
 
 EXAMPLE = example_of((torch.randn(64, 32), torch.randn(32, 16)))
 

@@ -5,10 +5,10 @@ import pickle
 import pytest
 import torch
 
-from pullback.errors import ExamplesError
 from pullback.candidates.referee import Referee
 from pullback.candidates.sources import sendable
 from pullback.candidates.trials import LIKE, Trial
+from pullback.errors import ExamplesError
 
 
 def log(x):

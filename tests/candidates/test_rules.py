@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.attacks import TABLE
-from pullback.check.rules import explained
 from pullback.candidates import rules
+from pullback.check.rules import explained
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "judge.md"
 

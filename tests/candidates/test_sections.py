@@ -5,10 +5,10 @@ import random
 
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.calling import call_once
 from pullback.candidates.sections import BACKWARD, BOTH_WAYS, FORWARD, Caller
 from pullback.candidates.trials import TrialMaker, ordinary
+from pullback.judge.example import example_of
 
 
 def caller(gradients=True):

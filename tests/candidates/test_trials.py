@@ -4,7 +4,6 @@ import random
 
 import torch
 
-from pullback.judge.example import example_of
 from pullback.candidates.trials import (
     GIVEN,
     LARGE,
@@ -16,6 +15,7 @@ from pullback.candidates.trials import (
     ordinary,
     trials_of,
 )
+from pullback.judge.example import example_of
 
 
 def maker(*args):

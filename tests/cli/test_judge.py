@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from pullback.candidates.schema import JUDGE_SCHEMA
 from pullback.cli.main import app
 from pullback.errors import ExamplesError
-from pullback.candidates.schema import JUDGE_SCHEMA
 from tests.report.test_json import faults_of
 
 REFERENCE = """

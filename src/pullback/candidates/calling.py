@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.candidates.trials import Trial, TrialMaker
 from pullback.check.inputs.layouts import dense
 from pullback.judge.example import Example, can_differ, tensors_in
 from pullback.judge.run import pulled_gradients
-from pullback.candidates.trials import Trial, TrialMaker
 
 
 @dataclass(frozen=True, slots=True)

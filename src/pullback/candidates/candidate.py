@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.check.dispatch import poisoned
-from pullback.judge.example import exact_copy, tensors_in
 from pullback.candidates.calling import Called, call_once, forward, reactions
 from pullback.candidates.host import Talk
 from pullback.candidates.sections import Caller, Section, Wait
@@ -31,6 +29,8 @@ from pullback.candidates.tampering import (
     torch_settings,
 )
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.check.dispatch import poisoned
+from pullback.judge.example import exact_copy, tensors_in
 
 PLAIN = (Tensor, torch.nn.Parameter)
 GLANCE, PATIENCE = 0.01, 0.3  # seconds that results may take to change after a call

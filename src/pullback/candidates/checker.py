@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pullback.check.finding import Severity
-from pullback.check.runner import check
 from pullback.candidates.host import Talk
 from pullback.candidates.sources import Source
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.check.finding import Severity
+from pullback.check.runner import check
 
 
 def serve(talk: Talk) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pullback.candidates.calling import Called, call_once
 from pullback.judge.example import Example, can_differ, dtype_name, tensors_in, wide_of
 from pullback.judge.mismatch import index_of
-from pullback.candidates.calling import Called, call_once
 
 MOVE = 1e-6  # of each input, in float64: how the truth reacts
 ROUNDINGS, SUMMED, OWN = 4.0, 8.0, 4.0  # what is allowed, in multiples of each part

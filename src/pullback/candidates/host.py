@@ -28,7 +28,9 @@ from pullback.check.confine import end_group, lead
 from pullback.errors import InternalError
 
 START = 120.0  # seconds until a process answers for the first time
-_MAIN = "import sys; sys.path[:] = {found}; from pullback.candidates.host import serve; serve({jobs})"
+_MAIN = (
+    "import sys; sys.path[:] = {found}; from pullback.candidates.host import serve; serve({jobs})"
+)
 HIDDEN = "PULLBACK_JUDGE_SHOW"  # set it to see what candidates print
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from pullback.errors import ExamplesError, InternalError
-from pullback.judge.example import example_of
 from pullback.candidates.case import FIRST, Case
 from pullback.candidates.host import LostError, Peer, RefusedError, warm_host
 from pullback.candidates.sources import Source, sendable
 from pullback.candidates.verdict import Verdict
+from pullback.errors import ExamplesError, InternalError
+from pullback.judge.example import example_of
 
 Clock = Callable[[], float]
 

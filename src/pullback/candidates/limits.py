@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pullback.judge.example import Example, tensors_in
 from pullback.candidates.calling import call_once, leaves_of
+from pullback.judge.example import Example, tensors_in
 
 REPEATS = 7
 LARGE = {"cpu": 1 << 27, "cuda": 1 << 29}

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.errors import ExamplesError
-from pullback.judge.example import describe_value, example_of, tensors_in
 from pullback.candidates.calling import call_once, reactions
 from pullback.candidates.comparing import Truth, digest_of, rounded_truths, truth_of
 from pullback.candidates.host import Talk
@@ -23,6 +21,8 @@ from pullback.candidates.limits import limits_of, needs_of
 from pullback.candidates.sections import Caller
 from pullback.candidates.sources import Source, fingerprints_of
 from pullback.candidates.trials import GIVEN, Trial, TrialMaker
+from pullback.errors import ExamplesError
+from pullback.judge.example import describe_value, example_of, tensors_in
 from pullback.run.lower import compile_privately
 
 KEPT = 4  # truths that are kept for another look

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.judge.example import Example, tensors_in
 from pullback.candidates.calling import Called, backward, cotangents_for, forward
 from pullback.candidates.trials import Trial, TrialMaker
+from pullback.judge.example import Example, tensors_in
 
 FORWARD, BACKWARD, BOTH_WAYS = "forward", "backward", "both"
 CPU_CACHE = 1 << 25  # bytes that are written to make the caches of a processor cold

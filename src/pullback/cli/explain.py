@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from pullback import errors
+from pullback.candidates.rules import ALL as JUDGED
 from pullback.check.rules import Registered, explained
 from pullback.cli.complete import complete_codes
 from pullback.errors import TargetError
-from pullback.candidates.rules import ALL as JUDGED
 
 
 @click.command("explain")

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from pullback.candidates.judging import judge_all
+from pullback.candidates.verdict import Verdict, documents
 from pullback.cli.aside import Aside
 from pullback.cli.complete import complete_targets
 from pullback.cli.target import value_of
-from pullback.candidates.judging import judge_all
-from pullback.candidates.verdict import Verdict, documents
 
 
 @click.command("judge")

@@ -20,9 +20,9 @@ from pullback.check.models.savings import derived_saving
 from pullback.check.models.shared import SharedModule, combined_modules
 from pullback.check.recorded import called_at
 from pullback.check.registered import Registered
+from pullback.check.registration import place_of
 from pullback.check.report import FunctionUse, Report
 from pullback.check.rules import all_rules, selected
-from pullback.check.target import place_of
 from pullback.errors import ExamplesError
 from pullback.graph.cost import bytes_text
 from pullback.judge.run import ForwardRefusedError
