@@ -59,7 +59,7 @@ VIEWS = (
 )
 """Ops that give the same numbers in another shape, or in the same."""
 
-REDUCTIONS = {
+REDUCTIONS: dict[Any, str] = {
     aten.sum.default: "sum",
     aten.sum.dim_IntList: "sum",
     aten.mean.default: "mean",
@@ -202,7 +202,7 @@ class Axes:
         into, dim, *others = node.args
         rows = self.dims[into]  # type: ignore[index]
         for other in others:
-            if other not in self.dims:  # type: ignore[comparison-overlap]
+            if other not in self.dims:
                 continue
             for place, row in enumerate(self.dims[other]):  # type: ignore[index]
                 is_along = place == int(dim) % len(rows)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ class _Body(KernelWriter):
             start = self._number(store.start)
             moved = (
                 index if store.start == 0 and isinstance(store.start, int) else add(index, start)
-            )  # type: ignore[arg-type]
+            )
             for leaf in self.plan.axes.of(store.output)[store.dim]:
                 at = at.moved(leaf, moved)  # type: ignore[arg-type]
         offset = self._offset(store.output, at, store if store.dim is not None else None)

@@ -172,7 +172,7 @@ def variance(x: Any, dims: Any, *, correction: Any = None, keepdim: bool = False
     d = x - x.mean(dims, keepdim=True)
     if correction == 0:
         return (d * d).mean(dims, keepdim=keepdim)
-    count = 1
+    count: Any = 1
     for dim in dims:
         size = x.shape[dim]
         count = size * count if isinstance(size, Value) else count * size

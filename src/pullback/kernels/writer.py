@@ -529,8 +529,9 @@ class KernelWriter:
                 )
             left += node.all_input_nodes
         for node in list(found):  # a view is used as often as what it is a view of
-            if node.target in VIEWS and is_tensor(node.args[0]):
-                found[node.args[0]] = found.get(node.args[0], 0) + found[node] - 1  # type: ignore[index]
+            source: Any = node.args[0] if node.args else None
+            if node.target in VIEWS and is_tensor(source):
+                found[source] = found.get(source, 0) + found[node] - 1
         return found
 
 
@@ -729,7 +730,8 @@ def _flip(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
 
 def _gather(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     """One element of each row, at an index that is read or computed."""
-    source, index = node.args[0], node.args[2]
+    source: Any = node.args[0]
+    index = node.args[2]
     value = held_value(source)
     dim = int(node.args[1]) % value.dim()  # type: ignore[arg-type]
     rows = writer.plan.axes.of(source)

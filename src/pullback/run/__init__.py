@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 BACKENDS = ("eager", "inductor", "native", "triton")
 AUTO = "auto"
+ASKED_FOR = ("triton",)
+"""Backends that "auto" takes only where `VARIABLE` names them."""
+
 VARIABLE = "PULLBACK_BACKENDS"
 """Names the backends that "auto" may choose from, with commas between; by default all there are."""
 
@@ -27,7 +30,8 @@ def backends_of(name: str) -> dict[str, Backend]:
     if name != AUTO:
         return {name: backend_of(name)}
     given = [one.strip() for one in os.environ.get(VARIABLE, "").split(",") if one.strip()]
-    return {one: backend_of(one) for one in given or available()}
+    usual = [one for one in available() if one not in ASKED_FOR]
+    return {one: backend_of(one) for one in given or usual}
 
 
 def candidates_now(backends: Mapping[str, Backend], notify: Callable[[], Any]) -> list[str]:

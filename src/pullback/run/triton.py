@@ -240,7 +240,7 @@ class _Program:
             facts |= {"shared": launch.shared, "numbers": launch.numbers(), "owner": launch.owner}
             steps.append({"kind": "launch", "to": 0, "from": pointers, **facts})
         device = self.row[taken[0]].device.index or 0
-        rows = list(taken), steps, [], self._made(noted)
+        rows: Any = list(taken), steps, [], self._made(noted)
         return native.native_extension().steps(device, [], len(noted.registers), *rows)  # type: ignore[no-any-return]
 
 
@@ -293,7 +293,8 @@ def _launch_of(
     except AttributeError as error:
         raise Unread("another Triton") from error
     named = zip(signature.items(), (*args, *[None] * len(signature)), strict=False)
-    letters, values = "", []
+    letters = ""
+    values: list[Any] = []
     for (_, kind), value in named:
         if kind == "constexpr":
             continue

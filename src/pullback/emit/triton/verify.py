@@ -128,7 +128,7 @@ def _compared(trial: _Trial, got: Sequence[Tensor] | str) -> TextDifference | No
     ):
         kinds = [f"{name}: {y.dtype} {tuple(y.shape)}" for y in (value, other)]
         if kinds[0] != kinds[1]:
-            return TextDifference("output", trial.what, *kinds)
+            return TextDifference("output", trial.what, kinds[0], kinds[1])
         other = other.to(value.device)
         worst = _distance(other, value)
         if not worst <= allowed and trial.wide is not None:
