@@ -246,6 +246,21 @@ def drawn(subject: Subject) -> bool:
     return any(_differ(found[0], other) for other in found[1:])
 
 
+def autocast(subject: Subject) -> bool:
+    """Backward works after an ordinary forward, and raises after one under autocast."""
+    _backward(subject)[2]()
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            backward = _backward(subject)[2]
+    except Exception:
+        return False
+    try:
+        backward()
+    except Exception:
+        return True
+    return False
+
+
 def repaired(subject: Subject) -> bool:
     """What backward returns has another shape or dtype than its input, before PyTorch mends it."""
     seen: list[Any] = []
