@@ -221,6 +221,9 @@ class _Host:
         self._call(source, grid, constants)
 
     def _call(self, source: KernelSource, grid: str, constants: Mapping[str, str]) -> None:
+        if len(grid) > len("programs"):
+            self.lines.append(f"grid = {grid}")
+            grid = "grid"
         given = [p.given for p in source.params if not p.is_constant]
         named = [f"{key}={value}" for key, value in constants.items()]
         whole = f"launch({source.name}, {grid})({', '.join([*given, *named])})"

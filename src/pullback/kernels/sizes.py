@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._sympy.printers import PythonPrinter
 
+from pullback.capture.fake import in_words
 from pullback.graph.cost import hint_of
 from pullback.graph.values import held_value
 from pullback.kernels.axes import Axis
@@ -46,7 +46,7 @@ class Sizes:
         """A size as an expression of the shapes of tensors."""
         if not isinstance(size, torch.SymInt | torch.SymFloat):
             return repr(size)
-        text = PythonPrinter().doprint(size.node.expr)
+        text = in_words(size.node.expr, {})
         return re.sub(r"[a-zA-Z_]\w*", lambda m: self.symbols.get(m[0], m[0]), text)
 
     def of_group(self, group: Group) -> str:

@@ -144,6 +144,21 @@ def test_what_is_no_kernel_is_named(program, given, op):
     assert "test_module.py" in caught.value.facts["at"]
 
 
+def test_refusal_is_pinned():
+    with pytest.raises(KernelError) as caught:
+        pb.emit(scanned, "triton", examples=(draw(4, 4),), verify=False)
+
+    first, _, *rest = str(caught.value).splitlines()
+    assert first == (
+        "E307 kernel: `cumsum` must be computed element by element, or along rows, to be in a "
+        "Triton kernel"
+    )
+    assert rest == [
+        "  got:      an op that goes over its input in another way",
+        '  fix:      take it out of the function, or use backend="inductor"',
+    ]
+
+
 def test_sort_is_refused():
     with pytest.raises(KernelError, match="sort"):
         pb.emit(ordered, "triton", examples=(draw(4, 4),), verify=False)

@@ -139,7 +139,8 @@ def add_rms_norm_forward(x, residual, weight, launch=direct):
     h = torch.empty((x.shape[0], x.shape[1]), dtype=torch.bfloat16, device=x.device)
     rstd = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
-    launch(add_rms_norm_forward_kernel, (triton.cdiv(x.shape[0], ROWS),))(
+    grid = (triton.cdiv(x.shape[0], ROWS),)
+    launch(add_rms_norm_forward_kernel, grid)(
         x,
         residual,
         weight,
@@ -193,7 +194,8 @@ def add_rms_norm_backward(weight, h, rstd, grad_out0, grad_h, launch=direct):
         COLS=COLS,
     )
     n_parts = grad_weight_parts.shape[0]
-    launch(add_rms_norm_backward_sums, (triton.cdiv(weight.shape[0], 16),))(
+    grid = (triton.cdiv(weight.shape[0], 16),)
+    launch(add_rms_norm_backward_sums, grid)(
         grad_weight_parts,
         grad_weight,
         n_parts,

@@ -130,7 +130,19 @@ def bias_gelu_forward(x, bias, launch=direct):
     """The output."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = tile(x.shape[1])
-    launch(bias_gelu_forward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS)))(x, bias, out, x.stride(0), x.stride(1), bias.stride(0), x.shape[1], x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS))
+    launch(bias_gelu_forward_kernel, grid)(
+        x,
+        bias,
+        out,
+        x.stride(0),
+        x.stride(1),
+        bias.stride(0),
+        x.shape[1],
+        x.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
@@ -163,7 +175,8 @@ def bias_gelu_backward(x, bias, grad_out, launch=direct):
         COLS=COLS,
     )
     n_parts = grad_bias_parts.shape[0]
-    launch(bias_gelu_backward_sums, (triton.cdiv(x.shape[1], 16),))(
+    grid = (triton.cdiv(x.shape[1], 16),)
+    launch(bias_gelu_backward_sums, grid)(
         grad_bias_parts, grad_bias, n_parts, x.shape[1], COLS=16, PARTS=256, num_warps=4
     )
     return grad_x, grad_bias

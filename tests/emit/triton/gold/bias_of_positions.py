@@ -128,7 +128,22 @@ def bias_of_positions_forward(x, position, launch=direct):
         (x.shape[0], x.shape[1], x.shape[2]), dtype=torch.float32, device=x.device
     )
     ROWS, COLS = tile(x.shape[2])
-    launch(bias_of_positions_forward_kernel, (triton.cdiv(x.shape[0] * x.shape[1], ROWS), triton.cdiv(x.shape[2], COLS)))(x, position, out, x.stride(0), x.stride(1), x.stride(2), position.stride(0), position.stride(1), x.shape[1], x.shape[2], x.shape[0] * x.shape[1], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0] * x.shape[1], ROWS), triton.cdiv(x.shape[2], COLS))
+    launch(bias_of_positions_forward_kernel, grid)(
+        x,
+        position,
+        out,
+        x.stride(0),
+        x.stride(1),
+        x.stride(2),
+        position.stride(0),
+        position.stride(1),
+        x.shape[1],
+        x.shape[2],
+        x.shape[0] * x.shape[1],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
@@ -171,7 +186,16 @@ def bias_of_positions_backward(x, position, grad_out, launch=direct):
         COLS=COLS,
     )
     n_parts = grad_position_parts.shape[0]
-    launch(bias_of_positions_backward_sums, (triton.cdiv(x.shape[1] * x.shape[2], 16),))(grad_position_parts, grad_position, n_parts, x.shape[1] * x.shape[2], COLS=16, PARTS=256, num_warps=4)
+    grid = (triton.cdiv(x.shape[1] * x.shape[2], 16),)
+    launch(bias_of_positions_backward_sums, grid)(
+        grad_position_parts,
+        grad_position,
+        n_parts,
+        x.shape[1] * x.shape[2],
+        COLS=16,
+        PARTS=256,
+        num_warps=4,
+    )
     return grad_x, grad_position
 
 

@@ -85,7 +85,8 @@ def causal_softmax_forward(scores, mask, launch=direct):
         (scores.shape[0], scores.shape[1]), dtype=torch.float32, device=scores.device
     )
     ROWS, COLS = row_tile(scores.shape[1])
-    launch(causal_softmax_forward_kernel, (triton.cdiv(scores.shape[0], ROWS),))(
+    grid = (triton.cdiv(scores.shape[0], ROWS),)
+    launch(causal_softmax_forward_kernel, grid)(
         scores,
         mask,
         out,
@@ -107,7 +108,8 @@ def causal_softmax_backward(mask, out, grad_out, launch=direct):
         (mask.shape[0], mask.shape[1]), dtype=torch.float32, device=mask.device
     )
     ROWS, COLS = row_tile(mask.shape[1])
-    launch(causal_softmax_backward_kernel, (triton.cdiv(mask.shape[0], ROWS),))(
+    grid = (triton.cdiv(mask.shape[0], ROWS),)
+    launch(causal_softmax_backward_kernel, grid)(
         out,
         grad_out,
         mask,

@@ -98,7 +98,8 @@ def cosine_forward(x, y, launch=direct):
     norm_x = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     norm_y = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
-    launch(cosine_forward_kernel, (triton.cdiv(x.shape[0], ROWS),))(
+    grid = (triton.cdiv(x.shape[0], ROWS),)
+    launch(cosine_forward_kernel, grid)(
         x,
         y,
         out,
@@ -121,7 +122,8 @@ def cosine_backward(x, y, norm_x, norm_y, grad_out, launch=direct):
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     grad_y = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
-    launch(cosine_backward_kernel, (triton.cdiv(x.shape[0], ROWS),))(
+    grid = (triton.cdiv(x.shape[0], ROWS),)
+    launch(cosine_backward_kernel, grid)(
         grad_out,
         y,
         norm_y,

@@ -159,7 +159,22 @@ def cross_entropy_backward(logits, target, lse, count, grad_out, launch=direct):
         (logits.shape[0], 33000), dtype=torch.bfloat16, device=logits.device
     )
     ROWS, COLS = tile(33000)
-    launch(cross_entropy_backward_kernel, (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(33000, COLS)))(target, grad_out, count, logits, lse, grad_logits, target.stride(0), logits.stride(0), logits.stride(1), 33000, logits.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(33000, COLS))
+    launch(cross_entropy_backward_kernel, grid)(
+        target,
+        grad_out,
+        count,
+        logits,
+        lse,
+        grad_logits,
+        target.stride(0),
+        logits.stride(0),
+        logits.stride(1),
+        33000,
+        logits.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_logits
 
 

@@ -173,7 +173,22 @@ def dyt_forward(x, alpha, weight, bias, launch=direct):
     """The output."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = tile(x.shape[1])
-    launch(dyt_forward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS)))(alpha, x, weight, bias, out, x.stride(0), x.stride(1), weight.stride(0), bias.stride(0), x.shape[1], x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS))
+    launch(dyt_forward_kernel, grid)(
+        alpha,
+        x,
+        weight,
+        bias,
+        out,
+        x.stride(0),
+        x.stride(1),
+        weight.stride(0),
+        bias.stride(0),
+        x.shape[1],
+        x.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
@@ -217,7 +232,8 @@ def dyt_backward(x, alpha, weight, grad_out, launch=direct):
         COLS=COLS,
     )
     n_parts = grad_bias_parts.shape[0]
-    launch(dyt_backward_sums, (triton.cdiv(x.shape[1], 16),))(
+    grid = (triton.cdiv(x.shape[1], 16),)
+    launch(dyt_backward_sums, grid)(
         grad_bias_parts,
         grad_weight_parts,
         grad_weight,

@@ -154,7 +154,22 @@ def focal_loss_backward(x, y, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = tile(x.shape[1])
-    launch(focal_loss_backward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS)))(y, x, grad_out, grad_x, y.stride(0), y.stride(1), x.stride(0), x.stride(1), x.shape[0]*x.shape[1], x.shape[1], x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS))
+    launch(focal_loss_backward_kernel, grid)(
+        y,
+        x,
+        grad_out,
+        grad_x,
+        y.stride(0),
+        y.stride(1),
+        x.stride(0),
+        x.stride(1),
+        x.shape[0] * x.shape[1],
+        x.shape[1],
+        x.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_x
 
 

@@ -103,7 +103,20 @@ def geglu_forward(gate, up, launch=direct):
         (gate.shape[0], gate.shape[1]), dtype=torch.float32, device=gate.device
     )
     ROWS, COLS = tile(gate.shape[1])
-    launch(geglu_forward_kernel, (triton.cdiv(gate.shape[0], ROWS), triton.cdiv(gate.shape[1], COLS)))(gate, up, out, gate.stride(0), gate.stride(1), up.stride(0), up.stride(1), gate.shape[1], gate.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(gate.shape[0], ROWS), triton.cdiv(gate.shape[1], COLS))
+    launch(geglu_forward_kernel, grid)(
+        gate,
+        up,
+        out,
+        gate.stride(0),
+        gate.stride(1),
+        up.stride(0),
+        up.stride(1),
+        gate.shape[1],
+        gate.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
@@ -116,7 +129,24 @@ def geglu_backward(gate, up, grad_out, launch=direct):
         (gate.shape[0], gate.shape[1]), dtype=torch.float32, device=gate.device
     )
     ROWS, COLS = tile(gate.shape[1])
-    launch(geglu_backward_kernel, (triton.cdiv(gate.shape[0], ROWS), triton.cdiv(gate.shape[1], COLS)))(grad_out, up, gate, grad_gate, grad_up, grad_out.stride(0), grad_out.stride(1), up.stride(0), up.stride(1), gate.stride(0), gate.stride(1), gate.shape[1], gate.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(gate.shape[0], ROWS), triton.cdiv(gate.shape[1], COLS))
+    launch(geglu_backward_kernel, grid)(
+        grad_out,
+        up,
+        gate,
+        grad_gate,
+        grad_up,
+        grad_out.stride(0),
+        grad_out.stride(1),
+        up.stride(0),
+        up.stride(1),
+        gate.stride(0),
+        gate.stride(1),
+        gate.shape[1],
+        gate.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_gate, grad_up
 
 

@@ -169,7 +169,8 @@ def group_norm_forward(x, weight, bias, launch=direct):
     mean = torch.empty((x.shape[0], 4, 1), dtype=torch.float32, device=x.device)
     rstd = torch.empty((x.shape[0], 4, 1), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile((x.shape[1] // 4) * x.shape[2] * x.shape[3])
-    launch(group_norm_forward_kernel, (triton.cdiv(x.shape[0] * 4, ROWS),))(
+    grid = (triton.cdiv(x.shape[0] * 4, ROWS),)
+    launch(group_norm_forward_kernel, grid)(
         x,
         weight,
         bias,
@@ -208,7 +209,8 @@ def group_norm_backward(x, weight, mean, rstd, grad_out, launch=direct):
     grad_weight = torch.empty((x.shape[1],), dtype=torch.float32, device=x.device)
     grad_bias = torch.empty((x.shape[1],), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile((x.shape[1] // 4) * x.shape[2] * x.shape[3])
-    launch(group_norm_backward_kernel, (triton.cdiv(x.shape[0] * 4, ROWS),))(
+    grid = (triton.cdiv(x.shape[0] * 4, ROWS),)
+    launch(group_norm_backward_kernel, grid)(
         rstd,
         grad_out,
         weight,
@@ -233,7 +235,33 @@ def group_norm_backward(x, weight, mean, rstd, grad_out, launch=direct):
         COLS=COLS,
     )
     ROWS, COLS = row_tile(x.shape[0] * x.shape[2] * x.shape[3])
-    launch(group_norm_backward_kernel_2, (triton.cdiv(4 * (x.shape[1] // 4), ROWS),))(grad_out, x, mean, rstd, grad_weight, grad_bias, grad_out.stride(0), grad_out.stride(1) * x.shape[1] // 4, grad_out.stride(1), grad_out.stride(3), x.stride(0), x.stride(1) * x.shape[1] // 4, x.stride(1), x.stride(3), mean.stride(0), mean.stride(1), rstd.stride(0), rstd.stride(1), x.shape[1] // 4, x.shape[2] * x.shape[3], x.shape[0] * x.shape[2] * x.shape[3], 4 * (x.shape[1] // 4), ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(4 * (x.shape[1] // 4), ROWS),)
+    launch(group_norm_backward_kernel_2, grid)(
+        grad_out,
+        x,
+        mean,
+        rstd,
+        grad_weight,
+        grad_bias,
+        grad_out.stride(0),
+        grad_out.stride(1) * x.shape[1] // 4,
+        grad_out.stride(1),
+        grad_out.stride(3),
+        x.stride(0),
+        x.stride(1) * x.shape[1] // 4,
+        x.stride(1),
+        x.stride(3),
+        mean.stride(0),
+        mean.stride(1),
+        rstd.stride(0),
+        rstd.stride(1),
+        x.shape[1] // 4,
+        x.shape[2] * x.shape[3],
+        x.shape[0] * x.shape[2] * x.shape[3],
+        4 * (x.shape[1] // 4),
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_x, grad_weight, grad_bias
 
 

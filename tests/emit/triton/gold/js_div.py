@@ -165,7 +165,8 @@ def js_div_backward(x, y, largest, sum_e, largest_1, sum_e_1, grad_out, launch=d
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     grad_y = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
-    launch(js_div_backward_kernel, (triton.cdiv(x.shape[0], ROWS),))(
+    grid = (triton.cdiv(x.shape[0], ROWS),)
+    launch(js_div_backward_kernel, grid)(
         x,
         largest,
         sum_e,

@@ -140,7 +140,18 @@ def kl_div_backward(q, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_logp = torch.empty((q.shape[0], q.shape[1]), dtype=torch.float32, device=q.device)
     ROWS, COLS = tile(q.shape[1])
-    launch(kl_div_backward_kernel, (triton.cdiv(q.shape[0], ROWS), triton.cdiv(q.shape[1], COLS)))(grad_out, q, grad_logp, q.stride(0), q.stride(1), q.shape[0], q.shape[1], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(q.shape[0], ROWS), triton.cdiv(q.shape[1], COLS))
+    launch(kl_div_backward_kernel, grid)(
+        grad_out,
+        q,
+        grad_logp,
+        q.stride(0),
+        q.stride(1),
+        q.shape[0],
+        q.shape[1],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_logp
 
 

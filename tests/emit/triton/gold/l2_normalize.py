@@ -88,7 +88,8 @@ def l2_normalize_forward(x, launch=direct):
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     norm_x = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
-    launch(l2_normalize_forward_kernel, (triton.cdiv(x.shape[0], ROWS),))(
+    grid = (triton.cdiv(x.shape[0], ROWS),)
+    launch(l2_normalize_forward_kernel, grid)(
         x,
         out,
         norm_x,
@@ -106,7 +107,8 @@ def l2_normalize_backward(x, norm_x, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = row_tile(x.shape[1])
-    launch(l2_normalize_backward_kernel, (triton.cdiv(x.shape[0], ROWS),))(
+    grid = (triton.cdiv(x.shape[0], ROWS),)
+    launch(l2_normalize_backward_kernel, grid)(
         grad_out,
         norm_x,
         x,

@@ -136,7 +136,8 @@ def layer_norm_forward(x, weight, bias, launch=direct):
     )
     mean = torch.empty((x.shape[0], x.shape[1], 1), dtype=torch.float32, device=x.device)
     rstd = torch.empty((x.shape[0], x.shape[1], 1), dtype=torch.float32, device=x.device)
-    launch(layer_norm_forward_kernel, (x.shape[0] * x.shape[1],))(
+    grid = (x.shape[0] * x.shape[1],)
+    launch(layer_norm_forward_kernel, grid)(
         x,
         weight,
         bias,
@@ -191,7 +192,8 @@ def layer_norm_backward(x, weight, mean, rstd, grad_out, launch=direct):
         BLOCK=triton.next_power_of_2(x.shape[2]),
     )
     n_parts = grad_weight_parts.shape[0]
-    launch(layer_norm_backward_sums, (triton.cdiv(x.shape[2], 16),))(
+    grid = (triton.cdiv(x.shape[2], 16),)
+    launch(layer_norm_backward_sums, grid)(
         grad_weight_parts,
         grad_bias_parts,
         grad_weight,

@@ -130,7 +130,22 @@ def layer_scale_forward(x, branch, gamma, launch=direct):
         (x.shape[0], x.shape[1], x.shape[2]), dtype=torch.float32, device=x.device
     )
     ROWS, COLS = tile(x.shape[2])
-    launch(layer_scale_forward_kernel, (triton.cdiv(x.shape[0] * x.shape[1], ROWS), triton.cdiv(x.shape[2], COLS)))(x, gamma, branch, out, x.stride(1), x.stride(2), gamma.stride(0), branch.stride(1), branch.stride(2), x.shape[2], x.shape[0] * x.shape[1], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0] * x.shape[1], ROWS), triton.cdiv(x.shape[2], COLS))
+    launch(layer_scale_forward_kernel, grid)(
+        x,
+        gamma,
+        branch,
+        out,
+        x.stride(1),
+        x.stride(2),
+        gamma.stride(0),
+        branch.stride(1),
+        branch.stride(2),
+        x.shape[2],
+        x.shape[0] * x.shape[1],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
@@ -172,7 +187,8 @@ def layer_scale_backward(branch, gamma, grad_out, launch=direct):
         COLS=COLS,
     )
     n_parts = grad_gamma_parts.shape[0]
-    launch(layer_scale_backward_sums, (triton.cdiv(branch.shape[2], 16),))(
+    grid = (triton.cdiv(branch.shape[2], 16),)
+    launch(layer_scale_backward_sums, grid)(
         grad_gamma_parts,
         grad_gamma,
         n_parts,

@@ -93,8 +93,9 @@ def log_softmax_backward_kernel(
 def log_softmax_forward(x, launch=direct):
     """The output."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
+    grid = (x.shape[0],)
     launch(
-        log_softmax_forward_kernel, (x.shape[0],)
+        log_softmax_forward_kernel, grid
     )(x, out, x.stride(0), x.stride(1), x.shape[1], x.shape[0])
     return out
 
@@ -104,7 +105,8 @@ def log_softmax_backward(out, grad_out, launch=direct):
     grad_x = torch.empty(
         (out.shape[0], out.shape[1]), dtype=torch.float32, device=out.device
     )
-    launch(log_softmax_backward_kernel, (out.shape[0],))(
+    grid = (out.shape[0],)
+    launch(log_softmax_backward_kernel, grid)(
         grad_out,
         out,
         grad_x,

@@ -87,17 +87,42 @@ def packed_swiglu_forward(x, launch=direct):
         (x.shape[0], (1 + x.shape[1]) // 2), dtype=torch.float32, device=x.device
     )
     ROWS, COLS = tile((1 + x.shape[1]) // 2)
-    launch(packed_swiglu_forward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv((1 + x.shape[1]) // 2, COLS)))(x, out, x.stride(0), x.stride(1), (1 + x.shape[1]) // 2, x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv((1 + x.shape[1]) // 2, COLS))
+    launch(packed_swiglu_forward_kernel, grid)(
+        x,
+        out,
+        x.stride(0),
+        x.stride(1),
+        (1 + x.shape[1]) // 2,
+        x.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
 def packed_swiglu_backward(x, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_x = torch.empty(
-        (x.shape[0], 2*((1 + x.shape[1]) // 2)), dtype=torch.float32, device=x.device
+        (x.shape[0], 2 * ((1 + x.shape[1]) // 2)), dtype=torch.float32, device=x.device
     )
     ROWS, COLS = tile((1 + x.shape[1]) // 2)
-    launch(packed_swiglu_backward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv((1 + x.shape[1]) // 2, COLS)))(grad_out, x, grad_x, grad_out.stride(0), grad_out.stride(1), x.stride(0), x.stride(1), grad_x.stride(0), grad_x.stride(1), (1 + x.shape[1]) // 2, x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv((1 + x.shape[1]) // 2, COLS))
+    launch(packed_swiglu_backward_kernel, grid)(
+        grad_out,
+        x,
+        grad_x,
+        grad_out.stride(0),
+        grad_out.stride(1),
+        x.stride(0),
+        x.stride(1),
+        grad_x.stride(0),
+        grad_x.stride(1),
+        (1 + x.shape[1]) // 2,
+        x.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_x
 
 

@@ -78,7 +78,10 @@ def relu_squared_forward(x, launch=direct):
     """The output."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = tile(x.shape[1])
-    launch(relu_squared_forward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS)))(x, out, x.stride(0), x.stride(1), x.shape[1], x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS))
+    launch(relu_squared_forward_kernel, grid)(
+        x, out, x.stride(0), x.stride(1), x.shape[1], x.shape[0], ROWS=ROWS, COLS=COLS
+    )
     return out
 
 
@@ -86,7 +89,20 @@ def relu_squared_backward(x, grad_out, launch=direct):
     """The gradient, from what forward kept."""
     grad_x = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     ROWS, COLS = tile(x.shape[1])
-    launch(relu_squared_backward_kernel, (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS)))(grad_out, x, grad_x, grad_out.stride(0), grad_out.stride(1), x.stride(0), x.stride(1), x.shape[1], x.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(x.shape[0], ROWS), triton.cdiv(x.shape[1], COLS))
+    launch(relu_squared_backward_kernel, grid)(
+        grad_out,
+        x,
+        grad_x,
+        grad_out.stride(0),
+        grad_out.stride(1),
+        x.stride(0),
+        x.stride(1),
+        x.shape[1],
+        x.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_x
 
 

@@ -111,7 +111,8 @@ def rms_norm_forward(x, weight, launch=direct):
     """The output, and what backward reads: rstd."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.bfloat16, device=x.device)
     rstd = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-    launch(rms_norm_forward_kernel, (x.shape[0],))(
+    grid = (x.shape[0],)
+    launch(rms_norm_forward_kernel, grid)(
         x,
         weight,
         out,
@@ -151,7 +152,8 @@ def rms_norm_backward(x, weight, rstd, grad_out, launch=direct):
         BLOCK=triton.next_power_of_2(x.shape[1]),
     )
     n_parts = grad_weight_parts.shape[0]
-    launch(rms_norm_backward_sums, (triton.cdiv(x.shape[1], 16),))(
+    grid = (triton.cdiv(x.shape[1], 16),)
+    launch(rms_norm_backward_sums, grid)(
         grad_weight_parts, grad_weight, n_parts, x.shape[1], COLS=16, PARTS=256, num_warps=4
     )
     return grad_x, grad_weight

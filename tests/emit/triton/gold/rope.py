@@ -146,7 +146,35 @@ def rope_forward(q, cos, sin, launch=direct):
         device=q.device,
     )
     ROWS, COLS = tile(q.shape[3])
-    launch(rope_forward_kernel, (triton.cdiv(q.shape[0] * q.shape[2] * q.shape[1], ROWS), triton.cdiv(q.shape[3], COLS)))(q, cos, sin, out, q.stride(0), q.stride(1), q.stride(2), q.stride(3), cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1), out.stride(0), out.stride(1), out.stride(2), out.stride(3), q.shape[2], q.shape[1], q.shape[3] + (-1)*(q.shape[3] // 2), q.shape[3] // 2, q.shape[3], q.shape[0] * q.shape[2] * q.shape[1], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(
+        q.shape[0] * q.shape[2] * q.shape[1], ROWS
+    ), triton.cdiv(q.shape[3], COLS))
+    launch(rope_forward_kernel, grid)(
+        q,
+        cos,
+        sin,
+        out,
+        q.stride(0),
+        q.stride(1),
+        q.stride(2),
+        q.stride(3),
+        cos.stride(0),
+        cos.stride(1),
+        sin.stride(0),
+        sin.stride(1),
+        out.stride(0),
+        out.stride(1),
+        out.stride(2),
+        out.stride(3),
+        q.shape[2],
+        q.shape[1],
+        q.shape[3] + -1 * (q.shape[3] // 2),
+        q.shape[3] // 2,
+        q.shape[3],
+        q.shape[0] * q.shape[2] * q.shape[1],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out
 
 
@@ -159,7 +187,35 @@ def rope_backward(cos, sin, grad_out, launch=direct):
         device=cos.device,
     )
     ROWS, COLS = tile(cos.shape[1])
-    launch(rope_backward_kernel, (triton.cdiv(grad_out.shape[0] * cos.shape[0] * grad_out.shape[1], ROWS), triton.cdiv(cos.shape[1], COLS)))(grad_out, cos, sin, grad_q, grad_out.stride(0), grad_out.stride(1), grad_out.stride(2), grad_out.stride(3), cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1), grad_q.stride(0), grad_q.stride(1), grad_q.stride(2), grad_q.stride(3), cos.shape[0], grad_out.shape[1], cos.shape[1] // 2, cos.shape[1] + (-1)*(cos.shape[1] // 2), grad_out.shape[0] * cos.shape[0] * grad_out.shape[1], cos.shape[1], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(
+        grad_out.shape[0] * cos.shape[0] * grad_out.shape[1], ROWS
+    ), triton.cdiv(cos.shape[1], COLS))
+    launch(rope_backward_kernel, grid)(
+        grad_out,
+        cos,
+        sin,
+        grad_q,
+        grad_out.stride(0),
+        grad_out.stride(1),
+        grad_out.stride(2),
+        grad_out.stride(3),
+        cos.stride(0),
+        cos.stride(1),
+        sin.stride(0),
+        sin.stride(1),
+        grad_q.stride(0),
+        grad_q.stride(1),
+        grad_q.stride(2),
+        grad_q.stride(3),
+        cos.shape[0],
+        grad_out.shape[1],
+        cos.shape[1] // 2,
+        cos.shape[1] + -1 * (cos.shape[1] // 2),
+        grad_out.shape[0] * cos.shape[0] * grad_out.shape[1],
+        cos.shape[1],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_q
 
 

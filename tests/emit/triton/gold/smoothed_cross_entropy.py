@@ -102,7 +102,21 @@ def smoothed_cross_entropy_forward(logits, target, launch=direct):
     out = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
     lse = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
     ROWS, COLS = row_tile(50)
-    launch(smoothed_cross_entropy_forward_kernel, (triton.cdiv(logits.shape[0], ROWS),))(target, logits, out, lse, target.stride(0), logits.stride(0), logits.stride(1), 50, 0.0020000000000000000, logits.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(logits.shape[0], ROWS),)
+    launch(smoothed_cross_entropy_forward_kernel, grid)(
+        target,
+        logits,
+        out,
+        lse,
+        target.stride(0),
+        logits.stride(0),
+        logits.stride(1),
+        50,
+        0.002,
+        logits.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return out, lse
 
 
@@ -112,7 +126,23 @@ def smoothed_cross_entropy_backward(logits, target, lse, grad_out, launch=direct
         (logits.shape[0], 50), dtype=torch.float32, device=logits.device
     )
     ROWS, COLS = row_tile(50)
-    launch(smoothed_cross_entropy_backward_kernel, (triton.cdiv(logits.shape[0], ROWS),))(target, grad_out, logits, lse, grad_logits, target.stride(0), grad_out.stride(0), logits.stride(0), logits.stride(1), 0.0020000000000000000, 50, logits.shape[0], ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(logits.shape[0], ROWS),)
+    launch(smoothed_cross_entropy_backward_kernel, grid)(
+        target,
+        grad_out,
+        logits,
+        lse,
+        grad_logits,
+        target.stride(0),
+        grad_out.stride(0),
+        logits.stride(0),
+        logits.stride(1),
+        0.002,
+        50,
+        logits.shape[0],
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_logits
 
 

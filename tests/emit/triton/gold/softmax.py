@@ -68,7 +68,8 @@ def softmax_backward_kernel(
 def softmax_forward(x, launch=direct):
     """The output."""
     out = torch.empty((x.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
-    launch(softmax_forward_kernel, (x.shape[0],))(
+    grid = (x.shape[0],)
+    launch(softmax_forward_kernel, grid)(
         x,
         out,
         x.stride(0),
@@ -85,7 +86,8 @@ def softmax_backward(out, grad_out, launch=direct):
     grad_x = torch.empty(
         (out.shape[0], out.shape[1]), dtype=torch.float32, device=out.device
     )
-    launch(softmax_backward_kernel, (out.shape[0],))(
+    grid = (out.shape[0],)
+    launch(softmax_backward_kernel, grid)(
         out,
         grad_out,
         grad_x,

@@ -104,7 +104,8 @@ def token_logprob_forward(logits, target, launch=direct):
     out1 = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
     lse = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
     ROWS, COLS = row_tile(logits.shape[1])
-    launch(token_logprob_forward_kernel, (triton.cdiv(logits.shape[0], ROWS),))(
+    grid = (triton.cdiv(logits.shape[0], ROWS),)
+    launch(token_logprob_forward_kernel, grid)(
         target,
         logits,
         picked,
@@ -127,7 +128,8 @@ def token_logprob_backward(logits, target, lse, grad_picked, grad_out1, launch=d
         (logits.shape[0], logits.shape[1]), dtype=torch.float32, device=logits.device
     )
     ROWS, COLS = row_tile(logits.shape[1])
-    launch(token_logprob_backward_kernel, (triton.cdiv(logits.shape[0], ROWS),))(
+    grid = (triton.cdiv(logits.shape[0], ROWS),)
+    launch(token_logprob_backward_kernel, grid)(
         grad_out1,
         logits,
         lse,

@@ -142,7 +142,21 @@ def z_loss_backward(logits, target, total, grad_out, launch=direct):
         (logits.shape[0], 50), dtype=torch.float32, device=logits.device
     )
     ROWS, COLS = tile(50)
-    launch(z_loss_backward_kernel, (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(50, COLS)))(target, grad_out, total, logits, grad_logits, target.stride(0), logits.stride(0), logits.stride(1), logits.shape[0], 50, ROWS=ROWS, COLS=COLS)
+    grid = (triton.cdiv(logits.shape[0], ROWS), triton.cdiv(50, COLS))
+    launch(z_loss_backward_kernel, grid)(
+        target,
+        grad_out,
+        total,
+        logits,
+        grad_logits,
+        target.stride(0),
+        logits.stride(0),
+        logits.stride(1),
+        logits.shape[0],
+        50,
+        ROWS=ROWS,
+        COLS=COLS,
+    )
     return grad_logits
 
 
