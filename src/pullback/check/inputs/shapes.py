@@ -52,10 +52,15 @@ def resized(
     equal to a size change with it.
     """
     tensors = tensors_in(example.args)
+    batched = {example.args[i].shape for i in example.needs}
     shapes: dict[int, tuple[int, ...]] = {}
     for number, tensor in enumerate(tensors):
+        # One filter is no batch of one, though both lead with 1.
+        is_filter = only is None and tensor.shape not in batched and tensor.shape[:1] == (1,)
         shapes[number] = tuple(
-            sizes.get(size, size) if _varies(tensor, dim, (number, dim), only) else size
+            sizes.get(size, size)
+            if _varies(tensor, dim, (number, dim), only) and not (dim == 0 and is_filter)
+            else size
             for dim, size in enumerate(tensor.shape)
         )
     counter = iter(range(len(tensors)))
