@@ -18,8 +18,8 @@ from pullback.report.graphs.page import GraphPage
 VERBS = {
     "Define": ("Function", "AutogradContext", "derived", "below_autograd"),
     "Derive": ("derive", "jvp_of", "vmap_of", "prove", "DerivedFunction"),
-    "Compose": ("combine", "hybrid", "nest", "plan", "load_plan"),
-    "Check": ("check", "assert_sound", "recording"),
+    "Compose": ("combine", "hybrid", "nest", "chunked", "plan", "load_plan"),
+    "Check": ("check", "assert_sound", "recording", "judge", "judge_all"),
     "Look": ("draw", "load_ipython_extension"),
     "Emit": ("emit", "build"),
     "Errors": ("PullbackError", "PullbackWarning"),

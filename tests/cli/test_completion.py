@@ -54,7 +54,7 @@ def test_values_of_options_are_completed(pullback):
     words = "pullback emit --to "
     output = pullback(_PULLBACK_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
 
-    assert completed(output) == ["python", "cpp"]
+    assert completed(output) == ["python", "cpp", "triton"]
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_mistakes_are_told_in_one_message(ops, args, said):
 
 
 @pytest.mark.parametrize(
-    "args", [["--build"], ["--build", "--to", "cpp"], ["--to", "triton"]], ids=" ".join
+    "args", [["--build"], ["--build", "--to", "cpp"], ["--to", "cuda"]], ids=" ".join
 )
 def test_unfit_options_end_with_two(ops, args):
     result = run("ops_to_emit:Square", *args)

@@ -289,7 +289,7 @@ def test_unknown_backend_is_refused():
 
     assert str(caught.value) == (
         "E502 backend: `backend` must be the name of a backend\n"
-        '  expected: "auto" or "eager" or "inductor" or "native"\n'
+        '  expected: "auto" or "eager" or "inductor" or "native" or "triton"\n'
         "  got:      'abacus'"
     )
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def judge(
-    candidate: Any,
+    candidate: object,
     reference: Callable[..., Any] | str,
-    inputs: Any = None,
+    inputs: object = None,
     *,
     gradients: bool | None = None,
     seed: int | None = None,
@@ -37,7 +37,23 @@ def judge(
     seconds: float | None = None,
     profile: str = "standard",
 ) -> Verdict:
-    """A `Verdict` on `candidate`: see `candidates.judging.judge`."""
+    """A `Verdict` on `candidate`: is it right, honest, and how much faster than its reference?
+
+    Arguments:
+        candidate: a Function, a callable, or the name of one: "file.py:name".
+        reference: a plain PyTorch function of the same arguments, or the name of one.
+        inputs: a tuple of arguments, or a function that gives one.
+        gradients: whether backward is judged; left out, where the candidate has one.
+        seed: of the inputs that are drawn; left out, one that nobody can foresee.
+        check: whether `pb.check` is asked as well.
+        compiled: whether `torch.compile` of the reference is timed beside it.
+        cold: whether caches are emptied before each call that is timed.
+        seconds: for the measuring of times.
+        profile: that of `pb.check`.
+
+    >>> verdict = judge("kernel.py:softmax", "plain.py:softmax", (x,))  # doctest: +SKIP
+    >>> verdict.right, verdict.honest, verdict.speedup  # doctest: +SKIP
+    """
     from pullback.candidates.judging import judge as run  # heavy
 
     return run(
@@ -57,10 +73,14 @@ def judge(
 def judge_all(
     candidates: Iterable[Any],
     reference: Callable[..., Any] | str,
-    inputs: Any = None,
-    **options: Any,
+    inputs: object = None,
+    **options: object,
 ) -> Iterator[Verdict]:
-    """One `Verdict` after the other, by one warm worker: see `candidates.judging.judge_all`."""
+    """One `Verdict` after the other, by one warm worker; `options` are those of `judge`.
+
+    >>> for verdict in judge_all(["a.py:f", "b.py:f"], "plain.py:f"):  # doctest: +SKIP
+    ...     print(verdict.right, verdict.speedup)
+    """
     from pullback.candidates.judging import judge_all as run
 
     return run(candidates, reference, inputs, **options)

@@ -30,6 +30,7 @@ from pullback.capture.patch import watching
 from pullback.capture.trees import Spec, flatten, tensor_leaves, unflatten
 from pullback.errors import CaptureError
 from pullback.function.isolation import TorchState
+from pullback.function.slots import storage_key
 
 _FIX = "call it outside of the composition, or let it work on a clone"
 _numbers = itertools.count()
@@ -195,7 +196,7 @@ class _Ran:
 
 
 def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_key(tensor)
 
 
 def _run(call: OpaqueCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], _Ran, Any]:

@@ -37,10 +37,10 @@ def _pairs(one: Example, two: Example) -> Iterator[tuple[Tensor, Tensor]]:
 def _drawn(tensor: Tensor) -> Tensor:
     if not can_differ(tensor) or not is_constant(tensor):
         return tensor
-    return unequal(tensor)
+    return unequal_numbers(tensor)
 
 
-def unequal(tensor: Tensor) -> Tensor:
+def unequal_numbers(tensor: Tensor) -> Tensor:
     """Other numbers about the one that a tensor holds everywhere."""
     number = tensor.detach().flatten()[0]
     if not number:

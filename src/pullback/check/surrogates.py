@@ -20,7 +20,6 @@ Where that holds, the gradient is not compared with forward's, as if it were dec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -96,8 +95,6 @@ def _changed_identity(subject: Subject) -> Iterator[Surrogate]:
 
 def intent_with(intent: Intent, found: Sequence[Surrogate]) -> Intent:
     """The intent with these surrogates, as if they had been declared."""
-    if any(s.is_drawn for s in found):
-        intent = replace(intent, nondeterministic=math.inf)
     one_by_one = (Shape.BOUND, Shape.PASSED, Shape.SHAPED)
     if intent.surrogate is True or any(s.shape not in one_by_one for s in found):
         return replace(intent, surrogate=True)

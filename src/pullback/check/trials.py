@@ -99,11 +99,12 @@ def failed(subject: Subject) -> list[Example]:
 
 def trial_of(subject: Subject, example: Example) -> Trial | None:
     """One variant tried; None where forward refuses it, or gives nothing that can be judged."""
+    usual = usual_form(subject)  # first: the last call before a crash is the one that is told
     try:
         called = subject.run(example)
     except ForwardRefusedError:
         return None
-    if not called.live or not is_finite(called) or not has_usual_form(subject, called):
+    if not called.live or not is_finite(called) or not has_form(subject, called, usual):
         return None
     cotangents = subject.cotangents(called)
     try:
@@ -140,7 +141,19 @@ def is_finite(called: Run) -> bool:
     return all(bool(torch.isfinite(called.outputs[i].detach()).all()) for i in called.live)
 
 
-def has_usual_form(subject: Subject, called: Run) -> bool:
+def usual_form(subject: Subject) -> list[int] | None:
+    """How many dimensions each output has at the example; None where forward fails there."""
+    kept = subject.trials.setdefault("form", [])
+    if not kept:
+        try:
+            kept.append([t.dim() for t in subject.run(subject.small).outputs])
+        except ForwardRefusedError:
+            kept.append(None)
+    found: list[int] | None = kept[0]
+    return found
+
+
+def has_form(subject: Subject, called: Run, usual: list[int] | None) -> bool:
     """Whether outputs have as many dimensions as the example's, where the arguments have.
 
     A forward that drops or adds one at some size, by a `squeeze`, takes it by accident.
@@ -149,10 +162,7 @@ def has_usual_form(subject: Subject, called: Run) -> bool:
     pairs = list(zip(old.args, new.args, strict=False))
     if len(old.args) != len(new.args) or not all(_is_like(a, b) for a, b in pairs):
         return True
-    usual = subject.trials.setdefault("form", [])
-    usual = usual or [[t.dim() for t in subject.run(old).outputs]]
-    subject.trials["form"] = usual
-    return bool([t.dim() for t in called.outputs] == usual[0])
+    return usual is None or [t.dim() for t in called.outputs] == usual
 
 
 def _is_like(one: Any, two: Any) -> bool:

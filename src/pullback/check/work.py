@@ -178,7 +178,7 @@ def try_rule(registered: Registered, subject: Subject) -> Sequence[Finding | Ski
         results.append(Skip.refused(rule, "the function raised", error.raised))
     except Exception as error:
         is_theirs = _is_of_function(error, registered, subject.target)
-        who = "the function raised" if is_theirs else f"the check itself failed{_where(error)}"
+        who = "the function raised" if is_theirs else "the check itself failed"
         results.append(Skip.refused(rule, who, describe(error)))
     return results
 
@@ -191,13 +191,6 @@ def _is_of_function(error: BaseException, registered: Registered, target: Target
     last = next((file for file in reversed(files) if not file.startswith(TORCH)), OURS)
     own = getattr(getattr(registered.check, "__code__", None), "co_filename", OURS)
     return last != own and not last.startswith((OURS, "<"))
-
-
-def _where(error: BaseException) -> str:
-    """The line of ours that failed, for whoever reports it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(OURS)]
-    return f" at {Path(ours[-1].filename).relative_to(OURS)}:{ours[-1].lineno}" if ours else ""
 
 
 def last_words(error: BaseException) -> Message:

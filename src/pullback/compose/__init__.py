@@ -219,7 +219,27 @@ def chunked(
     backend: str = "auto",
     name: str | None = None,
 ) -> DerivedFunction[..., Any]:
-    """A `Function` that computes `program` a few rows at a time: see `compose.chunks`."""
+    """A `Function` that computes `program` a few rows at a time, so that its middle is never whole.
+
+    Arguments:
+        program: a function with a large middle, such as a linear layer and its loss.
+        examples: arguments that it is captured with.
+        over: the dimension of the rows, for all tensors that have them, or by name.
+        chunks: how many parts; "auto" chooses by the memory that they take.
+        backend: that of one part: "auto", "eager", "inductor", "native".
+        name: of the Function.
+
+    >>> import torch
+    >>> import torch.nn.functional as F
+    >>> def head(x, w, labels):
+    ...     return F.cross_entropy(x @ w.t(), labels)
+    >>> x = torch.randn(64, 8, requires_grad=True)
+    >>> w = torch.randn(100, 8, requires_grad=True)
+    >>> labels = torch.randint(100, (64,))
+    >>> loss = chunked(head, x, w, labels, chunks=4, backend="eager")
+    >>> torch.allclose(loss(x, w, labels), head(x, w, labels))
+    True
+    """
     from pullback.compose.chunks import chunked as make  # heavy
 
     return make(  # type: ignore[no-any-return]

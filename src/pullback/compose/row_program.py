@@ -45,7 +45,7 @@ class PairedGraph:
             return None
         grown = [d for d, (a, b) in enumerate(zip(large.shape, small.shape, strict=True)) if a != b]
         if len(grown) > 1:
-            raise refusal(
+            raise row_refusal(
                 self.name, node, f"a tensor of shape {list(large.shape)}, each row with each other"
             )
         return grown[0] if grown else None
@@ -67,7 +67,7 @@ def pair(name: str, whole: fx.Graph, part: fx.Graph) -> PairedGraph:
     return PairedGraph(name, whole, dict(zip(ours, theirs, strict=True)))
 
 
-def refusal(name: str, node: fx.Node, got: str) -> ChunkingError:
+def row_refusal(name: str, node: fx.Node, got: str) -> ChunkingError:
     """The error for rows that depend on each other."""
     return ChunkingError(
         f"the rows of `{name}` must not depend on each other where they are large",
@@ -173,7 +173,7 @@ class RowProgram:
         """Raise unless a value is small enough to be there for all rows at once."""
         if bytes_of(node) > self.limit:
             got = f"`{op_name(mixing)}`, which takes large rows together"
-            raise refusal(self.paired.name, mixing, got)
+            raise row_refusal(self.paired.name, mixing, got)
 
     # ---- in which loop ----
 

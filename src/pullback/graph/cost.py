@@ -6,6 +6,7 @@ graph was captured on, and add no guard.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from operator import getitem
 from typing import Any, TypeAlias
@@ -170,7 +171,8 @@ def flops_of(node: fx.Node) -> int:
     formula = flop_registry.get(op_of(node).overloadpacket)
     if formula is not None:  # a product, a convolution
         args, kwargs, made = fx.map_arg((node.args, node.kwargs, node), _shape_of)
-        return int(formula(*args, **kwargs, out_val=made))
+        with contextlib.suppress(ValueError, AssertionError):  # shapes that PyTorch cannot count
+            return int(formula(*args, **kwargs, out_val=made))
     weight = _WEIGHTS.get(name.removesuffix("_backward").removesuffix("_forward"), 1)
     inputs = [_numel(tensor_of(arg)) for arg in node.all_input_nodes]
     return weight * max(_numel(held_value(node)), *inputs, 0)

@@ -58,7 +58,7 @@ def number_text(value: Any) -> str:
     return repr(value)
 
 
-def literal(value: Any) -> KernelText:
+def literal_text(value: Any) -> KernelText:
     """A number as an expression."""
     text = number_text(value)
     is_zero = not isinstance(value, bool) and value == 0
@@ -93,7 +93,7 @@ def binary(sign: str, level: int, *, keeps_zero: bool = False) -> Form:
     return form
 
 
-def comparison(sign: str) -> Form:
+def comparison_text(sign: str) -> Form:
     """A comparison."""
 
     def form(a: KernelText, b: KernelText) -> KernelText:
@@ -103,7 +103,7 @@ def comparison(sign: str) -> Form:
     return form
 
 
-def called(name: str, *, keeps_zero: bool = False) -> Form:
+def call_text(name: str, *, keeps_zero: bool = False) -> Form:
     """A call of a function with the expressions."""
 
     def form(*parts: KernelText) -> KernelText:
@@ -145,21 +145,21 @@ def _subtracted(a: KernelText, b: KernelText, alpha: KernelText | None = None) -
     return sub(a, b if alpha is None else mul(alpha, b))
 
 
-def power(a: KernelText, exponent: float) -> KernelText:
+def power_text(a: KernelText, exponent: float) -> KernelText:
     """a to a power, by products where it is a small whole number."""
     if exponent == 0.5:
-        return called("tl.sqrt", keeps_zero=True)(a)
+        return call_text("tl.sqrt", keeps_zero=True)(a)
     if exponent == -0.5:
-        return called("tl.rsqrt")(a)
+        return call_text("tl.rsqrt")(a)
     if float(exponent).is_integer() and 1 <= abs(exponent) <= 4:
         found = a
         for _ in range(int(abs(exponent)) - 1):
             found = mul(found, a)
-        return found if exponent > 0 else div(literal(1.0), found)
-    return called("power")(a, literal(float(exponent)))
+        return found if exponent > 0 else div(literal_text(1.0), found)
+    return call_text("power")(a, literal_text(float(exponent)))
 
 
-def clamped(
+def clamp_text(
     a: KernelText, min: KernelText | None = None, max: KernelText | None = None
 ) -> KernelText:
     """a between two bounds; NaN stays NaN."""
@@ -178,10 +178,10 @@ def _smallest(a: KernelText, b: KernelText) -> KernelText:
 
 def gelu(a: KernelText, approximate: str = "none") -> KernelText:
     """x Φ(x): exact with `erf`, or the approximation with `tanh`."""
-    return called("gelu_tanh" if approximate == "tanh" else "gelu", keeps_zero=True)(a)
+    return call_text("gelu_tanh" if approximate == "tanh" else "gelu", keeps_zero=True)(a)
 
 
-_ONE = literal(1.0)
+_ONE = literal_text(1.0)
 
 TABLE: dict[Any, Form] = {
     aten.add.Tensor: _added,
@@ -195,34 +195,34 @@ TABLE: dict[Any, Form] = {
     aten.div.Tensor: div,
     aten.div.Scalar: div,
     aten.neg.default: negated,
-    aten.abs.default: called("tl.abs", keeps_zero=True),
-    aten.exp.default: called("tl.exp"),
-    aten.exp2.default: called("tl.exp2"),
-    aten.log.default: called("tl.log"),
-    aten.log2.default: called("tl.log2"),
-    aten.sqrt.default: called("tl.sqrt", keeps_zero=True),
-    aten.rsqrt.default: called("tl.rsqrt"),
-    aten.sin.default: called("tl.sin", keeps_zero=True),
-    aten.cos.default: called("tl.cos"),
-    aten.erf.default: called("tl.erf", keeps_zero=True),
-    aten.floor.default: called("tl.floor", keeps_zero=True),
-    aten.ceil.default: called("tl.ceil", keeps_zero=True),
-    aten.sigmoid.default: called("tl.sigmoid"),
+    aten.abs.default: call_text("tl.abs", keeps_zero=True),
+    aten.exp.default: call_text("tl.exp"),
+    aten.exp2.default: call_text("tl.exp2"),
+    aten.log.default: call_text("tl.log"),
+    aten.log2.default: call_text("tl.log2"),
+    aten.sqrt.default: call_text("tl.sqrt", keeps_zero=True),
+    aten.rsqrt.default: call_text("tl.rsqrt"),
+    aten.sin.default: call_text("tl.sin", keeps_zero=True),
+    aten.cos.default: call_text("tl.cos"),
+    aten.erf.default: call_text("tl.erf", keeps_zero=True),
+    aten.floor.default: call_text("tl.floor", keeps_zero=True),
+    aten.ceil.default: call_text("tl.ceil", keeps_zero=True),
+    aten.sigmoid.default: call_text("tl.sigmoid"),
     aten.reciprocal.default: lambda a: div(_ONE, a),
     aten.square.default: lambda a: mul(a, a),
-    aten.tanh.default: called("tanh", keeps_zero=True),
-    aten.log1p.default: called("log1p", keeps_zero=True),
-    aten.expm1.default: called("expm1", keeps_zero=True),
-    aten.relu.default: lambda a: _largest(a, literal(0.0)),
-    aten.silu.default: lambda a: mul(a, called("tl.sigmoid")(a)),
+    aten.tanh.default: call_text("tanh", keeps_zero=True),
+    aten.log1p.default: call_text("log1p", keeps_zero=True),
+    aten.expm1.default: call_text("expm1", keeps_zero=True),
+    aten.relu.default: lambda a: _largest(a, literal_text(0.0)),
+    aten.silu.default: lambda a: mul(a, call_text("tl.sigmoid")(a)),
     aten.gelu.default: gelu,
-    aten.softplus.default: lambda a, beta=None, threshold=None: called("softplus")(
-        a, beta or _ONE, threshold or literal(20.0)
+    aten.softplus.default: lambda a, beta=None, threshold=None: call_text("softplus")(
+        a, beta or _ONE, threshold or literal_text(20.0)
     ),
     aten.maximum.default: _largest,
     aten.minimum.default: _smallest,
-    aten.clamp.default: clamped,
-    aten.clamp.Tensor: clamped,
+    aten.clamp.default: clamp_text,
+    aten.clamp.Tensor: clamp_text,
     aten.clamp_min.default: _largest,
     aten.clamp_min.Tensor: _largest,
     aten.clamp_max.default: _smallest,
@@ -233,16 +233,16 @@ TABLE: dict[Any, Form] = {
     aten.where.Scalar: chosen,
     aten.masked_fill.Scalar: lambda a, mask, v: chosen(mask, v, a),
     aten.masked_fill.Tensor: lambda a, mask, v: chosen(mask, v, a),
-    aten.sign.default: called("sign", keeps_zero=True),
-    aten.sgn.default: called("sign", keeps_zero=True),
-    aten.isnan.default: lambda a: comparison("!=")(a, a),
-    aten.logical_not.default: lambda a: comparison("==")(a, literal(0)),
+    aten.sign.default: call_text("sign", keeps_zero=True),
+    aten.sgn.default: call_text("sign", keeps_zero=True),
+    aten.isnan.default: lambda a: comparison_text("!=")(a, a),
+    aten.logical_not.default: lambda a: comparison_text("==")(a, literal_text(0)),
     aten.bitwise_not.default: lambda a: made(f"~{a.within(UNARY)}", UNARY, a),
-    aten.special_ndtr.default: called("normal_share"),
-    aten.xlogy.Tensor: called("xlogy"),
-    aten.xlogy.Scalar_Other: called("xlogy"),
+    aten.special_ndtr.default: call_text("normal_share"),
+    aten.xlogy.Tensor: call_text("xlogy"),
+    aten.xlogy.Scalar_Other: call_text("xlogy"),
     aten.leaky_relu.default: lambda a, slope=None: chosen(
-        comparison(">")(a, literal(0)), a, mul(a, slope or literal(0.01))
+        comparison_text(">")(a, literal_text(0)), a, mul(a, slope or literal_text(0.01))
     ),
     aten.lerp.Scalar: lambda a, b, w: add(a, mul(w, sub(b, a))),
     aten.lerp.Tensor: lambda a, b, w: add(a, mul(w, sub(b, a))),
@@ -255,7 +255,7 @@ TABLE: dict[Any, Form] = {
 }
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     for _kind in ("Tensor", "Scalar"):
-        TABLE[getattr(getattr(aten, _name), _kind)] = comparison(_sign)
+        TABLE[getattr(getattr(aten, _name), _kind)] = comparison_text(_sign)
 for _names, _sign in ((("bitwise_and", "logical_and"), "&"), (("bitwise_or", "logical_or"), "|")):
     TABLE[getattr(aten, _names[0]).Tensor] = binary(_sign, BITS)
     TABLE[getattr(aten, _names[1]).default] = binary(_sign, BITS)
@@ -385,7 +385,7 @@ def cast(node: fx.Node, a: KernelText) -> KernelText:
     elif computed_in(before) == computed_in(after):
         return a
     elif after is torch.bool:
-        return comparison("!=")(a, literal(0))
+        return comparison_text("!=")(a, literal_text(0))
     else:
         text = f"{a.within(ATOM)}.to({computed_in(after)})"
     return made(text, ATOM, a, is_zero=a.is_zero)

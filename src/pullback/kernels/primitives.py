@@ -133,7 +133,7 @@ def half_gelu_backward(node: Value) -> Any:
     return _rounded(g * (share + x * density), node.dtype)
 
 
-def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+def softmax_by_rows(x: Any, dim: int, half_to_float: bool) -> Any:
     """exp(x), shifted by its largest number, as a share of the sum."""
     e = named_value("e", (x - _largest(x, dim)).exp())
     return e / e.sum(dim, keepdim=True)
@@ -187,7 +187,7 @@ def _SUB(a: Any, b: Any) -> Any:
 # ---- losses of classes ----
 
 
-def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
+def nll_loss_by_rows(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
     """Less the value at the class of each row that counts, and what the sum is divided by."""
     if x.dim() != 2:
         return None
@@ -206,7 +206,7 @@ def nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> 
     return (total / count if reduction == losses.MEAN else total), count
 
 
-def nll_loss_backward(
+def nll_loss_backward_by_rows(
     g: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, count: Any
 ) -> Any:
     """Less the share of each row that counts, at its class."""
@@ -332,12 +332,12 @@ def var_mean(node: Value) -> Any:
 
 
 _FUSED: dict[Any, Callable[..., Any]] = {
-    aten._softmax.default: softmax,
+    aten._softmax.default: softmax_by_rows,
     aten._log_softmax.default: log_softmax,
     aten.logsumexp.default: logsumexp,
     aten.var.correction: variance,
-    aten.nll_loss_forward.default: nll_loss,
-    aten.nll_loss_backward.default: nll_loss_backward,
+    aten.nll_loss_forward.default: nll_loss_by_rows,
+    aten.nll_loss_backward.default: nll_loss_backward_by_rows,
     aten.huber_loss.default: huber,
     aten.smooth_l1_loss.default: smooth_l1,
     aten.binary_cross_entropy.default: binary_cross_entropy,

@@ -28,17 +28,17 @@ from pullback.kernels.expressions import (
     TABLE,
     KernelText,
     add,
-    called,
+    call_text,
     cast,
     chosen,
     computed_in,
     div,
     exponent_of,
     is_cast,
-    literal,
+    literal_text,
     made,
     mul,
-    power,
+    power_text,
 )
 from pullback.kernels.plan import Group, Kernel, KernelPlan, Store, is_tensor
 from pullback.kernels.sizes import Sizes
@@ -253,8 +253,8 @@ class KernelWriter:
             name = next((p.name for p in self.scalars.values() if p.given == given), "")
             return KernelText(name or self._scalar(self._fresh("size"), given))
         if isinstance(value, torch.Tensor):
-            return literal(value.item())
-        return literal(value)
+            return literal_text(value.item())
+        return literal_text(value)
 
     def _computed(self, node: fx.Node, at: _At) -> KernelText:
         target = node.target
@@ -275,7 +275,7 @@ class KernelWriter:
         if target in CREATED:
             return self._created(node, at)
         if target is aten.pow.Tensor_Scalar:
-            return power(self._float(node.args[0], at, node), float(exponent_of(node)))
+            return power_text(self._float(node.args[0], at, node), float(exponent_of(node)))
         if target in TABLE:
             return self._pointwise(node, at)
         raise refusal(node)
@@ -426,9 +426,9 @@ class KernelWriter:
         if "eye" in name:
             raise refusal(node)
         if "zeros" in name:
-            return literal(0.0)
+            return literal_text(0.0)
         if "ones" in name:
-            return literal(1.0)
+            return literal_text(1.0)
         value = argument_of(node, "fill_value")
         value = argument_of(node, "s") if value is None else value
         found = self.value(value, at)
@@ -436,7 +436,7 @@ class KernelWriter:
         return (
             found
             if not dtype.is_floating_point or "." in found.text or "(" in found.text
-            else literal(float(value))
+            else literal_text(float(value))
             if not isinstance(value, fx.Node)
             else found
         )
@@ -486,7 +486,7 @@ class KernelWriter:
     ) -> KernelText:
         if kind == "mean":
             return div(total, count)
-        return called("tl.sqrt")(total) if kind == "norm" else total
+        return call_text("tl.sqrt")(total) if kind == "norm" else total
 
     def _total(self, node: fx.Node, at: _At) -> KernelText:
         """What the programs of an earlier kernel added up."""
@@ -560,7 +560,7 @@ def _arange(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     index = writer._index_of(rows[0], at, node)
     start = argument_of(node, "start") or 0
     step = argument_of(node, "step")
-    found = index if index is not None else literal(0)
+    found = index if index is not None else literal_text(0)
     if step not in (None, 1):
         found = mul(found, writer.value(step, at))
     return found if start == 0 else add(found, writer.value(start, at))
@@ -577,7 +577,7 @@ def _shifted(
     writer: KernelWriter, node: fx.Node, source: Any, at: _At, dim: int, start: Any, step: Any = 1
 ) -> KernelText:
     """A part of a tensor: read from `start` on."""
-    index = writer._index_of(writer.plan.axes.of(node)[dim], at, node) or literal(0)
+    index = writer._index_of(writer.plan.axes.of(node)[dim], at, node) or literal_text(0)
     start = _from_end(start, held_value(source).shape[dim])
     if step != 1:
         index = mul(index, writer.value(step, at))
@@ -682,7 +682,7 @@ def _put(
     moved = index if is_start else _less(index, writer.value(start, at))
     there = writer._set_index(writer.plan.axes.of(part)[dim], at, node, moved, mask)
     text = writer.value(part, there)
-    return text if mask is None else chosen(mask, text, literal(0.0))
+    return text if mask is None else chosen(mask, text, literal_text(0.0))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -700,7 +700,7 @@ def _select_backward(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText
     if index is None:
         return text
     where = writer.value(_from_end(place, value.shape[dim]), at)
-    return chosen(_compare(index, "==", where), text, literal(0.0))
+    return chosen(_compare(index, "==", where), text, literal_text(0.0))
 
 
 def _padded(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
@@ -739,7 +739,7 @@ def _gather(writer: KernelWriter, node: fx.Node, at: _At) -> KernelText:
     if not there.text.isidentifier():
         there = writer._bind(object(), writer._fresh("place"), there)
     size = writer.value(value.shape[dim], at)
-    mask = _both(_compare(there, ">=", literal(0)), _compare(there, "<", size))
+    mask = _both(_compare(there, ">=", literal_text(0)), _compare(there, "<", size))
     return writer.value(source, writer._set_index(rows[dim], at, node, there, mask))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pullback.check.kernels.choices import entry, seen
+from pullback.check.kernels.choices import seen, tuner_entry
 
 pytest.importorskip("triton")
 
@@ -29,10 +29,10 @@ def test_entry_of_the_tuning_is_chosen(monkeypatch):
     kernel.configs = [Config(16), Config(32)]
     kernel.prune_configs = lambda options: kernel.configs
 
-    with entry(1):
+    with tuner_entry(1):
         assert kernel.run(7, n=3) == ((7,), {"n": 3, "BLOCK": 32})
-    with entry(2):
+    with tuner_entry(2):
         assert kernel.run(7) == ((7,), {"BLOCK": 16})
-    with seen() as launched, entry(0):
+    with seen() as launched, tuner_entry(0):
         kernel.run(7)
     assert launched.entries == 0  # `entry` stands before it

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from pullback.check.kernels.guards import Guards
+from pullback.check.kernels.guards import MemoryGuards
 
 
 def written(tensor, place, number):
@@ -16,7 +16,7 @@ def written(tensor, place, number):
 
 @pytest.mark.parametrize("place", [6, -1])
 def test_write_beside_a_tensor_is_seen(place):
-    guards = Guards(lambda number: False)
+    guards = MemoryGuards(lambda number: False)
     x = guards.put(torch.ones(2, 3), "`x`")
 
     written(x, place, 5.0)
@@ -28,7 +28,7 @@ def test_write_beside_a_tensor_is_seen(place):
 
 
 def test_write_into_a_tensor_is_none_beside_it():
-    guards = Guards(lambda number: True)
+    guards = MemoryGuards(lambda number: True)
     x = guards.put(torch.ones(2, 3), "`x`")
 
     x.fill_(7.0)
@@ -37,7 +37,7 @@ def test_write_into_a_tensor_is_none_beside_it():
 
 
 def test_what_pytorch_makes_lies_between_guards():
-    guards = Guards(lambda number: False)
+    guards = MemoryGuards(lambda number: False)
     with guards:
         y = torch.empty(4)
         z = y + 1
@@ -55,7 +55,7 @@ def test_what_pytorch_makes_lies_between_guards():
 
 
 def test_copy_keeps_strides_dtype_and_grad():
-    guards = Guards(lambda number: False)
+    guards = MemoryGuards(lambda number: False)
     x = torch.arange(6.0).view(2, 3).t().requires_grad_()
 
     y = guards.put(x, "`x`")
@@ -69,4 +69,4 @@ def test_copy_keeps_strides_dtype_and_grad():
     "tensor", [torch.ones(1).expand(3), torch.ones(0), torch.ones(3).to("meta")]
 )
 def test_what_cannot_lie_between_guards_stays(tensor):
-    assert Guards(lambda number: False).put(tensor, "`x`") is tensor
+    assert MemoryGuards(lambda number: False).put(tensor, "`x`") is tensor

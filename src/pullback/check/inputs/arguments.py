@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pullback.capture.indices import is_index
 from pullback.check.inputs.values import is_mask
-from pullback.check.others import is_constant, unequal
+from pullback.check.others import is_constant, unequal_numbers
 from pullback.judge.example import Example, can_differ, tensors_in
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -47,7 +47,7 @@ def arguments_of(
                 yield example.put(i, _mask(arg), f"`{names[i]}` with some entries 0")
             elif can_differ(arg) and is_constant(arg):
                 label = f"`{names[i]}` with different entries"
-                yield example.put(i, unequal(arg), label)
+                yield example.put(i, unequal_numbers(arg), label)
             continue
         for value in _others(arg, names[i], example, words):
             yield example.put(i, value, f"`{names[i]}` as {value!r}")

@@ -48,7 +48,7 @@ def seen() -> Iterator[Choices]:
 
 
 @contextmanager
-def entry(number: int) -> Iterator[None]:
+def tuner_entry(number: int) -> Iterator[None]:
     """Inside, tuned kernels run with entry `number` of those that suit the arguments."""
     from triton.runtime import autotuner
 

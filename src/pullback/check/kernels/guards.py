@@ -21,6 +21,7 @@ from torch import Tensor
 from pullback.check.dispatch import Fill, views_memory
 from pullback.check.registration import near
 from pullback.function.modes import DispatchMode
+from pullback.function.slots import op_schema, storage_key
 from pullback.judge.example import mapped, tensors_in
 
 LEAST, MOST = 4096, 1 << 22  # elements of a zone; a longer tensor has zones as long as itself
@@ -74,7 +75,7 @@ def _different(now: Tensor, before: Tensor) -> Tensor:
     return (one != two).any(1).nonzero().flatten()
 
 
-class Guards(DispatchMode):
+class MemoryGuards(DispatchMode):
     """Inside, each tensor that PyTorch makes lies between zones; `put` does that to others.
 
     `spoils` says by its number whether the zones of a tensor hold NaN, or else an ordinary number.
@@ -113,13 +114,13 @@ class Guards(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if views_memory(func) or any(out.alias_info is not None for out in func._schema.returns):
+        if views_memory(func) or any(out.alias_info is not None for out in op_schema(func).returns):
             return result
         name = func.overloadpacket.__name__
-        given = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs or {}))}
+        given = {storage_key(t) for t in tensors_in((args, kwargs or {}))}
 
         def moved(tensor: Tensor) -> Tensor:
-            if type(tensor) is not Tensor or tensor.untyped_storage()._cdata in given:
+            if type(tensor) is not Tensor or storage_key(tensor) in given:
                 return tensor
             if name in Fill.MAKERS and tensor.numel():
                 tensor.fill_(ORDINARY)

@@ -18,7 +18,7 @@ from pullback.derive.recipe import Parts
 from pullback.emit.python.module import snake
 from pullback.emit.subject import EmitSubject
 from pullback.emit.triton.self_test import KernelTest, kernel_test
-from pullback.emit.triton.verify import interpreter_absence, require_same
+from pullback.emit.triton.verify import interpreter_absence, require_same_kernels
 from pullback.errors import CaptureError, KernelError
 from pullback.graph.values import held_value
 from pullback.kernels.host import HostNames, PhaseText, phase_text
@@ -80,7 +80,7 @@ def emit_triton(subject: EmitSubject, *, is_verified: bool = True) -> dict[str, 
     is_run = is_verified and absence is None
     text = module_text(made, kernel_test(subject, made.inputs), file, is_run=is_run)
     if is_run:
-        require_same(subject, text)
+        require_same_kernels(subject, text)
     return {file: text}
 
 
@@ -305,6 +305,6 @@ def _ops(made: KernelFile) -> str:
     return "\n\n\n".join(texts)
 
 
-def parameter_names(subject: EmitSubject) -> list[str]:
+def kernel_parameter_names(subject: EmitSubject) -> list[str]:
     """The names of the tensors that a subject takes."""
     return [identifier(one.name) for one in subject.captured.inputs]

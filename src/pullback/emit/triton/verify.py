@@ -36,14 +36,14 @@ def interpreter_absence() -> str | None:
     return None if importlib.util.find_spec("triton") else "Triton is not installed"
 
 
-def require_same(subject: EmitSubject, text: str) -> None:
+def require_same_kernels(subject: EmitSubject, text: str) -> None:
     """Raise unless the file `text` gives what the program gives, on several rows of inputs."""
-    found = difference(subject, text)
+    found = kernel_difference(subject, text)
     if found is not None:
         raise differing_text(subject.captured.name, found)
 
 
-def difference(subject: EmitSubject, text: str) -> TextDifference | None:
+def kernel_difference(subject: EmitSubject, text: str) -> TextDifference | None:
     """What the file computes otherwise, if anything."""
     trials = list(_trials(subject))
     is_gpu = any(x.is_cuda for trial in trials for x in trial.given)

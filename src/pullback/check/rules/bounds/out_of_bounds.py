@@ -13,7 +13,7 @@ from pullback.check.conditions import KEEPS_INPUTS, RUNS, needs
 from pullback.check.elsewhere import Fact, Results, difference
 from pullback.check.explaining import COMPARING, Cause
 from pullback.check.facts import At
-from pullback.check.kernels.guards import Guards, Touched
+from pullback.check.kernels.guards import MemoryGuards, Touched
 from pullback.check.kernels.sizes import odd_sizes
 from pullback.check.registered import Registered
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
@@ -27,7 +27,7 @@ SINGLY = 12  # tensors of which one after the other is asked whether it is read 
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedCall:
     """One call between guards: what came of it, and what was written around its tensors."""
 
     results: Results
@@ -36,11 +36,11 @@ class Watched:
     names: tuple[str, ...]  # of the tensors that have guards
 
 
-def watched(
+def watched_call(
     subject: Subject, example: Example, spoils: Callable[[int], bool] = lambda number: False
-) -> Watched:
+) -> WatchedCall:
     """One call and its backward between guards; `spoils` says which of these hold NaN."""
-    guards = Guards(spoils)
+    guards = MemoryGuards(spoils)
     given = list(example.fresh())
     for i, name in zip(range(len(given)), subject.names, strict=False):
         given[i] = mapped(given[i], lambda t, name=name: guards.put(t, f"`{name}`"))  # type: ignore[misc]
@@ -60,7 +60,7 @@ def watched(
         _settle()
     later = tuple(one for one in guards.touched() if one not in in_forward)
     names = tuple(one.what for one in guards.made)
-    return Watched(Results(outputs, grads), in_forward, later, names)
+    return WatchedCall(Results(outputs, grads), in_forward, later, names)
 
 
 def _settle() -> None:
@@ -69,12 +69,12 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-def _calls(subject: Subject) -> Iterator[tuple[Example, Watched]]:
+def _calls(subject: Subject) -> Iterator[tuple[Example, WatchedCall]]:
     """The examples that forward takes, each with a call between guards."""
     done = 0
     for example in each(chain([subject.given], odd_sizes(subject)), subject):
         with suppress(CallError):
-            yield example, watched(subject, example)
+            yield example, watched_call(subject, example)
             done += 1
         if done > COUNT[subject.profile]:
             return
@@ -130,12 +130,12 @@ def reads(subject: Subject) -> Iterator[Finding | Skip]:
 
 
 def _unlike(
-    subject: Subject, example: Example, usual: Watched, spoils: Callable[[int], bool]
+    subject: Subject, example: Example, usual: WatchedCall, spoils: Callable[[int], bool]
 ) -> tuple[At, Fact, Fact] | None:
-    return difference(watched(subject, example, spoils).results, usual.results)
+    return difference(watched_call(subject, example, spoils).results, usual.results)
 
 
-def _which(subject: Subject, example: Example, usual: Watched) -> str:
+def _which(subject: Subject, example: Example, usual: WatchedCall) -> str:
     """The tensor that is read beyond its end, where it is one alone."""
     for number, name in islice(enumerate(usual.names), SINGLY):
         if _unlike(subject, example, usual, lambda i, n=number: i == n) is not None:  # type: ignore[misc]

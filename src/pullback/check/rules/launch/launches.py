@@ -12,7 +12,7 @@ from torch import Tensor
 from pullback.check.conditions import DETERMINISTIC, KEEPS_INPUTS, RUNS, Condition, needs
 from pullback.check.elsewhere import Results, difference, results_of
 from pullback.check.inputs.shapes import batches_of
-from pullback.check.kernels.choices import entry, on_side_stream, seen, with_warps
+from pullback.check.kernels.choices import on_side_stream, seen, tuner_entry, with_warps
 from pullback.check.registered import Registered
 from pullback.check.subject import CallError, Finding, Rule, Skip, Subject, each
 from pullback.judge.example import mapped, tensors_in
@@ -151,7 +151,7 @@ Way = tuple[str, Callable[[], AbstractContextManager[None]]]
 
 def _ways(subject: Subject, entries: int, warps: set[int]) -> Iterator[Way]:
     for number in range(min(entries, ENTRIES[subject.profile])):
-        yield f"entry {number} of its tuning", lambda number=number: entry(number)  # type: ignore[misc]
+        yield f"entry {number} of its tuning", lambda number=number: tuner_entry(number)  # type: ignore[misc]
     others = [count for count in WARPS[subject.profile] if warps and warps != {count}]
     for count in others[: 1 if subject.profile == "standard" else None]:
         yield f"num_warps={count}", lambda count=count: with_warps(count)  # type: ignore[misc]

@@ -105,8 +105,6 @@ def _drawn(subject: Subject) -> Iterator[Finding | Skip]:
                 fix=FIX,
             )
             return
-    if subject.target.intent.has_surrogate:
-        return  # an estimate by drawing
     yield subject.finding(
         RANDOM_IN_BACKWARD,
         example=subject.base,
